@@ -1,0 +1,108 @@
+"""A real fleet for measuring: a broker, device processes with made-up data, a coordinator in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.events import Command, Event, Policy
+from coordinator.machine import RoundMachine
+from coordinator.service import Service
+from coordinator.spool import Spool
+from coordinator.story import Step
+from deploy.broker import LocalBroker
+from deploy.keys import make_keys
+from methods.plan import Plan
+from protocol.broker import BrokerAddress
+from protocol.coordinator_link import CoordinatorLink
+from protocol.messages import Update
+from protocol.mqtt import Mqtt
+from protocol.party import ThreadWorker, serve, wait_for_broker
+from protocol.seal import COORDINATOR, Identity, load_key, load_keyring
+from protocol.topics import Topics
+from protocol.transport import Item
+
+FEDERATION = "bench"
+PATIENCE = 120.0
+
+
+@dataclass
+class Clockwork:
+    """A watcher that notes how long each phase took, and how long its slowest device worked in it."""
+
+    asked_at: float = 0.0
+    slowest: float = 0.0
+    phases: list[tuple[str, float, float]] = field(default_factory=list)  # (phase, seconds, of them work)
+
+    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
+        """Phases are timed from the ask to the last answer."""
+
+    def stepped(self, service: Service, step: Step, now: float) -> None:
+        self.asked_at, self.slowest = time.monotonic(), 0.0
+
+    def answered(self, service: Service, update: Update, now: float) -> None:
+        self.slowest = max(self.slowest, update.metrics.get("seconds.work", 0.0))
+        if len(service.machine.answered) + 1 == len(service.machine.cohort):
+            self.phases.append((update.phase, time.monotonic() - self.asked_at, self.slowest))
+
+
+@contextlib.contextmanager
+def broker(folder: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(folder / "broker", kind="auto") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def members(
+    folder: Path, names: Sequence[str], address: BrokerAddress, examples: int
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Device processes that hold made-up data and do real work on it."""
+    for name in (COORDINATOR, *names):
+        make_keys(folder / "keys", name)
+    processes = {}
+    try:
+        for name in names:
+            wish = {"name": name, "folder": str(folder), "port": address.port, "examples": examples}
+            command = [sys.executable, "-m", "benchmarks.member", json.dumps(wish)]
+            processes[name] = subprocess.Popen(command)
+        yield processes
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.wait(30)
+
+
+def conduct(folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, watcher: Clockwork) -> Service:
+    """Run a whole federation from here, over the broker, and return what is left of the coordinator."""
+    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    topics = Topics(FEDERATION)
+    spool = Spool(folder / "spool")
+    epoch = spool.start_run(FEDERATION, plan.encode().decode(), int(time.time()))
+    me = Identity(COORDINATOR, epoch, load_key(folder / "keys" / "coordinator.key"))
+    ring = load_keyring(folder / "keys" / "public")
+
+    def link(service: Service) -> CoordinatorLink:
+        made = CoordinatorLink(me, ring, topics, None, spool.store, service)  # type: ignore[arg-type]
+        made.run = FEDERATION
+        made.transport = Mqtt(
+            "bench-coordinator", address, inbox,
+            will=made.will(topics.coord_state), subscriptions=topics.coordinator_subscriptions(),
+        )  # fmt: skip
+        return made
+
+    service = Service(plan, RoundMachine(policy), spool, ThreadWorker(inbox), link, [watcher])
+    try:
+        wait_for_broker(inbox, PATIENCE)
+        serve(service, inbox, time.monotonic)
+    finally:
+        service.link.transport.close()
+        spool.shut()
+    return service

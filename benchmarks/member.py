@@ -1,0 +1,82 @@
+"""One device process of a benchmark: the product's Agent over the product's transport, with made-up data."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.fleet import FEDERATION, PATIENCE
+from edge_client.agent import Agent
+from edge_client.state import Memory
+from methods.base import ClientHalf
+from methods.plan import Plan
+from protocol.broker import BrokerAddress
+from protocol.device_link import DeviceLink
+from protocol.mqtt import Mqtt
+from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protocol.seal import COORDINATOR, Identity, load_key, load_public
+from protocol.topics import Topics
+from protocol.transport import Item
+
+
+@dataclass(frozen=True)
+class Part:
+    x: Tensor
+    y: Tensor
+
+
+@dataclass
+class MadeUp:
+    """As many random images as asked for, in the shape that the plan's network takes."""
+
+    domain: str
+    classes: int
+    train: Part
+    validation: Part
+    test: Part
+
+
+def made_up(name: str, classes: int, size: int, examples: int) -> MadeUp:
+    y = torch.arange(examples) % classes
+    x = torch.randn(examples, 3, size, size, generator=torch.Generator().manual_seed(len(name)))
+    part, none = Part(x, y), Part(x[:0], y[:0])
+    return MadeUp(name, classes, part, none, none)
+
+
+def main(wish: dict[str, object]) -> None:
+    torch.set_num_threads(1)
+    name, folder, port = str(wish["name"]), Path(str(wish["folder"])), int(str(wish["port"]))
+    shape = json.loads((folder / "shape.json").read_text())
+    data = made_up(name, shape["classes"], shape["size"], int(str(wish["examples"])))
+    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    memory = Memory(folder / "devices" / name)
+    me = Identity(name, memory.boot(int(time.time())), load_key(folder / "keys" / f"{name}.key"))
+    topics, ring = Topics(FEDERATION), {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
+    link = DeviceLink(me, ring, topics, None, memory.store)  # type: ignore[arg-type]
+    link.transport = transport = Mqtt(
+        f"bench-{name}", BrokerAddress(port=port), inbox, will=link.will(topics.device_state(name)),
+        subscriptions=topics.device_subscriptions(name), session_seconds=60, clean_start=False,
+    )  # fmt: skip
+
+    def build(plan: Plan) -> ClientHalf:
+        return plan.client_half(data.train, name)
+
+    wait_for_broker(inbox, PATIENCE)
+    agent = Agent(data, build, link, memory, ThreadWorker(inbox), stays=bool(wish.get("stays")))
+    stop_on_signals(inbox)
+    serve(agent, inbox, time.monotonic)
+    (folder / "devices" / name / "meter.json").write_text(
+        json.dumps({"payload": sum(link.meter.payload.values()), "wire": sum(link.meter.wire.values())})
+    )
+    transport.close()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,100 @@
+"""Memory that a coordinator needs for a cohort of large updates, and that an idle device needs at all.
+
+Peak (VmHWM) and resident (VmRSS) memory as the kernel counts it, each of a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.fleet import Clockwork, broker, conduct, members
+from coordinator.events import Policy
+from methods.plan import Network, Plan
+
+MB = 1e6
+COHORTS = (2, 20)
+LARGE = Plan("fedavg", 10, 1, size=32, network=Network("resnet18"), hyper={"epochs": 1, "batch": 2, "lr": 1e-6})
+SMALL = Plan("fedavg", 10, 1000, size=32, network=Network("cnn23"), hyper={"epochs": 1})
+
+
+def measure() -> dict[str, object]:
+    model = sum(v.numel() * v.element_size() for v in LARGE.model().state_dict().values()) / MB
+    peaks = {f"cohort_{n}": in_child("coordinator", n) for n in COHORTS}
+    torch_alone, device = in_child("torch"), in_child("device")
+    return {
+        "model_MB": round(model, 1),
+        "coordinator_peak_MB": peaks,
+        "allowed_MB_two_models_one_update_250": round(3 * model + 250, 1),
+        "import_torch_MB": torch_alone,
+        "idle_device_MB": device,
+        "idle_device_over_import_torch_MB": round(device - torch_alone, 1),
+    }
+
+
+def in_child(what: str, *arguments: object) -> float:
+    command = [sys.executable, "-m", "benchmarks.memory", what, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return round(float(json.loads(done.stdout.strip().splitlines()[-1])), 1)
+
+
+def kernel(field: str, process: object = "self") -> float:
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024 / MB
+    raise LookupError(f"no {field} for process {process}")
+
+
+def coordinator(cohort: int) -> float:
+    """A whole round of real device processes with large updates, conducted from this process."""
+    names = [f"device-{i}" for i in range(cohort)]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "shape.json").write_text(json.dumps({"classes": LARGE.classes, "size": LARGE.size}))
+        policy = Policy(1, quorum=cohort, cohort=cohort, settle_seconds=600.0, patience_seconds=1200.0)
+        with broker(folder) as running, members(folder, names, running.address, examples=2):
+            conduct(folder, LARGE, policy, running.address, Clockwork())
+    return kernel("VmHWM")
+
+
+def device() -> float:
+    """A device that has taken on its plan, loaded its model and waits for work."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "shape.json").write_text(json.dumps({"classes": SMALL.classes, "size": SMALL.size}))
+        with broker(folder) as running, members(folder, ["a"], running.address, 500) as processes:
+            watcher = Joining(processes["a"].pid)
+            try:
+                conduct(folder, SMALL, Policy(1000, quorum=2), running.address, watcher)
+            except Waiting:
+                return watcher.resident
+    raise AssertionError("the device never joined")
+
+
+class Waiting(Exception):  # noqa: N818
+    """The device has joined and waits for a second one that will not come."""
+
+
+class Joining(Clockwork):
+    def __init__(self, process: int) -> None:
+        super().__init__()
+        self.process, self.resident = process, 0.0
+
+    def happened(self, service, event, commands, now) -> None:  # type: ignore[no-untyped-def]
+        time.sleep(2.0)
+        self.resident = kernel("VmRSS", self.process)
+        raise Waiting
+
+
+def torch() -> float:
+    __import__("torch")
+    return kernel("VmRSS")
+
+
+if __name__ == "__main__":
+    what, *arguments = sys.argv[1:]
+    print({"coordinator": coordinator, "device": device, "torch": torch}[what](*map(int, arguments)))

@@ -1,0 +1,60 @@
+"""What a round costs beside the training: seconds of communication, and wire bytes over payload bytes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.fleet import Clockwork, broker, conduct, members
+from coordinator.events import Policy
+from methods.plan import Network, Plan
+
+DEVICES, ROUNDS = 10, 10
+# 193*251 + 252*16 + 17*31 = 53,002 parameters, as many as the CNN that other systems were measured with
+MODEL = Plan("fedavg", 31, ROUNDS, size=8, network=Network("mlp", 251), hyper={"epochs": 1, "batch": 32})
+# 10 classes x 512 features x 4 bytes = 20,480 bytes of prototypes each way
+PROTOTYPES = Plan("fedproto", 10, ROUNDS, size=32, network=Network("cnn4"), hyper={"epochs": 1, "batch": 32})
+
+
+def measure() -> dict[str, object]:
+    return {
+        "devices": DEVICES,
+        "rounds": ROUNDS,
+        "fedavg_53002": one(MODEL, examples=31),
+        "fedproto_20kB": one(PROTOTYPES, examples=20),
+    }
+
+
+def one(plan: Plan, examples: int) -> dict[str, object]:
+    names = [f"device-{i}" for i in range(DEVICES)]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
+        watcher = Clockwork()
+        policy = Policy(ROUNDS, quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+        with broker(folder) as running, members(folder, names, running.address, examples) as processes:
+            service = conduct(folder, plan, policy, running.address, watcher)
+            for process in processes.values():
+                process.wait(30)
+            described = running.describe()
+        meters = [json.loads((folder / "devices" / n / "meter.json").read_text()) for n in names]
+    talk = [seconds - work for phase, seconds, work in watcher.phases if phase == "train"]
+    meter = service.link.meter
+    return {
+        "broker": described,
+        "communication_seconds_median": round(statistics.median(talk), 4),
+        "communication_seconds": [round(t, 4) for t in talk],
+        "round_seconds_median": round(
+            statistics.median(s for phase, s, _ in watcher.phases if phase == "train"), 4
+        ),
+        "wire_over_payload_at_the_coordinator": ratio(sum(meter.wire.values()), sum(meter.payload.values())),
+        "wire_over_payload_at_the_devices": ratio(
+            sum(m["wire"] for m in meters), sum(m["payload"] for m in meters)
+        ),
+    }
+
+
+def ratio(wire: int, payload: int) -> float:
+    return round(wire / payload, 5)

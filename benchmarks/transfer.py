@@ -1,0 +1,150 @@
+"""How fast 64 MB get from a device to the coordinator, beside one plain 64 MB publish through the same broker.
+
+Ours is timed from the offer of a finished answer to the moment at which the coordinator has every block,
+checked, on its disk, under its name. The plain publish is timed from `publish` to the other side's
+`on_message`: nothing is checked, nothing is kept. Both receivers are processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import paho.mqtt.client as paho
+
+from deploy.broker import LocalBroker
+from deploy.keys import make_keys
+from protocol.broker import BrokerAddress
+from protocol.coordinator_link import CoordinatorLink
+from protocol.device_link import DeviceLink
+from protocol.messages import Update
+from protocol.mqtt import Mqtt
+from protocol.reasons import Rejected
+from protocol.seal import COORDINATOR, Identity, load_key, load_keyring, load_public
+from protocol.store import ObjectStore
+from protocol.topics import Topics
+from protocol.transport import Arrived, Connected, Item
+
+SIZE, REPEATS = 64 << 20, 7
+TOPICS = Topics("bench")
+PLAIN = "bench/plain"
+
+
+class TakeAll:
+    def admit(self, update: Update, size: int) -> bool:
+        return True
+
+    def spoiled(self, update: Update, fault: Rejected) -> None:
+        raise fault
+
+
+def measure() -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name in (COORDINATOR, "a"):
+            make_keys(folder / "keys", name)
+        with LocalBroker(folder / "broker", "mosquitto", more=("max_packet_size 268435455",)) as broker:
+            plain, ours = [], []
+            for _ in range(REPEATS):  # in turn, so that both meet the same machine
+                plain.append(timed(folder, broker.address, "plain"))
+                ours.append(timed(folder, broker.address, "ours"))
+            described = broker.describe()
+    ratios = [p / o for p, o in zip(plain, ours, strict=True)]
+    return {
+        "broker": described,
+        "plain_MB_per_second": round(SIZE / 1e6 / statistics.median(plain), 1),
+        "ours_MB_per_second": round(SIZE / 1e6 / statistics.median(ours), 1),
+        "ours_over_plain_median": round(statistics.median(ratios), 2),
+        "ours_over_plain": [round(r, 2) for r in ratios],
+    }
+
+
+def timed(folder: Path, address: BrokerAddress, how: str) -> float:
+    """Seconds from this process's send to the receiving process's having it."""
+    receiver = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.transfer", how, str(folder), str(address.port)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert receiver.stdout is not None
+    receiver.stdout.readline()  # it is subscribed
+    sent = send_plain(address) if how == "plain" else send_ours(folder, address, receiver)
+    arrived = float(json.loads(receiver.stdout.readline()))
+    receiver.wait(30)
+    return arrived - sent
+
+
+def send_plain(address: BrokerAddress) -> float:
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, "bench-plain-out", protocol=paho.MQTTv5)
+    client.connect(address.host, address.port)
+    client.loop_start()
+    payload = np.random.default_rng(0).bytes(SIZE)
+    sent = time.monotonic()
+    client.publish(PLAIN, payload, qos=1).wait_for_publish(60)
+    client.disconnect()
+    client.loop_stop()
+    return sent
+
+
+def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str]) -> float:
+    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    ring = {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
+    me = Identity("a", time.time_ns(), load_key(folder / "keys" / "a.key"))
+    transport = Mqtt("bench-a", address, inbox, subscriptions=TOPICS.device_subscriptions("a"))
+    link = DeviceLink(me, ring, TOPICS, transport, ObjectStore(folder / "a"))
+    arrays = {"weights.w": np.random.default_rng(me.boot).standard_normal(SIZE // 4, dtype=np.float32)}
+    name = link.store.put(arrays).object
+    while not isinstance(inbox.get(), Connected):
+        pass
+    sent = time.monotonic()
+    link.send_update(Update("a", 1, "train", 1), name)
+    while receiver.poll() is None:
+        try:
+            item = inbox.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        if isinstance(item, Arrived):
+            link.arrived(item.topic, item.frame, time.monotonic())
+    transport.close()
+    return sent
+
+
+def receive_plain(address: BrokerAddress) -> float:
+    arrived: queue.SimpleQueue[float] = queue.SimpleQueue()
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, "bench-plain-in", protocol=paho.MQTTv5)
+    client.on_message = lambda client, data, message: arrived.put(time.monotonic())
+    client.on_subscribe = lambda *_: print("ready", flush=True)
+    client.on_connect = lambda *_: client.subscribe(PLAIN, 1)
+    client.connect(address.host, address.port)
+    client.loop_start()
+    return arrived.get()
+
+
+def receive_ours(folder: Path, address: BrokerAddress) -> float:
+    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    me = Identity(COORDINATOR, time.time_ns(), load_key(folder / "keys" / "coordinator.key"))
+    transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
+    ring = load_keyring(folder / "keys" / "public")
+    link = CoordinatorLink(me, ring, TOPICS, transport, lambda d: ObjectStore(folder / "spool" / d), TakeAll())
+    while not isinstance(inbox.get(), Connected):
+        pass
+    time.sleep(0.2)  # the SUBACK follows the CONNACK; a lost offer would only be counted as slowness of ours
+    print("ready", flush=True)
+    while True:
+        item = inbox.get()
+        if isinstance(item, Arrived) and link.arrived(item.topic, item.frame, time.monotonic()):
+            arrived = time.monotonic()
+            transport.close()
+            return arrived
+
+
+if __name__ == "__main__":
+    how, place, port = sys.argv[1:]
+    address = BrokerAddress(port=int(port))
+    print(receive_plain(address) if how == "plain" else receive_ours(Path(place), address), flush=True)

@@ -1,0 +1,72 @@
+"""A coordinator's settings: the run it conducts, and where its broker, keys and folder are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.events import Policy
+from methods.plan import Network, Plan
+from protocol.broker import BrokerAddress
+from protocol.settings import SettingsError
+from protocol.topics import valid_name
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The [policy] table; see coordinator.events.Policy for what each rule does."""
+
+    quorum: int = 1
+    cohort: int = 0
+    patience_seconds: float = 600.0
+    grace_seconds: float = 10.0
+    settle_seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class CoordinatorSettings:
+    name: str  # of the run
+    rounds: int
+    classes: int
+    method: dict[str, Any]  # name, and the method's own settings
+    federation: str = "protofleet"
+    folder: str = "runs"  # results go to <folder>/<name>/
+    seed: int = 0
+    size: int = 32  # images are size x size
+    network: Network = field(default_factory=Network)
+    policy: Rules = field(default_factory=Rules)
+    broker: BrokerAddress = field(default_factory=BrokerAddress)
+    key: str = "keys/coordinator.key"
+    devices: str = "keys"  # folder with one <device>.pub for each device that may take part
+    threads: int = 0  # for torch; 0 leaves it to torch
+    metrics_port: int = 0  # 0: no metrics
+    patience_seconds: float = 60.0  # for the broker to answer the first time
+    broker_words: str = ""  # how reports describe the broker
+
+    def __post_init__(self) -> None:
+        valid_name(self.name)
+        valid_name(self.federation)
+        if self.threads < 0:
+            raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
+        if not 0 <= self.metrics_port <= 65_535:
+            raise ValueError(f"metrics_port is {self.metrics_port}, it must be 0 (off) to 65535")
+        self.rules()
+        self.plan()
+
+    def rules(self) -> Policy:
+        p = self.policy
+        return Policy(
+            self.rounds, p.quorum, p.cohort, p.patience_seconds, p.grace_seconds, p.settle_seconds
+        )
+
+    def plan(self) -> Plan:
+        name, hyper = split_method(self.method)
+        return Plan(name, self.classes, self.rounds, self.seed, self.size, self.network, hyper)
+
+
+def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The method's name and its own settings."""
+    name = table.get("name")
+    if not isinstance(name, str):
+        raise SettingsError('method.name is missing; say for example name = "fedlsa" under [method]')
+    return name, {key: value for key, value in table.items() if key != "name"}

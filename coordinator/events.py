@@ -1,0 +1,160 @@
+"""What can happen to a coordinator, what it can want, and the rules it keeps: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    rounds: int
+    quorum: int = 1  # the k of k-of-n: fewer answers make no round
+    cohort: int = 0  # the n, drawn anew each round; 0 invites everybody present
+    patience_seconds: float = 600.0  # how long a cohort gets for one ask
+    grace_seconds: float = 10.0  # how long a device that has left may take to come back
+    settle_seconds: float = 2.0  # how long a quorum waits for more before a round starts
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"rounds is {self.rounds}, it must be at least 1")
+        if self.quorum < 1:
+            raise ValueError(f"quorum is {self.quorum}, it must be at least 1")
+        if self.cohort < 0 or 0 < self.cohort < self.quorum:
+            raise ValueError(
+                f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"
+            )
+        for name in ("patience_seconds", "grace_seconds", "settle_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}, it must be 0 or more")
+        if self.patience_seconds == 0:
+            raise ValueError("patience_seconds is 0, nobody could answer in time")
+
+
+# Events: everything that can happen to the coordinator.
+@dataclass(frozen=True, slots=True)
+class Joined:
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    device: str
+    round: int
+    phase: str
+    base: bytes
+    problem: str | None = None  # what is wrong with it, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The server half has come to its next `yield`, or (phase None) to its end."""
+
+    phase: str | None
+    base: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """The time of `RoundMachine.wake_at` has come."""
+
+
+# Commands: everything the coordinator can want. Carry them out in order.
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Make the server half's state, the cohort and the roster durable."""
+
+    round: int
+    attempt: int
+    cohort: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Put the server half back to the last Save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """Run the server half to its next `yield`, giving it the answers of these devices."""
+
+    round: int
+    phase: str | None  # whose answers; None starts the round
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Make durable whose answers make up a phase."""
+
+    round: int
+    phase: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    device: str
+    round: int
+    phase: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Make an answer durable, then acknowledge it."""
+
+    device: str
+    round: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Acknowledge again an answer that is already in."""
+
+    device: str
+    round: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    device: str
+    round: int
+    phase: str
+    verdict: str  # late, refused
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Tell a device that the run is over."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    rounds: int
+
+
+Event: TypeAlias = Joined | Left | Answered | Advanced | Woke
+Command: TypeAlias = Save | Rollback | Advance | Close | Send | Accept | Repeat | Drop | Dismiss | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What the disk remembers of the round in which a coordinator died."""
+
+    round: int
+    attempt: int
+    cohort: tuple[str, ...]
+    closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
+    accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base

@@ -1,0 +1,64 @@
+"""A coordinator process, put together: settings -> key, spool, machine, service -> until the run is over."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from pathlib import Path
+
+import torch
+
+from coordinator.config import CoordinatorSettings
+from coordinator.machine import RoundMachine
+from coordinator.observers import observed
+from coordinator.service import Service
+from coordinator.spool import Spool
+from protocol.coordinator_link import CoordinatorLink
+from protocol.mqtt import Mqtt
+from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protocol.seal import COORDINATOR, Identity, load_key, load_keyring
+from protocol.topics import Topics
+from protocol.transport import Item
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+def run_coordinator(settings: CoordinatorSettings, software: str, events: bool = False) -> str:
+    """Conduct the run; what comes back is why it ended early, or nothing."""
+    key, keyring = load_key(Path(settings.key)), load_keyring(Path(settings.devices))
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    torch.use_deterministic_algorithms(True)
+    folder = Path(settings.folder) / settings.name
+    plan = settings.plan()
+    spool = Spool(folder / "coordinator")
+    epoch = spool.start_run(settings.name, plan.encode().decode(), int(time.time()))
+    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, key)
+
+    def link(service: Service) -> CoordinatorLink:
+        made = CoordinatorLink(me, keyring, topics, None, spool.store, service)  # type: ignore[arg-type]
+        made.run = settings.name
+        made.transport = Mqtt(
+            f"{settings.federation}.{COORDINATOR}",
+            settings.broker,
+            inbox,
+            will=made.will(topics.coord_state),
+            subscriptions=topics.coordinator_subscriptions(),
+        )
+        return made
+
+    machine = RoundMachine(settings.rules(), settings.seed)
+    service = Service(plan, machine, spool, ThreadWorker(inbox), link)
+    try:
+        with observed(service, settings, folder, software, events) as watchers:
+            service.watchers.extend(watchers)
+            wait_for_broker(inbox, settings.patience_seconds)
+            service.resume(time.monotonic())
+            stop_on_signals(inbox)
+            serve(service, inbox, time.monotonic)
+        return service.stopped
+    finally:
+        service.link.transport.close()
+        spool.shut()

@@ -1,0 +1,145 @@
+"""What survives a coordinator: the snapshot at the round's start, the cohort, and every accepted answer.
+
+An answer is accepted only once its bytes and its row are on the disk. One SQLite file is the index;
+tensors lie beside it as objects. `recover` gives back exactly what a replay of the round needs.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from coordinator.events import Recovered
+from methods.base import Member
+from protocol.messages import Arrays
+from protocol.store import ObjectStore
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS run (
+    one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER);
+CREATE TABLE IF NOT EXISTS checkpoint (
+    id INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER, cohort TEXT, members TEXT, object TEXT);
+CREATE TABLE IF NOT EXISTS accepted (
+    round INTEGER, phase TEXT, device TEXT, base BLOB, object BLOB, examples INTEGER, metrics TEXT,
+    UNIQUE (round, phase, device));
+CREATE TABLE IF NOT EXISTS closed (round INTEGER, phase TEXT, devices TEXT, UNIQUE (round, phase));
+"""
+
+
+class RunMismatchError(ValueError):
+    """The folder holds another run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    device: str
+    base: bytes
+    object: bytes
+    examples: int
+    metrics: Mapping[str, float]
+
+
+class Spool:
+    """One folder of one run. `durable=False` spares the fsyncs of a simulation."""
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.durable = folder, durable
+        self.snapshots = ObjectStore(folder / "snapshots", durable)
+        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False)  # a replay makes them again
+        self._stores: dict[str, ObjectStore] = {}
+        self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None)
+        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+        self._db.executescript(SCHEMA)
+
+    def store(self, device: str) -> ObjectStore:
+        if device not in self._stores:
+            self._stores[device] = ObjectStore(self.folder / "updates" / device, self.durable)
+        return self._stores[device]
+
+    def start_run(self, name: str, settings: str, clock: int) -> int:
+        """Claim the folder; the new epoch comes back, above every earlier one even if the clock went back."""
+        row = self._db.execute("SELECT name, settings, epoch FROM run").fetchone()
+        if row and (row[0], row[1]) != (name, settings):
+            raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
+        epoch = max(clock, row[2] + 1 if row else 0)
+        self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?)", (name, settings, epoch))
+        return epoch
+
+    def save(
+        self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays
+    ) -> None:
+        """A new generation; the one before it is kept, everything older goes."""
+        name = self.snapshots.put(state).object.hex()
+        roster = json.dumps([[m.device, m.examples, list(m.counts)] for m in members.values()])
+        with self._transaction():
+            self._db.execute(
+                "INSERT INTO checkpoint (round, attempt, cohort, members, object) VALUES (?, ?, ?, ?, ?)",
+                (round, attempt, json.dumps(list(cohort)), roster, name),
+            )
+            self._db.execute("DELETE FROM checkpoint WHERE id <= (SELECT MAX(id) FROM checkpoint) - 2")
+            self._db.execute("DELETE FROM accepted WHERE round < ?", (round,))
+            self._db.execute("DELETE FROM closed WHERE round < ?", (round,))
+        rows = self._db.execute("SELECT object FROM checkpoint").fetchall()
+        self.snapshots.keep({bytes.fromhex(object_name) for (object_name,) in rows})
+        self._prune_updates()
+
+    def state(self) -> Arrays | None:
+        """The server half's state at the last save."""
+        row = self._db.execute("SELECT object FROM checkpoint ORDER BY id DESC LIMIT 1").fetchone()
+        return self.snapshots.open(bytes.fromhex(row[0])) if row else None
+
+    def accept(self, round: int, phase: str, answer: Accepted) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (round, phase, answer.device, answer.base, answer.object, answer.examples,
+             json.dumps(dict(answer.metrics))),
+        )  # fmt: skip
+
+    def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO closed VALUES (?, ?, ?)", (round, phase, json.dumps(devices))
+        )
+
+    def rollback(self, round: int) -> None:
+        """The round starts again; answers already in stay good for whoever is asked the same again."""
+        self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
+
+    def answers(self, round: int, phase: str) -> dict[str, Accepted]:
+        rows = self._db.execute(
+            "SELECT device, base, object, examples, metrics FROM accepted WHERE round = ? AND phase = ?",
+            (round, phase),
+        )
+        return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
+
+    def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
+        row = self._db.execute(
+            "SELECT round, attempt, cohort, members FROM checkpoint ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        if row is None:
+            return None
+        number, attempt, cohort, members = row
+        accepted: dict[str, dict[str, bytes]] = {}
+        query = "SELECT phase, device, base FROM accepted WHERE round = ?"
+        for phase, device, base in self._db.execute(query, (number,)):
+            accepted.setdefault(phase, {})[device] = base
+        rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ?", (number,))
+        closed = {phase: tuple(json.loads(devices)) for phase, devices in rows}
+        past = Recovered(number, attempt, tuple(json.loads(cohort)), closed, accepted)
+        return past, {d: Member(d, n, tuple(counts)) for d, n, counts in json.loads(members)}
+
+    def shut(self) -> None:
+        self._db.close()
+
+    def _prune_updates(self) -> None:
+        kept = {bytes(row[0]) for row in self._db.execute("SELECT object FROM accepted")}
+        for folder in (self.folder / "updates").glob("*"):
+            self.store(folder.name).keep(kept)
+
+    def _transaction(self) -> sqlite3.Connection:
+        self._db.execute("BEGIN IMMEDIATE")
+        return self._db  # as a context manager it commits, or rolls back on an error

@@ -1,0 +1,63 @@
+"""The `protofleet` command: one sub-command a job. A user's mistake is one line and an exit code.
+
+Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+# What a person may see; anything else that escapes is our own fault and keeps its traceback.
+FAILED, MISUSED = 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if options.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        code: int = options.command(options)
+    except KeyboardInterrupt:
+        print("protofleet: stopped", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        from deploy.mistakes import exit_code
+
+        if (known := exit_code(error)) is None:
+            raise
+        print(f"protofleet: {error}", file=sys.stderr)
+        return known
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    from deploy import commands
+
+    top = argparse.ArgumentParser(prog="protofleet", description="Federated learning for fleets over MQTT.")
+    top.add_argument("--version", action="version", version=f"protofleet {software()}")
+    top.add_argument("-v", "--verbose", action="store_true", help="say more")
+    jobs = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    commands.add_all(jobs)
+    return top
+
+
+def software() -> str:
+    try:
+        return version("protofleet")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+checkout"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

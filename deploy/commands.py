@@ -1,0 +1,158 @@
+"""The sub-commands. Heavy imports happen inside, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+Jobs = Any  # argparse keeps the type of its sub-parsers to itself
+
+
+def add_all(jobs: Jobs) -> None:
+    add_run(jobs)
+    add_coordinator(jobs)
+    add_device(jobs)
+    add_keys(jobs)
+    add_report(jobs)
+    add_lists(jobs)
+
+
+def add_run(jobs: Jobs) -> None:
+    job = jobs.add_parser("run", help="a whole federation on this machine, from one TOML file")
+    job.add_argument("experiment", type=Path, help="for example experiments/demo.toml")
+    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting")
+    job.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    job.add_argument("--fresh", action="store_true", help="put an earlier run of this name aside")
+    job.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from deploy.experiment import read_experiment
+    from deploy.run import make_way, run_experiment
+
+    experiment = read_experiment(options.experiment, options.set)
+    make_way(experiment, options.runs, options.fresh)
+    print(f"report: {run_experiment(experiment, options.runs)}")
+    return 0
+
+
+def add_coordinator(jobs: Jobs) -> None:
+    job = jobs.add_parser("coordinator", help="conduct a run over a broker")
+    job.add_argument("settings", type=Path)
+    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    job.add_argument("--events", action="store_true", help="print what happens as JSON lines")
+    job.set_defaults(command=coordinator)
+
+
+def coordinator(options: argparse.Namespace) -> int:
+    from coordinator.config import CoordinatorSettings
+    from coordinator.main import run_coordinator
+    from deploy.cli import software
+    from deploy.run import RunError
+    from protocol.settings import decode, override, read_toml
+
+    settings = decode(CoordinatorSettings, override(read_toml(options.settings), options.set))
+    if problem := run_coordinator(settings, software(), options.events):
+        raise RunError(problem)
+    return 0
+
+
+def add_device(jobs: Jobs) -> None:
+    job = jobs.add_parser("device", help="take part in runs with the data of this machine")
+    job.add_argument("settings", type=Path)
+    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    job.set_defaults(command=device)
+
+
+def device(options: argparse.Namespace) -> int:
+    from deploy.cli import software
+    from deploy.run import RunError
+    from edge_client.config import DeviceSettings
+    from edge_client.main import run_device
+    from protocol.settings import decode, override, read_toml
+
+    settings = decode(DeviceSettings, override(read_toml(options.settings), options.set))
+    if problem := run_device(settings, software()):
+        raise RunError(problem)
+    return 0
+
+
+def add_keys(jobs: Jobs) -> None:
+    job = jobs.add_parser("keys", help="make signing keys: <name>.key to keep, <name>.pub to hand out")
+    job.add_argument("names", nargs="+", help="coordinator, or a device's name")
+    job.add_argument("--folder", type=Path, default=Path("keys"))
+    job.set_defaults(command=keys)
+
+
+def keys(options: argparse.Namespace) -> int:
+    from protocol.seal import Identity, new_key, save_public
+    from protocol.settings import SettingsError
+    from protocol.topics import valid_name
+
+    for name in options.names:
+        path = options.folder / f"{valid_name(name)}.key"
+        if path.exists():
+            raise SettingsError(f"{path} exists; remove it first if the old key shall be no good any more")
+        save_public(options.folder / f"{name}.pub", Identity(name, 0, new_key(path)).public)
+        print(f"{path} (keep it here)  {options.folder / f'{name}.pub'} (hand it out)")
+    return 0
+
+
+def add_report(jobs: Jobs) -> None:
+    job = jobs.add_parser("report", help="write runs/<name>/report.html again and print the final table")
+    job.add_argument("folder", type=Path, help="for example runs/demo")
+    job.set_defaults(command=report)
+
+
+def report(options: argparse.Namespace) -> int:
+    from deploy.report import final_table, write_report
+
+    path = write_report(options.folder)
+    print(final_table(options.folder))
+    print(f"report: {path}")
+    return 0
+
+
+def add_lists(jobs: Jobs) -> None:
+    jobs.add_parser("methods", help="the methods there are").set_defaults(command=methods)
+    jobs.add_parser("networks", help="the networks there are").set_defaults(command=networks)
+    job = jobs.add_parser("data", help="build or check a device's data, and say what is in it")
+    job.add_argument("settings", type=Path, help="a device's TOML file, or an experiment")
+    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    job.set_defaults(command=data)
+
+
+def methods(options: argparse.Namespace) -> int:
+    from methods import load, names
+
+    for name in names():
+        method = load(name)
+        print(f"{name:12} {method.reports:9} {method.paper}")
+    return 0
+
+
+def networks(options: argparse.Namespace) -> int:
+    from methods import nets
+
+    print("\n".join(nets.names()))
+    return 0
+
+
+def data(options: argparse.Namespace) -> int:
+    from deploy.experiment import Experiment
+    from edge_client.config import DeviceSettings
+    from edge_client.data import load
+    from protocol.settings import decode, override, read_toml
+
+    table = override(read_toml(options.settings), options.set)
+    if "method" in table:
+        shards = decode(Experiment, table).shards()
+    else:
+        settings = decode(DeviceSettings, table)
+        shards = {settings.name: settings.data}
+    for name, wanted in shards.items():
+        shard = load(wanted)
+        sizes = f"train {len(shard.train.y)}, validation {len(shard.validation.y)}, test {len(shard.test.y)}"
+        print(f"{name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}")
+    return 0

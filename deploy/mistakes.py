@@ -1,0 +1,30 @@
+"""Which errors are a person's to mend, and with which exit code. Everything else is ours."""
+
+from __future__ import annotations
+
+import errno
+
+from coordinator.metrics import MetricsError
+from coordinator.spool import RunMismatchError
+from deploy.run import RunError
+from edge_client.data import DataError
+from protocol.broker import BrokerError
+from protocol.seal import KeyFileError
+from protocol.settings import SettingsError
+
+FAILED, MISUSED = 1, 2
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def exit_code(error: Exception) -> int | None:
+    match error:
+        case SettingsError() | KeyFileError() | RunMismatchError():
+            return MISUSED
+        case BrokerError() | DataError() | RunError() | MetricsError():
+            return FAILED
+        case OSError() if error.errno in NO_ROOM:
+            error.args = (f"the disk is full: {error.filename or error.strerror}; make room and run it again",)
+            return FAILED
+        case PermissionError():
+            return FAILED
+    return None

@@ -1,0 +1,189 @@
+"""`protofleet run`: a broker, a coordinator process and device processes, watched until the run is over."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from deploy.broker import LocalBroker
+from deploy.experiment import Experiment, coordinator_settings, device_settings
+from deploy.keys import make_keys
+from deploy.progress import Progress
+from deploy.report import final_table, write_report
+from protocol.broker import BrokerAddress, preflight
+from protocol.settings import SettingsError, encode, write_toml
+
+EXIT_SECONDS = 10.0
+
+
+class RunError(RuntimeError):
+    """The run cannot go on. The message says why and what to do."""
+
+
+def run_experiment(experiment: Experiment, runs: Path) -> Path:
+    """Run it to its end, and return the report. RunError where it ends before."""
+    folder = runs / experiment.name
+    with local_broker(experiment, folder) as (address, words), Progress(folder) as progress:
+        progress.say(f"broker: {words}")
+        prepare(experiment, address, words, runs)
+        with Processes(folder) as processes:
+            try:
+                watch(experiment, processes, progress)
+            except KeyboardInterrupt:
+                raise RunError(
+                    f"stopped; the same command continues {folder} where it stands"
+                ) from None
+    report = write_report(folder)
+    print(final_table(folder))
+    return report
+
+
+@contextlib.contextmanager
+def local_broker(experiment: Experiment, folder: Path) -> Iterator[tuple[BrokerAddress, str]]:
+    choice = experiment.broker
+    if choice.kind == "external":
+        if problem := preflight(choice.address):
+            raise RunError(problem)
+        yield choice.address, f"external, {choice.address}"
+        return
+    with LocalBroker(folder / "logs", kind=choice.kind) as broker:
+        yield broker.address, broker.describe()
+
+
+def prepare(experiment: Experiment, broker: BrokerAddress, words: str, runs: Path) -> None:
+    """Write what every process needs: settings and keys."""
+    folder = runs / experiment.name
+    names = ["coordinator", *experiment.shards()]
+    for name in names:
+        make_keys(folder / "keys", name)
+    settings = coordinator_settings(experiment, broker, runs, words)
+    (folder / "coordinator.toml").write_text(write_toml(encode(settings)))
+    (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
+    for name, data in experiment.shards().items():
+        device = device_settings(experiment, name, data, broker, runs)
+        target = folder / "devices" / name / "device.toml"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(write_toml(encode(device)))
+
+
+class Processes:
+    """The children of a run. They have sessions of their own, so that Ctrl-C reaches only their parent."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._logs = folder / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._children: dict[str, subprocess.Popen[str]] = {}
+        self._files: list[IO[str]] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for child in self._children.values():
+            if child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + EXIT_SECONDS
+        for child in self._children.values():
+            try:
+                child.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        for file in self._files:
+            file.close()
+
+    def start(self, name: str, *arguments: str, piped: bool = False) -> subprocess.Popen[str]:
+        log = (self._logs / f"{name}.log").open("a")
+        self._files.append(log)
+        command = [sys.executable, "-m", "deploy.cli", *arguments]
+        self._children[name] = child = subprocess.Popen(
+            command, stdout=subprocess.PIPE if piped else log, stderr=log, stdin=subprocess.DEVNULL,
+            text=True, start_new_session=True,
+        )  # fmt: skip
+        return child
+
+    def failed(self) -> dict[str, str]:
+        """Children that ended in error, each with its last word."""
+        return {n: self.last_word(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
+
+    def last_word(self, name: str) -> str:
+        lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def wait(self) -> None:
+        """Give everybody the time to end by himself."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        for child in self._children.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.1, deadline - time.monotonic()))
+
+
+def watch(experiment: Experiment, processes: Processes, progress: Progress) -> None:
+    folder = processes._folder
+    coordinator = processes.start(
+        "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", piped=True
+    )
+    for name in experiment.shards():
+        processes.start(name, "device", str(folder / "devices" / name / "device.toml"))
+    assert coordinator.stdout is not None
+    for line in lines_of(coordinator.stdout, lambda: check(experiment, processes)):
+        progress.line(line)
+    if coordinator.wait(EXIT_SECONDS) != 0:
+        raise RunError(f"coordinator: {processes.last_word('coordinator')}")
+    processes.wait()
+
+
+def check(experiment: Experiment, processes: Processes) -> None:
+    """A run that can no longer reach its quorum ends now, with the reason, and not at a deadline."""
+    failed = processes.failed()
+    failed.pop("coordinator", None)
+    if len(experiment.shards()) - len(failed) < experiment.rules().quorum:
+        name, word = next(iter(failed.items()))
+        raise RunError(f"{name}: {word}")
+
+
+def lines_of(stream: IO[str], idle: Callable[[], None]) -> Iterator[str]:
+    """Lines as they come; `idle` is called whenever there has been none for a moment."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        rest = ""
+        while True:
+            if not selector.select(timeout=0.5):
+                idle()
+                continue
+            data = os.read(stream.fileno(), 1 << 16).decode(errors="replace")
+            if not data:
+                return
+            *lines, rest = (rest + data).split("\n")
+            yield from lines
+
+
+def make_way(experiment: Experiment, runs: Path, fresh: bool) -> None:
+    """Continue an unfinished run of the same settings; put any other earlier run of this name aside."""
+    folder = runs / experiment.name
+    written = folder / "experiment.toml"
+    if not written.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    finished = (folder / "summary.json").exists()
+    if not finished and not fresh:
+        if written.read_text() != write_toml(encode(experiment)):
+            raise SettingsError(
+                f"{folder} holds an unfinished run with other settings; --fresh puts it aside, "
+                f"--set name=... gives this one another name"
+            )
+        print(f"continuing the unfinished run in {folder}")
+        return
+    aside = next(p for i in itertools.count(1) if not (p := runs / f"{experiment.name}.{i}").exists())
+    folder.rename(aside)
+    print(f"the earlier run was put aside as {aside}")
+    folder.mkdir(parents=True)

@@ -1,0 +1,140 @@
+"""A whole federation in one process: the same Agents and Service, joined by a made-up network.
+
+A crash is: build a new Service from what the disk holds. Nothing here is a model of our own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from coordinator.events import Policy
+from coordinator.machine import RoundMachine
+from coordinator.service import Service, Watcher
+from coordinator.spool import Spool
+from deploy.world import Broker, VirtualWorker, Weather, World
+from edge_client.agent import Agent
+from edge_client.evaluate import Splits
+from edge_client.state import Memory
+from methods.base import ClientHalf
+from methods.plan import Plan
+from protocol.coordinator_link import CoordinatorLink
+from protocol.device_link import DeviceLink
+from protocol.meter import Meter
+from protocol.party import Party
+from protocol.seal import COORDINATOR, Identity
+from protocol.topics import Topics
+from protocol.transport import Item
+
+Build = Callable[[str, Plan, Splits], ClientHalf]
+
+
+def zero() -> float:
+    """What work costs is no part of a history that must repeat to the bit."""
+    return 0.0
+
+
+def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
+    return plan.client_half(data.train, device)
+
+
+@dataclass
+class Simulation:
+    plan: Plan
+    shards: Mapping[str, Splits]  # by device
+    policy: Policy
+    folder: Path
+    weather: Weather = field(default_factory=Weather)
+    seed: int = 0
+    work_seconds: float = 1.0
+    build: Build = build_half
+    watchers: list[Watcher] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.world = World(self.weather, self.seed)
+        self.broker = Broker(self.world)
+        self.topics = Topics("simulated")
+        self._keys = {name: Ed25519PrivateKey.generate() for name in (COORDINATOR, *self.shards)}
+        self._ring = {name: key.public_key().public_bytes_raw() for name, key in self._keys.items()}
+        self.agents: dict[str, Agent] = {}
+        self._workers: dict[str, VirtualWorker] = {}
+        self.boots = 0
+        self.boot_coordinator()
+        for device in self.shards:
+            self.boot_device(device)
+
+    def run(self, until: Callable[[], bool] | None = None, limit: float = 1e5) -> Simulation:
+        self.world.run(until or (lambda: self.service.finished), self.world.now + limit)
+        return self
+
+    def boot_coordinator(self) -> None:
+        """Start a coordinator that knows only what the disk holds, as after a crash."""
+        self._halt(COORDINATOR)
+        self.boots += 1
+        spool = Spool(self.folder / "coordinator", durable=False)
+        epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
+        take = self._feed(COORDINATOR, lambda: self.service)
+        worker = self._workers[COORDINATOR] = VirtualWorker(self.world, take)
+
+        def link(service: Service) -> CoordinatorLink:
+            me = Identity(COORDINATOR, epoch, self._keys[COORDINATOR])
+            topics = set(self.topics.coordinator_subscriptions())
+            session = self.broker.session(COORDINATOR, take, topics)
+            made = CoordinatorLink(me, self._ring, self.topics, session, spool.store, service)
+            made.run = "simulated"
+            session.will = made.will(self.topics.coord_state)
+            return made
+
+        machine = RoundMachine(self.policy, self.plan.seed)
+        self.service = Service(self.plan, machine, spool, worker, link, self.watchers)
+        self.world.at(self.world.now, lambda: self.service.resume(self.world.now))
+
+    def boot_device(self, device: str) -> None:
+        self._halt(device)
+        memory = Memory(self.folder / device, durable=False)
+        me = Identity(device, memory.boot(0), self._keys[device])
+        take = self._feed(device, lambda: self.agents[device])
+        worker = self._workers[device] = VirtualWorker(self.world, take, self.work_seconds)
+        topics = set(self.topics.device_subscriptions(device))
+        session = self.broker.session(device, take, topics)
+        link = DeviceLink(me, self._ring, self.topics, session, memory.store)
+        session.will = link.will(self.topics.device_state(device))
+        data = self.shards[device]
+        agent = Agent(data, lambda plan: self.build(device, plan, data), link, memory, worker, clock=zero)
+        self.agents[device] = agent
+
+    def kill(self, name: str) -> None:
+        """The process is gone; the broker notices and says its will."""
+        self._halt(name)
+        self.broker.die(name)
+
+    @property
+    def meters(self) -> dict[str, Meter]:
+        return {COORDINATOR: self.service.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
+
+    def _halt(self, name: str) -> None:
+        if worker := self._workers.get(name):
+            worker.alive = False
+
+    def _feed(self, name: str, party: Callable[[], Party]) -> Callable[[Item], None]:
+        """Hand items to a party as its shell would, and wake it when it asked to be woken."""
+
+        def take(item: Item) -> None:
+            party().take(item, self.world.now)
+            self._arm(party(), self._workers[name])
+
+        return take
+
+    def _arm(self, party: Party, worker: VirtualWorker) -> None:
+        if party.finished or party.wake_at == float("inf"):
+            return
+
+        def bell() -> None:
+            if worker.alive and not party.finished and party.wake_at <= self.world.now:
+                party.wake(self.world.now)
+                self._arm(party, worker)
+
+        self.world.at(max(party.wake_at, self.world.now), bell)

@@ -1,0 +1,272 @@
+"""The device: same question, same answer; one training at a time, off the network thread.
+
+It never decides when a round ends, and it believes nothing delivered until the coordinator says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from edge_client.evaluate import Splits, evaluate
+from edge_client.state import Answer, Memory
+from methods.base import Ask, ClientHalf
+from methods.bridge import to_numpy, to_torch
+from methods.plan import Plan, read_plan
+from protocol.device_link import DeviceLink
+from protocol.link import Received
+from protocol.messages import (
+    Bye,
+    Finished,
+    Hello,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Welcome,
+)
+from protocol.party import Worker
+from protocol.reasons import Rejected
+from protocol.settings import SettingsError
+from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+
+log = logging.getLogger("protofleet.device")
+
+HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
+RESEND_SECONDS: Final = 5.0  # before an answer without receipt is said again; doubles up to the longest
+LONGEST_RESEND_SECONDS: Final = 60.0
+
+Build = Callable[[Plan], ClientHalf]
+
+
+class Watcher(Protocol):
+    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
+
+
+@dataclass
+class Outgoing:
+    """An answer that waits for its receipt."""
+
+    answer: Answer
+    again_at: float
+    patience: float = RESEND_SECONDS
+
+
+class Agent:
+    def __init__(
+        self, data: Splits, build: Build, link: DeviceLink, memory: Memory, worker: Worker, *,
+        software: str = "", stays: bool = False, watchers: tuple[Watcher, ...] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.data, self.link, self.memory, self.worker = data, link, memory, worker
+        self.software, self.stays, self.watchers = software, stays, watchers
+        self.half: ClientHalf | None = None
+        self.plan: Plan | None = None
+        self.finished = False
+        self.problem = ""  # why, where it ended before the run did
+        self._build, self._clock = build, clock
+        self._connected = False
+        self._hello_at = float("inf")
+        self._question = ""  # being worked on
+        self._next: Received | None = None
+        self._outgoing: Outgoing | None = None
+        self._now = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        resend = self._outgoing.again_at if self._outgoing else float("inf")
+        return min(self.link.wake_at, self._hello_at, resend)
+
+    def take(self, item: Item, now: float) -> None:
+        self._now = now
+        match item:
+            case Arrived(topic, frame):
+                self._arrived(topic, frame, now)
+            case Connected(max_packet):
+                self.link.adapt(max_packet)
+                self._connected = True
+                self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
+                self._hello()
+            case Disconnected(reason, final):
+                log.warning("connection to the broker lost: %s", reason)
+                self._connected, self._hello_at = False, float("inf")
+                if final:
+                    self._end(f"the broker ended the session: {reason}")
+            case Denied(topic, reason):
+                log.warning("the broker refused a message on %s: %s", topic, reason)
+            case Done(call):
+                call()
+            case Stop(reason):
+                self.link.send(Bye(reason))
+                self.link.say(
+                    self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True
+                )
+                self._end(reason)
+
+    def wake(self, now: float) -> None:
+        self._now = now
+        self.link.wake(now)
+        if now >= self._hello_at:
+            self._hello()
+        if self._outgoing and now >= self._outgoing.again_at:
+            self._say_answer(self._outgoing)
+
+    def _arrived(self, topic: str, frame: bytes, now: float) -> None:
+        try:
+            for received in self.link.arrived(topic, frame, now):
+                self._heard(received)
+        except Rejected as fault:
+            log.warning("rejected on %s: %s", topic, fault)
+
+    def _heard(self, received: Received) -> None:
+        self._hello_at = self._now + HELLO_SECONDS
+        match received.message:
+            case Welcome(text):
+                self._welcomed(text, received.run)
+            case Task() as task:
+                self._asked(task, received)
+            case Receipt() as receipt:
+                self._receipted(receipt)
+            case State(online=True):
+                self._hello()
+            case Refusal(reason):
+                self._end(f"the coordinator refuses this device: {reason}")
+            case Finished():
+                self._run_over()
+
+    def _hello(self) -> None:
+        book, plan = self.memory.book, self.plan
+        counts = self._counts() if plan and plan.load().needs_counts else ()
+        hello = Hello(
+            device=self.link.me.name,
+            classes=self.data.classes,
+            examples=len(self.data.train.y),
+            domain=self.data.domain,
+            software=self.software,
+            plan=plan.digest if plan else b"",
+            counts=counts,
+            holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
+        )
+        self.link.send(hello)
+        self._hello_at = self._now + HELLO_SECONDS
+
+    def _welcomed(self, text: bytes, run: str) -> None:
+        try:
+            plan = read_plan(text)
+            if plan.classes != self.data.classes:
+                raise SettingsError(
+                    f"the run has {plan.classes} classes, this device's data {self.data.classes}"
+                )
+        except SettingsError as error:
+            self.link.send(Bye(str(error)))
+            self._end(f"this device cannot follow the run's plan: {error}")
+            return
+        if self.plan == plan and self.half is not None:
+            self._hello()
+        elif not self._question:
+            self._question = "plan"
+            self.worker.submit(lambda: self._built(plan, run), lambda half: self._ready(plan, half))
+
+    def _built(self, plan: Plan, run: str) -> ClientHalf:
+        self.memory.begin(run, plan.digest.hex())
+        half = self._build(plan)
+        if (saved := self.memory.half()) is not None:
+            half.restore(to_torch(saved))
+        return half
+
+    def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
+        if isinstance(half, Exception):
+            raise half
+        self.plan, self.half, self._question = plan, half, ""
+        self._hello()
+
+    def _asked(self, task: Task, received: Received) -> None:
+        if self.plan is None or self.half is None:
+            return  # a task for an earlier life of this process: the hello after the welcome brings it again
+        question = _question(received, task)
+        if answer := self.memory.answer_to(question):
+            self._outgoing = Outgoing(answer, self._now)
+            self._say_answer(self._outgoing)
+        elif self._question and self._question != question:
+            self._next = received  # only the newest matters
+        elif not self._question:
+            self._question = question
+            half, view = self.half, self.plan.load().reports
+            self._notify("started", round=task.round)
+            self.worker.submit(lambda: self._work(half, task, received, question, view), self._worked)
+
+    def _work(self, half: ClientHalf, task: Task, received: Received, question: str, view: str) -> Answer:
+        """On the worker's thread: from the question to a durable answer."""
+        begun = self._clock()
+        arrays = self.memory.store.open(received.object) if received.object else {}
+        ask = Ask(task.phase, to_torch(arrays))
+        half.begin(task.round)
+        half.receive(ask.payload)
+        metrics = evaluate(half, self.data, view) if view == "global" or ask.phase == "evaluate" else {}
+        payload = half.run(ask) if ask.phase != "evaluate" else {}
+        if view == "personal" and ask.phase != "evaluate":
+            metrics = evaluate(half, self.data, view)
+        name = self.memory.store.put(to_numpy(payload), self.link.block).object.hex()
+        metrics["seconds.work"] = self._clock() - begun
+        answer = Answer(
+            question, task.round, task.phase, received.object.hex(), name, len(self.data.train.y), metrics
+        )
+        self.memory.remember(answer, to_numpy(half.state()))
+        return answer
+
+    def _worked(self, answer: Answer | Exception) -> None:
+        if isinstance(answer, Exception):
+            raise answer
+        self._question = ""
+        self._outgoing = Outgoing(answer, self._now)
+        self._say_answer(self._outgoing)
+        self._notify("answered", round=answer.round)
+        self.memory.tidy({self._next.object} if self._next else set())
+        if self._next:
+            received, self._next = self._next, None
+            assert isinstance(received.message, Task)
+            self._asked(received.message, received)
+
+    def _say_answer(self, outgoing: Outgoing) -> None:
+        answer = outgoing.answer
+        update = Update(
+            self.link.me.name, answer.round, answer.phase, answer.examples,
+            bytes.fromhex(answer.base), {}, answer.metrics,
+        )  # fmt: skip
+        self.link.send_update(update, bytes.fromhex(answer.object))
+        outgoing.again_at = self._now + outgoing.patience
+        outgoing.patience = min(2 * outgoing.patience, LONGEST_RESEND_SECONDS)
+
+    def _receipted(self, receipt: Receipt) -> None:
+        waiting = self._outgoing
+        if waiting and (waiting.answer.round, waiting.answer.phase) == (receipt.round, receipt.phase):
+            self.link.forget(bytes.fromhex(waiting.answer.object))
+            self._outgoing = None
+        if receipt.verdict == "refused":
+            log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
+
+    def _run_over(self) -> None:
+        self._outgoing = self._next = None
+        if not self.stays:
+            self._end("")
+
+    def _end(self, problem: str) -> None:
+        self.problem, self.finished = problem, True
+
+    def _counts(self) -> tuple[int, ...]:
+        return tuple(self.data.train.y.bincount(minlength=self.data.classes).tolist())
+
+    def _notify(self, what: str, **figures: float) -> None:
+        for watcher in self.watchers:
+            watcher.happened(self, what, **figures)
+
+
+def _question(received: Received, task: Task) -> str:
+    """The name of what is asked: equal names demand equal answers."""
+    parts = f"{received.run}/{task.round}/{task.phase}/{received.object.hex()}"
+    return hashlib.sha256(parts.encode()).hexdigest()

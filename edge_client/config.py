@@ -1,0 +1,38 @@
+"""A device's settings: who it is, where the broker and its data are. What to learn comes from the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edge_client.data import DataSettings
+from protocol.broker import BrokerAddress
+from protocol.topics import valid_device, valid_name
+
+PLACES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    name: str
+    federation: str = "protofleet"
+    folder: str = "state"  # what survives a reboot
+    key: str = "keys/device.key"  # this device's signing key
+    coordinator_key: str = "keys/coordinator.pub"
+    broker: BrokerAddress = field(default_factory=BrokerAddress)
+    data: DataSettings = field(default_factory=DataSettings)
+    compute: str = "auto"  # auto, cpu or cuda
+    threads: int = 0  # for torch; 0 leaves it to torch
+    metrics_port: int = 0  # 0: no metrics
+    stays: bool = True  # wait for the next run when one is over
+    patience_seconds: float = 60.0  # for the broker to answer the first time
+    session_seconds: int = 600  # how long the broker keeps messages for a device that is away
+
+    def __post_init__(self) -> None:
+        valid_name(self.federation)
+        valid_device(self.name)
+        if self.compute not in PLACES:
+            raise ValueError(f"compute is {self.compute!r}, it must be one of {', '.join(PLACES)}")
+        if self.threads < 0:
+            raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
+        if not 0 <= self.metrics_port <= 65_535:
+            raise ValueError(f"metrics_port is {self.metrics_port}, it must be 0 (off) to 65535")

@@ -1,0 +1,75 @@
+"""Draws glyphs.npz, the digits' shapes in matplotlib's fonts: `python -m edge_client.data.digits.fonts FILE`.
+
+The shapes are kept in the package, as bits, because FreeType hints and fills outlines a little differently from
+release to release, and every device must build the same bytes. This is how the file was made; a test draws it
+again and compares it up to such differences.
+
+The fonts may be copied and changed freely: DejaVu (Bitstream Vera's licence), STIX (SIL Open Font Licence 1.1),
+Computer Modern as BaKoMa TrueType fonts (free to use and to copy). Their texts come with matplotlib, in
+`mpl-data/fonts/ttf` and `mpl-data/fonts`. This file holds pictures of ten digits each, and no font can be made
+of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from edge_client.data.digits.packages import package_file
+from edge_client.data.types import Pixels
+
+if TYPE_CHECKING:
+    from PIL import ImageFont
+
+# Not here: cmmi10, whose old-style 0 and 1 are an o and an I, and fonts without digits.
+FONTS: Final = (
+    "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-BoldOblique", "DejaVuSans-Oblique",
+    "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-BoldOblique", "DejaVuSansMono-Oblique",
+    "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-BoldItalic", "DejaVuSerif-Italic",
+    "STIXGeneral", "STIXGeneralBol", "STIXGeneralBolIta", "STIXGeneralItalic",
+    "cmb10", "cmr10", "cmss10", "cmti10", "cmtt10",
+)  # fmt: skip
+BOX: Final = 64  # pixels, the side of a glyph's square
+TALLEST: Final = 54  # pixels, the highest digit of a font
+WIDEST: Final = 60  # pixels, no digit is wider
+
+
+def draw_glyphs(names: tuple[str, ...] = FONTS) -> Pixels:
+    """[fonts, 10, BOX, BOX] of zeros and ones."""
+    return np.stack([_digits(name) for name in names])
+
+
+def _digits(name: str) -> Pixels:
+    from PIL import ImageFont
+
+    path = package_file("matplotlib", f"mpl-data/fonts/ttf/{name}.ttf")
+    font = _fitting(ImageFont.truetype(str(path), 4 * BOX))
+    return np.stack([_glyph(font, str(digit)) for digit in range(10)])
+
+
+def _fitting(font: ImageFont.FreeTypeFont) -> ImageFont.FreeTypeFont:
+    boxes = [font.getbbox(str(digit)) for digit in range(10)]
+    height, width = max(b[3] - b[1] for b in boxes), max(b[2] - b[0] for b in boxes)
+    return font.font_variant(size=int(font.size * min(TALLEST / height, WIDEST / width)))
+
+
+def _glyph(font: ImageFont.FreeTypeFont, text: str) -> Pixels:
+    from PIL import Image, ImageDraw
+
+    image = Image.new("L", (BOX, BOX))
+    left, top, right, bottom = font.getbbox(text)
+    corner = ((BOX - left - right) / 2, (BOX - top - bottom) / 2)
+    ImageDraw.Draw(image).text(corner, text, 255, font=font)
+    return (np.asarray(image) > 127).astype(np.uint8)
+
+
+def main(path: Path) -> None:
+    bits = np.packbits(draw_glyphs(), axis=-1)
+    np.savez_compressed(path, names=np.array(FONTS), bits=bits)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

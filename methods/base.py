@@ -1,0 +1,150 @@
+"""What a federated method is: a server half, a client half, and their settings.
+
+The two halves share a file and no memory. They meet only as bytes, in simulation too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from methods.nets.base import Net
+from methods.wants import Want, problem_with
+
+Payload: TypeAlias = Mapping[str, Tensor]
+
+
+class Samples(Protocol):
+    """Labelled data of one device: x [N, ...], y [N] with classes 0..C-1."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One device's answer as the server half sees it. `payload` may be read from disk, array by array."""
+
+    device: str
+    examples: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device of the cohort, as it introduced itself."""
+
+    device: str
+    examples: int
+    counts: tuple[int, ...] = ()  # per class; only for methods with `needs_counts`
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the server half wants every device of the cohort to do next, and what must come back."""
+
+    phase: str
+    payload: Payload = field(default_factory=dict)
+    wants: Mapping[str, Want] = field(default_factory=dict)
+
+    def problem_with(self, payload: Payload) -> str | None:
+        return problem_with(self.wants, payload)
+
+
+Round: TypeAlias = Generator[Ask, Sequence[Reply], None]
+
+
+def seeded(*parts: object) -> torch.Generator:
+    """A generator for one purpose. Everything random is named, so that a replay draws the same."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+class ServerHalf(ABC):
+    """Owns global state. `round` is the paper's loop; each `yield` crosses the network."""
+
+    number: int = 0  # of the current round, from 1
+    cohort: Sequence[Member] = ()
+
+    def __init__(self, model: Net, hyper: Any, seed: int) -> None:
+        self.model, self.hyper, self.seed = model, hyper, seed
+
+    def begin(self, number: int, cohort: Sequence[Member]) -> None:
+        self.number, self.cohort = number, cohort
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return seeded(self.seed, self.number, "server", purpose)
+
+    @abstractmethod
+    def payload(self) -> Payload:
+        """What a device needs in order to predict: sent in training and in the last evaluation."""
+
+    @abstractmethod
+    def round(self) -> Round: ...
+
+    @abstractmethod
+    def state(self) -> Payload:
+        """All that must survive a crash between rounds."""
+
+    @abstractmethod
+    def restore(self, state: Payload) -> None: ...
+
+    def monitor(self) -> Mapping[str, float]:
+        """Figures worth a line in the ledger (margins between anchors ...)."""
+        return {}
+
+
+class ClientHalf(ABC):
+    """Owns one device's model and data. Never sees a topic, a byte or another device."""
+
+    number: int = 0
+
+    def __init__(self, model: Net, data: Samples, hyper: Any, seed: int, device: str) -> None:
+        self.model, self.data, self.hyper = model, data, hyper
+        self.seed, self.device = seed, device
+
+    def begin(self, number: int) -> None:
+        self.number = number
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return seeded(self.seed, self.number, self.device, purpose)
+
+    @abstractmethod
+    def receive(self, payload: Payload) -> None:
+        """Take over what the server knows; afterwards `predict` uses it. Called before every `run`."""
+
+    @abstractmethod
+    def run(self, ask: Ask) -> Payload:
+        """Do the phase's work and return what the server half's `wants` demand."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Class scores [B, C]."""
+        scores: Tensor = self.model(x)
+        return scores
+
+    @abstractmethod
+    def state(self) -> Payload:
+        """All that must survive a reboot, and a round that this device sits out."""
+
+    @abstractmethod
+    def restore(self, state: Payload) -> None: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    paper: str
+    Hyper: type
+    Server: type[ServerHalf]
+    Client: type[ClientHalf]
+    reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
+    needs_counts: bool = False  # devices state samples per class when they join
+
+    VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")

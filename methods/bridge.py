@@ -1,0 +1,51 @@
+"""Wire arrays <-> torch tensors; the only place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from methods.base import Payload
+from protocol.messages import Array, Arrays
+
+
+def to_torch(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: _tensor(arrays[name]) for name in arrays}
+
+
+def to_numpy(payload: Payload) -> dict[str, Array]:
+    """Contiguous and little-endian, as the wire has them. Shares memory with the tensors where it can."""
+    return {name: _array(payload[name]) for name in payload}
+
+
+class LazyPayload(Mapping[str, Tensor]):
+    """Arrays that become tensors when they are read and are not kept: a cohort never fills the memory."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _tensor(self._arrays[name])
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == known for known in self._arrays)  # Mapping's own would read the array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _tensor(array: Array) -> Tensor:
+    """A copy: wire arrays are read-only views of others' bytes, and torch knows native byte order alone."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def _array(value: Tensor) -> Array:
+    array: Array = value.detach().cpu().numpy()
+    # not ascontiguousarray, which turns a scalar (num_batches_tracked) into an array of one
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")

@@ -1,0 +1,55 @@
+"""FedAvg (McMahan et al., AISTATS 2017): average the models, weighted by how much data each device has.
+
+w <- sum_i (N_i / N) w_i                                                        (alg. 1)
+
+Buffers: running statistics are averaged as the parameters are, num_batches_tracked is one device's.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
+from methods.local import LocalHyper, train
+from methods.maths import weighted_mean
+from methods.weights import load_weights, snapshot, weight_wants, weights_of
+
+
+class Server(ServerHalf):
+    def round(self) -> Round:
+        wants = weight_wants(self.model)
+        replies = yield Ask("train", self.payload(), wants)
+        load_weights(self.model, weighted_mean(replies, wants))
+
+    def payload(self) -> Payload:
+        return weights_of(self.model)
+
+    def state(self) -> Payload:
+        return snapshot(weights_of(self.model))
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
+
+
+class Client(ClientHalf):
+    hyper: LocalHyper
+
+    def receive(self, payload: Payload) -> None:
+        load_weights(self.model, payload)
+
+    def run(self, ask: Ask) -> Payload:
+        train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        return weights_of(self.model)
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+    def state(self) -> Payload:
+        return {}
+
+    def restore(self, state: Payload) -> None:
+        """Every round starts from the global model."""
+
+
+METHOD = Method("arXiv:1602.05629", LocalHyper, Server, Client)

@@ -1,0 +1,177 @@
+"""FedLSA (Fu et al., AAAI 2025): the server learns semantic anchors; devices gather around them on a sphere.
+
+Client: h = nor(varphi(psi(x))), logits phi(h)                                  (alg. 1, lines 4-6)
+        L_HC  = CE(phi(h), y) + lam * L_COM(h, y, A)                            (eqs. 8-10)
+Server: w <- FedAvg, then E_s steps on R and Theta with phi_glo frozen:
+        L_LSA = L_ACE(phi_glo, A) + alpha * L_SEP(A),   A = nor(Theta(R))       (eqs. 3-5)
+
+Where the text cannot be followed:
+  eq. 4     prints tau outside exp, where it has no gradient; we put it inside. separation="paper" does not.
+  anchors   are unit vectors of R^L, the space of h: eq. 6 takes them for mean directions, and L_SEP has no
+            lower bound otherwise. R is [C, I], Theta I -> I -> L with ReLU.
+  round 1   alg. 1 draws devices before the server. We train anchors on the first classifier beforehand
+            ("pretrain"), or leave L_COM out of round 1 ("skip").
+  ablation  com="l2" is the "L2-norm" of Tables 4 and 5: mean |h - a_y|^2. com="none" with use_sep=false is
+            FedAvg on h.
+Not printed: both learning rates. The server's is for plain SGD, lines 23-24: 500 steps at 0.1 bring the
+anchors to where 0.5 and 1.0 lead too (10 classes: mean cosine -1/9, L_ACE as low as phi's row norms allow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods import fedavg
+from methods.base import Method, Payload, Round, Samples, seeded
+from methods.local import LocalHyper, demand, demand_one_of
+from methods.maths import anchor_cross_entropy, compactness, margins, separation, unit
+from methods.nets.base import Net, initialised_from
+from methods.weights import load_weights, snapshot, weights_of
+
+FirstRound = Literal["pretrain", "skip"]
+Separation = Literal["inside", "paper"]
+Compactness = Literal["vmf", "l2", "none"]
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    """Defaults for Digits. For Office-Caltech and PACS: alpha 0.4, lam 0.7, tau 0.2 (a guess from fig. 5)."""
+
+    tau: float = 0.1
+    alpha: float = 0.02
+    lam: float = 0.1  # lambda
+    server_epochs: int = 500
+    server_lr: float = 0.1
+    anchors_first_round: FirstRound = "pretrain"
+    separation: Separation = "inside"
+    use_sep: bool = True
+    com: Compactness = "vmf"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand("tau", self.tau, self.tau > 0, "above 0")
+        demand("alpha", self.alpha, self.alpha >= 0, "at least 0")
+        demand("lam", self.lam, self.lam >= 0, "at least 0")
+        demand("server_epochs", self.server_epochs, self.server_epochs >= 1, "at least 1")
+        demand("server_lr", self.server_lr, self.server_lr > 0, "above 0")
+        demand_one_of("anchors_first_round", self.anchors_first_round, get_args(FirstRound))
+        demand_one_of("separation", self.separation, get_args(Separation))
+        demand_one_of("com", self.com, get_args(Compactness))
+
+
+class Learner(nn.Module):
+    """A = nor(Theta(R)), [C, L]."""
+
+    def __init__(self, model: Net) -> None:
+        super().__init__()
+        I, L = model.feature_size, model.embedding_size  # noqa: E741 - the paper's letters
+        self.R = nn.Parameter(torch.randn(model.classes, I))
+        self.Theta = nn.Sequential(nn.Linear(I, I), nn.ReLU(), nn.Linear(I, L))
+
+    def forward(self) -> Tensor:
+        return unit(self.Theta(self.R))
+
+
+class Server(fedavg.Server):
+    hyper: Hyper
+    anchors: Tensor | None = None  # [C, L]
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        with initialised_from(seeded(seed, "server", "anchors").initial_seed()):
+            self.learner = Learner(model)
+
+    def round(self) -> Round:
+        if self.anchors is None and self.hyper.anchors_first_round == "pretrain":
+            self.fit_anchors()
+        yield from super().round()
+        self.fit_anchors()
+
+    def fit_anchors(self) -> None:
+        """An epoch is one step: the C anchors are one batch. R and Theta go on from the round before."""
+        phi_glo = deepcopy(self.model.head).eval().requires_grad_(False)
+        optimizer = torch.optim.SGD(self.learner.parameters(), lr=self.hyper.server_lr)
+        for _ in range(self.hyper.server_epochs):
+            optimizer.zero_grad()
+            torch.autograd.backward(self.anchor_loss(phi_glo, self.learner()))
+            optimizer.step()
+        self.anchors = self.learner().detach()
+
+    def anchor_loss(self, phi_glo: nn.Module, anchors: Tensor) -> Tensor:
+        loss = anchor_cross_entropy(phi_glo, anchors)
+        if not self.hyper.use_sep:
+            return loss
+        inside = self.hyper.separation == "inside"
+        return loss + self.hyper.alpha * separation(anchors, self.hyper.tau, tau_inside=inside)
+
+    def payload(self) -> Payload:
+        return {**super().payload(), **self.known_anchors()}
+
+    def known_anchors(self) -> Payload:
+        return {} if self.anchors is None else {"anchors": self.anchors}
+
+    def state(self) -> Payload:
+        return {**super().state(), **snapshot(weights_of(self.learner, "learner")), **self.known_anchors()}
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        load_weights(self.learner, state, "learner")
+        self.anchors = state.get("anchors")
+
+    def monitor(self) -> Mapping[str, float]:
+        if self.anchors is None:
+            return {}
+        found = margins(self.anchors)
+        by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
+        return {**by_class, "margin.mean": float(found.mean())}
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.anchors: Tensor | None = None
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        self.anchors = payload.get("anchors", self.anchors)
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        h = self.sphere(x)
+        loss = F.cross_entropy(self.model.head(h), y)
+        if self.anchors is None:
+            return loss
+        return loss + self.hyper.lam * COM[self.hyper.com](h, y, self.anchors, self.hyper.tau)
+
+    def predict(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.model.head(self.sphere(x))
+        return scores
+
+    def sphere(self, x: Tensor) -> Tensor:
+        """h [B, L]."""
+        return unit(self.model.embed(x))
+
+
+def squared_gap(h: Tensor, y: Tensor, anchors: Tensor, tau: float) -> Tensor:
+    return (h - anchors[y]).square().sum(dim=1).mean()
+
+
+def nothing(h: Tensor, y: Tensor, anchors: Tensor, tau: float) -> Tensor:
+    return h.new_zeros(())
+
+
+COM: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
+    "vmf": compactness,
+    "l2": squared_gap,
+    "none": nothing,
+}
+
+METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client)

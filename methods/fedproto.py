@@ -1,0 +1,165 @@
+"""FedProto (Tan et al., AAAI 2022): devices share class prototypes, never weights.
+
+Client i: minimise CE(f_i(x), y) + lam * MSE(z_i(x), C_y)                       (eq. 7)
+Server  : C_j <- mean over the devices that hold class j of C_ij                (eq. 6, without its weights)
+
+z is what the last layer sees. Where the authors' code leaves the paper, the code is the default:
+  aggregation   every device counts once; "weighted" is eq. 6, by examples.
+  proto_source  C_ij is the mean of the features seen while training in the last local epoch; "eval" takes
+                them after training, in evaluation mode.
+  inference     the nearest global prototype, by squared distance; "classifier" is the device's own last
+                layer, which also serves until prototypes come. A class without one is never predicted.
+The server keeps its row of a class that nobody in the cohort holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods import singleset
+from methods.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf
+from methods.local import LocalHyper, demand, demand_one_of, embed, train
+from methods.maths import (
+    ClassMeans,
+    average_class_means,
+    class_means,
+    class_sums,
+    means_of,
+    merge_class_means,
+    prototype_mse,
+    squared_distances,
+)
+from methods.nets.base import Net
+from methods.wants import Want
+
+Aggregation = Literal["unweighted", "weighted"]
+Source = Literal["training", "eval"]
+Inference = Literal["prototype", "classifier"]
+
+MERGE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
+    "unweighted": average_class_means,
+    "weighted": merge_class_means,
+}
+MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    lam: float = 1.0  # 10 in HtFLlib and in FedTGP's scripts
+    aggregation: Aggregation = "unweighted"
+    proto_source: Source = "training"
+    inference: Inference = "prototype"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand("lam", self.lam, self.lam >= 0, "at least 0")
+        demand_one_of("aggregation", self.aggregation, get_args(Aggregation))
+        demand_one_of("proto_source", self.proto_source, get_args(Source))
+        demand_one_of("inference", self.inference, get_args(Inference))
+
+
+class Server(ServerHalf):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        self.prototypes, self.known = table_of({}, model)
+
+    def round(self) -> Round:
+        replies = yield Ask("train", self.payload(), self.wants())
+        merged, counts = MERGE[self.hyper.aggregation](self.class_means_of(r) for r in replies)
+        held = counts > 0
+        self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
+        self.known = self.known | held
+
+    def wants(self) -> Mapping[str, Want]:
+        classes, size = self.model.classes, self.model.embedding_size
+        return {
+            "prototypes": Want(("held", size), most=classes),
+            "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
+            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes),
+        }
+
+    def class_means_of(self, reply: Reply) -> ClassMeans:
+        """A device's rows as a table. A class that it names twice is pooled: it has one voice."""
+        sent = reply.payload
+        return class_means(sent["prototypes"], sent["labels"], self.model.classes, sent["counts"])
+
+    def payload(self) -> Payload:
+        if not self.known.any():
+            return {}
+        return {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
+
+    def state(self) -> Payload:
+        return self.payload()
+
+    def restore(self, state: Payload) -> None:
+        self.prototypes, self.known = table_of(state, self.model)
+
+
+class Client(singleset.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.prototypes, self.known = table_of({}, model)
+        self.forget()
+
+    def receive(self, payload: Payload) -> None:
+        if "prototypes" in payload:
+            self.prototypes, self.known = table_of(payload, self.model)
+
+    def run(self, ask: Ask) -> Payload:
+        generator = self.generator(ask.phase)
+        train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.forget)
+        means, counts = self.own_prototypes()
+        held = counts > 0
+        return {
+            "prototypes": means[held],  # [C_i, D]
+            "labels": held.nonzero().squeeze(1),
+            "counts": counts[held],
+        }
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        z = self.model.embed(x)  # [B, D]
+        self.remember(z.detach(), y)
+        loss = F.cross_entropy(self.model.head(z), y)
+        return loss + self.hyper.lam * prototype_mse(z, y, self.prototypes, self.known)
+
+    def forget(self) -> None:
+        classes, size = self.model.classes, self.model.embedding_size
+        self.sums = torch.zeros(classes, size, dtype=torch.float64)
+        self.counts = torch.zeros(classes, dtype=torch.int64)
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        sums, counts = class_sums(z, y, self.model.classes)
+        self.sums, self.counts = self.sums + sums, self.counts + counts
+
+    def own_prototypes(self) -> ClassMeans:
+        if self.hyper.proto_source == "eval":
+            return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
+        return means_of(self.sums, self.counts).to(self.prototypes.dtype), self.counts
+
+    def predict(self, x: Tensor) -> Tensor:
+        if self.hyper.inference == "classifier" or not self.known.any():
+            return super().predict(x)
+        scores = -squared_distances(self.model.embed(x), self.prototypes)  # [B, C]
+        return scores.masked_fill(~self.known, -math.inf)
+
+
+def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
+    """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
+    if "prototypes" not in payload:
+        return torch.zeros(model.classes, model.embedding_size), torch.zeros(model.classes, dtype=torch.bool)
+    means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
+    return means, counts > 0
+
+
+METHOD = Method("arXiv:2105.00243", Hyper, Server, Client, reports="personal")

@@ -1,0 +1,40 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg whose local objective pulls each device towards the global model.
+
+min_w  CE(w) + (mu / 2) |w - w_glob|^2                                          (eq. 2)
+
+Over parameters, not buffers. Three public codes forget the square; their pull has length mu however far w is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from methods import fedavg
+from methods.base import Method, Payload
+from methods.local import LocalHyper, demand
+from methods.maths import proximal
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand("mu", self.mu, self.mu >= 0, "at least 0")
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        self.received = {name: w.detach().clone() for name, w in self.model.named_parameters()}
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().objective(x, y) + self.hyper.mu * proximal(self.model, self.received)
+
+
+METHOD = Method("arXiv:1812.06127", Hyper, fedavg.Server, Client)

@@ -1,0 +1,127 @@
+"""The one local training loop. A method differs only in the objective it passes.
+
+What is random comes from the caller's generator: the order of the samples, and a seed for layers that draw
+(dropout). torch's global generator ends as it began.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from methods.base import Samples
+from methods.nets.base import Net
+
+Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
+
+BATCH = 256  # of a pass without gradient
+
+
+@dataclass(frozen=True)
+class LocalHyper:
+    """Local SGD; defaults as in FedLSA and FPL's code (methods.md 1.6). Every method's Hyper extends it."""
+
+    epochs: int = 5
+    batch: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    clip: float | None = None  # largest norm of a gradient
+
+    def __post_init__(self) -> None:
+        demand("epochs", self.epochs, self.epochs >= 1, "at least 1")
+        demand("batch", self.batch, self.batch >= 1, "at least 1")
+        demand("lr", self.lr, self.lr > 0, "above 0")
+        demand("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
+        demand("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
+        if self.clip is not None:
+            demand("clip", self.clip, self.clip > 0, "above 0, or left out")
+
+
+def demand(name: str, value: object, holds: bool, limit: str) -> None:
+    """A setting inside its limits, or a ValueError that names both. Infinity is inside no limit."""
+    if isinstance(value, float) and math.isinf(value):
+        holds, limit = False, f"finite and {limit}"
+    if not holds:
+        raise ValueError(f"{name} is {value}, it must be {limit}")
+
+
+def demand_one_of(name: str, value: str, options: tuple[str, ...]) -> None:
+    demand(name, repr(value), value in options, f"one of {', '.join(options)}")
+
+
+def train(
+    model: nn.Module,
+    data: Samples,
+    objective: Objective,
+    hyper: LocalHyper,
+    generator: torch.Generator,
+    before_epoch: Callable[[], object] | None = None,
+) -> None:
+    """SGD over shuffled batches; no sample is dropped, and a device without samples changes nothing."""
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay
+    )
+    with _drawing_from(generator), _mode(model, training=True):
+        for _ in range(hyper.epochs):
+            if before_epoch:
+                before_epoch()
+            for x, y in _batches(data, hyper.batch, generator):
+                _batch_norms_learn(model, len(y) > 1)
+                optimizer.zero_grad()
+                torch.autograd.backward(objective(x, y))
+                if hyper.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), hyper.clip)
+                optimizer.step()
+
+
+def embed(model: Net, x: Tensor) -> Tensor:
+    """[N, embedding_size], as the head would see it."""
+    return in_batches(model, model.embed, x)
+
+
+@torch.no_grad()
+def in_batches(model: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` over all of x: evaluation mode, no gradient; the model's mode comes back as it was."""
+    with _mode(model, training=False):
+        return torch.cat([function(piece) for piece in torch.split(x, BATCH)])
+
+
+def _batches(data: Samples, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    order = torch.randperm(len(data.y), generator=generator)
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        yield data.x[rows], data.y[rows]
+
+
+def _batch_norms_learn(model: nn.Module, learn: bool) -> None:
+    """One sample has no variance: in a batch of one, batch norms use their running statistics as they are."""
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.train(learn)
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Layers draw from the CPU's global generator and take no other: seed it, and put it back afterwards."""
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

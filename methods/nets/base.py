@@ -1,0 +1,75 @@
+"""The shape every network here has: image -> features -> projector -> head.
+
+The papers cut a network in the same places: psi, varphi, phi (FedLSA, eq. 9), f and head (FedSA, FedPLCC),
+G and H (FedPall). Methods name the pieces and never a layer, so any method runs on any network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+Image: TypeAlias = tuple[int, int, int]  # channels, height, width
+
+
+class Net(nn.Module):
+    """image -> features -> projector -> head."""
+
+    features: nn.Module  # [B, ch, H, W] -> [B, feature_size], flat
+    projector: nn.Module  # [B, feature_size] -> [B, embedding_size]; Identity where the network has none
+    head: nn.Linear  # [B, embedding_size] -> [B, classes]; FedPall puts its deeper classifier here
+    feature_size: int
+    embedding_size: int
+    classes: int
+
+    def __init__(
+        self,
+        features: nn.Module,
+        feature_size: int,
+        classes: int,
+        *,
+        projector: nn.Module | None = None,
+        embedding_size: int | None = None,
+        head_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.feature_size, self.classes = feature_size, classes
+        self.embedding_size = feature_size if embedding_size is None else embedding_size
+        self.features = features
+        self.projector = nn.Identity() if projector is None else projector
+        self.head = nn.Linear(self.embedding_size, classes, bias=head_bias)
+
+    def embed(self, x: Tensor) -> Tensor:
+        embedding: Tensor = self.projector(self.features(x))
+        return embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.embed(x))
+        return scores
+
+
+def resized(own: int, wanted: int | None) -> nn.Module:
+    """FedSA's way to one feature size for all networks: average neighbours, [B, own] -> [B, wanted].
+
+    AdaptiveAvgPool1d takes [B, own] for one sample of B channels, which is a mean over each row. A size above
+    the network's own repeats neighbours and adds no information.
+    """
+    return nn.Identity() if wanted in (None, own) else nn.AdaptiveAvgPool1d(wanted)
+
+
+@contextmanager
+def initialised_from(seed: int) -> Iterator[None]:
+    """Layers made inside are the same for the same seed, and the caller's random state stays as it was.
+
+    torch.manual_seed would reseed every accelerator too, which fork_rng(devices=[]) does not undo; so only
+    the CPU's generator is seeded, and layers are made on the CPU - or on meta, where nothing is drawn.
+    The generator is the process's own: build in one thread at a time.
+    """
+    place = "meta" if torch.empty(0).is_meta else "cpu"
+    with torch.random.fork_rng(devices=[]), torch.device(place):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,50 @@
+"""SingleSet: every device learns alone, with the same local budget as the others. Nothing is sent.
+
+The baseline of FedPall's tables; other papers call it Local.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
+from methods.local import LocalHyper, train
+from methods.weights import load_weights, snapshot, weights_of
+
+
+class Server(ServerHalf):
+    def payload(self) -> Payload:
+        return {}
+
+    def round(self) -> Round:
+        yield Ask("train")
+
+    def state(self) -> Payload:
+        return {}
+
+    def restore(self, state: Payload) -> None:
+        """There is none."""
+
+
+class Client(ClientHalf):
+    hyper: LocalHyper
+
+    def receive(self, payload: Payload) -> None:
+        """Nothing comes."""
+
+    def run(self, ask: Ask) -> Payload:
+        train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        return {}
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+    def state(self) -> Payload:
+        return snapshot(weights_of(self.model))
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
+
+
+METHOD = Method("no paper", LocalHyper, Server, Client, reports="personal")

@@ -1,0 +1,41 @@
+"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from methods.base import Payload
+from methods.wants import Want, like
+
+NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
+
+
+def weights_of(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
+    """Views, not copies: a broadcast costs the coordinator no second model. They move when it trains."""
+    return {f"{prefix}.{name}": value.detach() for name, value in module.state_dict().items()}
+
+
+def load_weights(module: nn.Module, payload: Payload, prefix: str = "weights") -> None:
+    """Take over the weights in the payload: all of them, or none where it brings none under this prefix."""
+    start = f"{prefix}."
+    found = {name.removeprefix(start): payload[name] for name in payload if name.startswith(start)}
+    if found:
+        module.load_state_dict(found)
+
+
+def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Want]:
+    """The same weights back. One negative running variance would make every device's scores NaN."""
+    wants = like(weights_of(module, prefix))
+    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    for name in (".".join(filter(None, (prefix, n, buffer))) for n in norms for buffer in NEVER_NEGATIVE):
+        if name in wants:
+            wants[name] = replace(wants[name], low=0)
+    return wants
+
+
+def snapshot(payload: Payload) -> dict[str, Tensor]:
+    """Copies, for a state that must not move with the module."""
+    return {name: payload[name].detach().clone() for name in payload}

@@ -1,0 +1,151 @@
+"""Named arrays <-> bytes: a msgpack table, then every array's raw little-endian bytes, tightly packed.
+
+    body := u32 table length | table | raw bytes          table := [[name, dtype, [shape]], ...]
+
+The table alone fixes the size of the whole to the byte, so a body is checked before memory is taken,
+and one array can be read without touching its neighbours. Nothing here executes what it reads.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import msgpack
+import numpy as np
+
+from protocol.messages import Array, Arrays
+from protocol.reasons import Reason, Rejected
+
+KINDS: Final = frozenset(
+    {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
+)
+DTYPES: Final = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+}
+MAX_TABLE: Final = 1 << 20
+MAX_ARRAYS: Final = 16_384
+MAX_NAME: Final = 200
+MAX_DIMS: Final = 8
+
+Read = Callable[[int, int], bytes]  # [start, stop) of the body
+
+
+def kind_of(name: str) -> str:
+    """What an array is counted as: the first part of its name."""
+    first = name.partition(".")[0]
+    return first if first in KINDS else "control"
+
+
+def ordered(arrays: Arrays) -> list[str]:
+    """Arrays of one kind lie together, so that every byte of the body has one kind."""
+    return sorted(arrays, key=lambda name: (kind_of(name), name))
+
+
+def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
+    """The body in pieces: the table first, then one piece an array. Arrays are read one at a time."""
+    names = ordered(arrays)
+    yield _head(arrays, names)
+    for name in names:
+        value = np.ascontiguousarray(arrays[name], dtype=DTYPES[arrays[name].dtype.name])
+        if value.size:
+            yield value.reshape(-1).view(np.uint8).data
+
+
+def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
+    """(kind, bytes) in the order of the body; the table itself is control."""
+    names = ordered(arrays)
+    sizes: dict[str, int] = {}
+    for name in names:
+        kind = kind_of(name)
+        sizes[kind] = sizes.get(kind, 0) + arrays[name].nbytes
+    return (("control", len(_head(arrays, names))), *sizes.items())
+
+
+def _head(arrays: Arrays, names: list[str]) -> bytes:
+    table = []
+    for name in names:
+        value = arrays[name]
+        if value.dtype.name not in DTYPES:
+            raise TypeError(f"{name} is {value.dtype}; the wire carries {', '.join(DTYPES)}")
+        table.append([name, value.dtype.name, list(value.shape)])
+    packed: bytes = msgpack.packb(table)
+    return struct.pack("<I", len(packed)) + packed
+
+
+class Body(Mapping[str, Array]):
+    """Arrays inside a body, each read when it is asked for and not kept."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read = read
+        self._places: dict[str, tuple[np.dtype[np.generic], tuple[int, ...], int]] = {}
+        offset, table = _table(read, size)
+        self._start = offset
+        for row in table:
+            name, dtype, shape = _row(row)
+            if name in self._places:
+                raise Rejected(Reason.BAD_BODY, f"{name} stands in the table twice")
+            self._places[name] = (dtype, shape, offset)
+            offset += math.prod(shape) * dtype.itemsize
+            if offset > size:
+                raise Rejected(Reason.BAD_BODY, f"{name} ends at {offset}, the body at {size}")
+        if offset != size:
+            raise Rejected(Reason.BAD_BODY, f"the table describes {offset} bytes, the body has {size}")
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Tensor bytes by kind, without reading any."""
+        sizes: dict[str, int] = {}
+        for name, (dtype, shape, _) in self._places.items():
+            sizes[kind_of(name)] = sizes.get(kind_of(name), 0) + math.prod(shape) * dtype.itemsize
+        return sizes
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """(kind, bytes) in order, as `parts` says of arrays that are not encoded yet."""
+        return (("control", self._start), *self.kinds.items())
+
+    def __getitem__(self, name: str) -> Array:
+        dtype, shape, offset = self._places[name]
+        stop = offset + math.prod(shape) * dtype.itemsize
+        return np.frombuffer(self._read(offset, stop), dtype=dtype).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _table(read: Read, size: int) -> tuple[int, list[object]]:
+    if size < 4:
+        raise Rejected(Reason.BAD_BODY, f"{size} bytes are too few for a body")
+    (length,) = struct.unpack("<I", read(0, 4))
+    if length > min(MAX_TABLE, size - 4):
+        raise Rejected(Reason.BAD_BODY, f"a table of {length} bytes in a body of {size}")
+    try:
+        table = msgpack.unpackb(
+            read(4, 4 + length),
+            max_array_len=MAX_ARRAYS,
+            max_map_len=0,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_str_len=MAX_NAME,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Rejected(Reason.BAD_BODY, f"the table is not msgpack: {error}") from None
+    if not isinstance(table, list):
+        raise Rejected(Reason.BAD_BODY, "the table is not a list")
+    return 4 + length, table
+
+
+def _row(row: object) -> tuple[str, np.dtype[np.generic], tuple[int, ...]]:
+    match row:
+        case [str(name), str(dtype), [*dims]] if name and dtype in DTYPES and len(dims) <= MAX_DIMS:
+            shape = tuple(n for n in dims if type(n) is int and 0 <= n < 1 << 40)
+            if len(shape) == len(dims):
+                return name, DTYPES[dtype], shape
+    raise Rejected(Reason.BAD_BODY, f"{str(row)[:80]} does not describe an array")

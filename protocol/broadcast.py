@@ -1,0 +1,69 @@
+"""Serving one object to a cohort: each block once for everybody, and alone to whoever missed it.
+
+A block goes out when every device that is expected has asked for it, or a short while after the first
+has: so the cohort shares one copy, and nobody is held up by a device that never asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from protocol.fetch import indices
+from protocol.messages import Manifest, Want
+
+LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
+QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
+
+Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
+
+
+class Broadcast:
+    def __init__(self, manifest: Manifest, send: Send) -> None:
+        self.manifest, self._send = manifest, send
+        self._blocks = len(manifest.hashes)
+        self._expected: set[str] = set()  # have not asked yet
+        self._asked: dict[str, set[int]] = {}
+        self._since: dict[str, float] = {}  # first asked, hence subscribed, at
+        self._last: dict[str, float] = {}
+        self._published: dict[int, float] = {}
+        self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
+        self._ever: set[int] = set()
+        self.wake_at = float("inf")
+
+    def expect(self, cohort: list[str], holders: set[str]) -> None:
+        self._expected |= set(cohort) - holders - set(self._asked)
+
+    def wanted(self, device: str, want: Want, now: float) -> None:
+        self._expected.discard(device)
+        self._since.setdefault(device, now)
+        self._last[device] = now
+        asked = self._asked.setdefault(device, set())
+        for i in indices(want.ranges, self._blocks):
+            asked.add(i)
+            sent_at = self._published.get(i)
+            if want.again or (sent_at is not None and sent_at < self._since[device]):
+                self._emit(device, i)
+            elif sent_at is None:
+                self._pending.setdefault(i, now + LINGER_SECONDS)
+        self.wake(now)
+
+    def wake(self, now: float) -> None:
+        """Publish what everybody waits for, and what has waited long enough."""
+        waiting = [d for d, last in self._last.items() if now - last < QUIET_SECONDS]
+        due = [
+            i
+            for i, latest in self._pending.items()
+            if now >= latest or (not self._expected and all(i in self._asked[d] for d in waiting))
+        ]
+        for i in sorted(due):
+            del self._pending[i]
+            self._published[i] = now
+            self._emit(None, i)
+        if due and now >= min(self._since.values()) + LINGER_SECONDS:
+            self._expected.clear()
+        self.wake_at = min(self._pending.values(), default=float("inf"))
+
+    def _emit(self, device: str | None, index: int) -> None:
+        self._send(device, index, index not in self._ever)
+        self._ever.add(index)

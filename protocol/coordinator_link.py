@@ -1,0 +1,212 @@
+"""The coordinator's end: updates are pulled within one budget, broadcasts served once for a whole cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol
+
+from protocol import blocks, codec
+from protocol.arrays import Body
+from protocol.broadcast import Broadcast
+from protocol.codec import Attachment
+from protocol.fetch import Fetch
+from protocol.link import WINDOW, Link, Received, Taken
+from protocol.messages import Manifest, Message, Update, Want
+from protocol.meter import DOWN
+from protocol.reasons import Reason, Rejected
+from protocol.seal import Header, Identity, Keyring
+from protocol.store import ObjectStore
+from protocol.topics import Topics
+from protocol.transport import Transport
+
+BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
+
+Stores = Callable[[str], ObjectStore]  # the spool of one device
+
+
+class Gate(Protocol):
+    """Who decides whether an answer is worth fetching, and hears of one that turned out broken."""
+
+    def admit(self, update: Update, size: int) -> bool: ...
+
+    def spoiled(self, update: Update, fault: Rejected) -> None: ...
+
+
+class CoordinatorLink(Link):
+    def __init__(
+        self,
+        me: Identity,
+        keyring: Keyring,
+        topics: Topics,
+        transport: Transport,
+        stores: Stores,
+        gate: Gate,
+    ) -> None:
+        super().__init__(me, keyring, topics, transport, DOWN, epoch=me.boot)
+        self._stores, self._gate = stores, gate
+        self._broadcasts: dict[bytes, Broadcast] = {}
+        self._fetches: dict[str, tuple[Fetch, Received]] = {}
+
+    @property
+    def wake_at(self) -> float:
+        fetches = (fetch.wake_at for fetch, _ in self._fetches.values())
+        return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
+
+    def wake(self, now: float) -> None:
+        for fetch, _ in self._fetches.values():
+            fetch.wake(now, max(1, self._room(fetch)))
+        for broadcast in self._broadcasts.values():
+            broadcast.wake(now)
+
+    def send(self, device: str, message: Message) -> None:
+        self.say(self.topics.down(device), message, device)
+
+    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> None:
+        """Serve an object from now on, and no other: one broadcast is open at a time."""
+        if manifest.object in self._broadcasts:
+            self._broadcasts[manifest.object].expect(cohort, holders)
+            return
+        broadcast = Broadcast(manifest, self._sender(manifest, store))
+        broadcast.expect(cohort, holders)
+        self._broadcasts = {manifest.object: broadcast}
+
+    def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        """What is complete after this frame. Raises Rejected where the frame was at fault."""
+        place = self.topics.parse(topic)
+        if place is None or not place.device:
+            raise Rejected(Reason.WRONG_TOPIC, f"a frame on {topic}")
+        if blocks.is_block(frame):
+            return self._block(topic, frame, place.device, now)
+        opened: list[tuple[Header, Message, Attachment]] = []
+
+        def take() -> Taken:
+            found = self.open(topic, frame)
+            if found is None:
+                return {}, False
+            opened.append(found)
+            inline = found[2]
+            return (_body(inline).kinds if isinstance(inline, bytes) else {}), True
+
+        self._counted(topic, frame, self.kind_of(frame), take)
+        return [done for found in opened for done in self._message(*found, now)]
+
+    def abandon(self, device: str | None = None) -> None:
+        """Stop fetching: the round is over, or the device has gone."""
+        for name in [device] if device else list(self._fetches):
+            if held := self._fetches.pop(name, None):
+                held[0].partial.abandon(forget=device is None)
+
+    def _message(
+        self, header: Header, message: Message, attachment: Attachment, now: float
+    ) -> list[Received]:
+        received = Received(header.sender, message, header.run, header.epoch)
+        match message:
+            case Want():
+                if broadcast := self._broadcasts.get(message.object):
+                    broadcast.wanted(header.sender, message, now)
+                return []
+            case Update():
+                return self._update(received, message, attachment, now)
+        return [received]
+
+    def _update(
+        self, received: Received, update: Update, attachment: Attachment, now: float
+    ) -> list[Received]:
+        store = self._stores(received.sender)
+        assert attachment is not None
+        size = len(attachment) if isinstance(attachment, bytes) else attachment.size
+        if not self._gate.admit(update, size):
+            return []
+        if isinstance(attachment, bytes):
+            return self._complete(received, update, store.put_bytes(attachment))
+        if store.has(attachment.object):
+            return self._complete(received, update, attachment.object)
+        held = self._fetches.get(received.sender)
+        if held and held[0].object == attachment.object:
+            self._fetches[received.sender] = (held[0], received)
+            return []
+        self.abandon(received.sender)
+        device = received.sender
+        fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want))
+        self._fetches[device] = (fetch, received)
+        self._feed(now)
+        return []
+
+    def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
+        try:
+            arrays = self._stores(received.sender).open(name)
+        except Rejected as fault:
+            self._gate.spoiled(update, fault)
+            return []
+        return [replace(received, message=replace(update, arrays=arrays), object=name)]
+
+    def _block(self, topic: str, frame: bytes, device: str, now: float) -> list[Received]:
+        held = self._fetches.get(device)
+
+        def take() -> Taken:
+            prefix, index, data = blocks.unpack(frame)
+            if topic != self.topics.up(device):
+                raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
+            if device.encode() + prefix in self._complete_lately:
+                return {}, False
+            if held is None or held[0].object[: len(prefix)] != prefix:
+                raise Rejected(
+                    Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
+                )
+            fresh = held[0].got(index, data, now)
+            start = index * held[0].partial.manifest.block
+            return blocks.kinds_in(held[0].partial.manifest, start, start + len(data)), fresh
+
+        if not self._counted(topic, frame, "block", take) or held is None:
+            return []
+        fetch, received = held
+        if not fetch.partial.complete:
+            self._feed(now)
+            return []
+        del self._fetches[device]
+        self._complete_lately.append(device.encode() + fetch.object[: codec.SHORT_HASH])
+        self._feed(now)
+        assert isinstance(received.message, Update)
+        try:
+            fetch.partial.finish()
+        except Rejected as fault:
+            self._gate.spoiled(received.message, fault)
+            return []
+        return self._complete(received, received.message, fetch.object)
+
+    def _feed(self, now: float) -> None:
+        """Share the budget out, first come first served."""
+        for fetch, _ in list(self._fetches.values()):
+            if room := self._room(fetch):
+                fetch.fill(room, now)
+
+    def _room(self, fetch: Fetch) -> int:
+        others = sum(len(f.asked) for f, _ in self._fetches.values() if f is not fetch)
+        return max(0, min(WINDOW, BUDGET - others))
+
+    def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
+        everyone = self.topics.broadcast(manifest.object.hex())
+
+        def send(device: str | None, index: int, fresh: bool) -> None:
+            topic = everyone if device is None else self.topics.down(device)
+            self.send_block(topic, store, manifest, index, fresh)
+
+        return send
+
+    def _judge(self, message: Message, attachment: Attachment) -> None:
+        if isinstance(message, Update):
+            if attachment is None:
+                raise Rejected(Reason.MALFORMED, "an update without arrays")
+            if isinstance(attachment, Manifest) and attachment.size > self.max_object:
+                raise Rejected(Reason.TOO_LARGE, f"{attachment.size} bytes, over {self.max_object}")
+
+    def _check(self, header: Header, topic: str) -> None:
+        device = header.sender
+        expected = self.topics.device_state(device) if header.kind == "state" else self.topics.up(device)
+        if topic != expected:
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {device} on {topic}")
+
+
+def _body(data: bytes) -> Body:
+    return Body(lambda start, stop: data[start:stop], len(data))

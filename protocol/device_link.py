@@ -1,0 +1,173 @@
+"""The device's end: answers go up, tasks come down when the broadcast they stand on is here in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protocol import blocks, codec
+from protocol.codec import Attachment
+from protocol.fetch import Fetch, indices
+from protocol.link import WINDOW, Link, Received, Taken
+from protocol.messages import Manifest, Message, Task, Update, Want
+from protocol.meter import UP
+from protocol.reasons import Reason, Rejected
+from protocol.seal import COORDINATOR, Header, Identity, Keyring
+from protocol.store import ObjectStore
+from protocol.topics import Topics
+from protocol.transport import Transport
+
+
+class DeviceLink(Link):
+    def __init__(
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, store: ObjectStore
+    ) -> None:
+        super().__init__(me, keyring, topics, transport, UP)
+        self.store = store
+        self._up = topics.up(me.name)
+        self._down = topics.down(me.name)
+        self._offered: dict[bytes, Manifest] = {}
+        self._sent: dict[bytes, bytearray] = {}
+        self._fetch: Fetch | None = None
+        self._waiting: Received | None = None
+
+    @property
+    def wake_at(self) -> float:
+        return self._fetch.wake_at if self._fetch else float("inf")
+
+    @property
+    def coming(self) -> bytes:
+        """Name of the broadcast that is being fetched, or nothing."""
+        return self._fetch.object if self._fetch else b""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Blocks here and blocks in all of the broadcast that is coming."""
+        return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
+
+    def send(self, message: Message) -> None:
+        self.say(self._up, message, COORDINATOR)
+
+    def send_update(self, update: Update, name: bytes) -> None:
+        """Say an answer whose arrays are an object of the store: whole if small, else as an offer."""
+        body = self.store.open(name)
+        size = sum(n for _, n in body.parts)
+        if size <= self.inline:
+            attachment: Attachment = bytes(self.store.read(name, 0, size))
+            self.say(self._up, update, COORDINATOR, attachment, tensors=body.kinds)
+            return
+        if name not in self._offered:
+            self._offered[name] = self.store.manifest(name, self.block)
+            self._sent[name] = bytearray(len(self._offered[name].hashes))
+        self.say(self._up, update, COORDINATOR, self._offered[name])
+
+    def forget(self, name: bytes) -> None:
+        """An answer has its receipt: serve its blocks no more."""
+        self._offered.pop(name, None)
+        self._sent.pop(name, None)
+
+    def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        """What is complete after this frame. Raises Rejected where the frame was at fault."""
+        if blocks.is_block(frame):
+            return self._block(topic, frame, now)
+        opened: list[tuple[Header, Message]] = []
+
+        def take() -> Taken:
+            found = self.open(topic, frame)
+            if found:
+                opened.append(found[:2])
+            return {}, found is not None
+
+        self._counted(topic, frame, self.kind_of(frame), take)
+        return [done for header, message in opened for done in self._message(header, message, now)]
+
+    def wake(self, now: float) -> None:
+        if self._fetch:
+            self._fetch.wake(now, WINDOW)
+
+    def stop_fetching(self) -> None:
+        if self._fetch:
+            self.transport.unsubscribe(self.topics.broadcast(self._fetch.object.hex()))
+            self._fetch.partial.abandon(forget=True)  # another broadcast has taken its place
+        self._fetch = self._waiting = None
+
+    def _message(self, header: Header, message: Message, now: float) -> list[Received]:
+        received = Received(header.sender, message, header.run, header.epoch)
+        match message:
+            case Want():
+                self._serve(message)
+                return []
+            case Task(broadcast=Manifest() as manifest) if not self.store.has(manifest.object):
+                self._begin(received, manifest, now)
+                return []
+            case Task(broadcast=Manifest() as manifest):
+                return [replace(received, object=manifest.object)]
+        return [received]
+
+    def _begin(self, received: Received, manifest: Manifest, now: float) -> None:
+        self._waiting = received
+        if self._fetch and self._fetch.object == manifest.object:
+            return
+        self.stop_fetching()
+        self._waiting = received
+        self.transport.subscribe(self.topics.broadcast(manifest.object.hex()))
+        self._fetch = Fetch(self.store.begin(manifest), self.send)
+        self._fetch.fill(WINDOW, now)
+
+    def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        def take() -> Taken:
+            prefix, index, data = blocks.unpack(frame)
+            fetch = self._fetch
+            if prefix in self._complete_lately:
+                return {}, False
+            if fetch is None or fetch.object[: len(prefix)] != prefix:
+                raise Rejected(
+                    Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
+                )
+            if topic not in (self._down, self.topics.broadcast(fetch.object.hex())):
+                raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
+            fresh = fetch.got(index, data, now)
+            start = index * fetch.partial.manifest.block
+            return blocks.kinds_in(fetch.partial.manifest, start, start + len(data)), fresh
+
+        fresh = self._counted(topic, frame, "block", take)
+        fetch, waiting = self._fetch, self._waiting
+        if not fresh or fetch is None:
+            return []
+        if not fetch.partial.complete:
+            fetch.fill(WINDOW, now)
+            return []
+        self._fetch = self._waiting = None
+        self._complete_lately.append(fetch.object[: codec.SHORT_HASH])
+        self.transport.unsubscribe(self.topics.broadcast(fetch.object.hex()))
+        fetch.partial.finish()
+        return [replace(waiting, object=fetch.object)] if waiting else []
+
+    def _serve(self, want: Want) -> None:
+        manifest = self._offered.get(want.object)
+        if manifest is None:
+            return  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
+        sent = self._sent[want.object]
+        for index in indices(want.ranges, len(manifest.hashes)):
+            self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
+            sent[index] = 1
+
+    def _judge(self, message: Message, attachment: Attachment) -> None:
+        if isinstance(message, Task) and message.broadcast and message.broadcast.size > self.max_object:
+            raise Rejected(Reason.TOO_LARGE, f"a broadcast of {message.broadcast.size} bytes")
+
+    def _check(self, header: Header, topic: str) -> None:
+        if header.sender != COORDINATOR:
+            raise Rejected(Reason.WRONG_TOPIC, f"{header.sender} speaks where only the coordinator may")
+        if header.kind == "state":
+            expected = self.topics.coord_state
+        else:
+            expected = self._down
+            if header.recipient != self.me.name:
+                raise Rejected(Reason.WRONG_RECIPIENT, f"for {header.recipient[:64]}")
+        if topic != expected:
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} on {topic}")
+        if header.epoch < self.epoch:
+            raise Rejected(
+                Reason.STALE_EPOCH, f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
+            )
+        self.run, self.epoch = header.run, header.epoch

@@ -1,0 +1,88 @@
+"""Pulling one object in blocks. What has been asked for and has not come is the sender's whole credit.
+
+Brokers give no back-pressure and drop in silence, so nothing is sent that its receiver did not ask for,
+and what was asked for and did not come is asked for again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from protocol.codec import MAX_RANGES
+from protocol.messages import Want
+from protocol.store import Partial
+
+RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
+LONGEST_RETRY_SECONDS: Final = 20.0
+
+Ask = Callable[[Want], None]
+
+
+class Fetch:
+    """One object on its way in, at most `window` blocks of it in flight."""
+
+    def __init__(self, partial: Partial, ask: Ask) -> None:
+        self.partial, self._ask = partial, ask
+        self.asked: set[int] = set()
+        self._next = 0  # blocks before this one are here or asked for
+        self._retry = RETRY_SECONDS
+        self.wake_at = float("inf")
+
+    @property
+    def object(self) -> bytes:
+        return self.partial.manifest.object
+
+    def fill(self, window: int, now: float) -> None:
+        """Ask for more when at most half of the window is still in flight."""
+        if len(self.asked) * 2 > window:
+            return
+        fresh: list[int] = []
+        while len(self.asked) + len(fresh) < window and self._next < len(self.partial.have):
+            if not self.partial.have[self._next]:
+                fresh.append(self._next)
+            self._next += 1
+        if fresh:
+            self.asked.update(fresh)
+            self._say(fresh, again=False)
+            self.wake_at = now + self._retry
+
+    def got(self, index: int, data: memoryview, now: float) -> bool:
+        """Take a block; True if it is new."""
+        fresh = self.partial.write(index, data)
+        self.asked.discard(index)
+        if fresh:
+            self._retry = RETRY_SECONDS
+            self.wake_at = now + self._retry
+        return fresh
+
+    def wake(self, now: float, window: int) -> None:
+        """Nothing came for a while: ask again for what is missing."""
+        if now < self.wake_at:
+            return
+        missing = [i for i, here in enumerate(self.partial.have) if not here][: max(1, window)]
+        self.asked = set(missing)
+        self._next = max(self._next, missing[-1] + 1 if missing else 0)
+        self._say(missing, again=True)
+        self._retry = min(2 * self._retry, LONGEST_RETRY_SECONDS)
+        self.wake_at = now + self._retry
+
+    def _say(self, indices: list[int], again: bool) -> None:
+        self._ask(Want(self.object, ranges(indices), again))
+
+
+def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Sorted indices as [first, past the last) pairs, as many as one message may carry."""
+    found: list[tuple[int, int]] = []
+    for i in indices:
+        if found and found[-1][1] == i:
+            found[-1] = (found[-1][0], i + 1)
+        elif len(found) == MAX_RANGES:
+            break
+        else:
+            found.append((i, i + 1))
+    return tuple(found)
+
+
+def indices(ranges: tuple[tuple[int, int], ...], blocks: int) -> list[int]:
+    return [i for start, stop in ranges for i in range(start, min(stop, blocks))]

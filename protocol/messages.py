@@ -1,0 +1,126 @@
+"""The vocabulary of the wire: everything one side can say to the other.
+
+A message is a few scalars, and where it carries tensors, `arrays`: a read-only mapping from names to
+NumPy arrays that may live on disk until somebody reads them. No field belongs to one method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.generic]
+Arrays: TypeAlias = Mapping[str, Array]
+
+NOTHING: Arrays = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an object is made of: enough to fetch it in blocks and to believe none of them unchecked."""
+
+    object: bytes  # SHA-256 of the whole
+    size: int
+    block: int  # bytes in every block but the last
+    hashes: tuple[bytes, ...]  # per block: the first 16 bytes of its SHA-256
+    parts: tuple[tuple[str, int], ...]  # (kind, bytes) in order, so that every byte has a kind
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A device is here and ready for work. Said after every connect."""
+
+    device: str
+    classes: int
+    examples: int
+    domain: str = ""
+    software: str = ""
+    protocol: tuple[int, int] = (1, 1)  # lowest and highest major version it speaks
+    plan: bytes = b""  # SHA-256 of the plan it has taken on; empty: none yet
+    counts: tuple[int, ...] = ()  # training samples per class, only where the plan's method needs them
+    holds: tuple[bytes, ...] = ()  # broadcasts it has in full
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """What this run is about: method, settings, network, seed. A device takes it on or says Bye."""
+
+    plan: bytes  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work for one device in one phase of one round. The tensors come as a broadcast."""
+
+    round: int
+    phase: str
+    broadcast: Manifest | None = None
+    seconds: float = 0.0  # until the deadline; a hint, the coordinator decides
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A device's answer to a Task."""
+
+    device: str
+    round: int
+    phase: str
+    examples: int
+    base: bytes = b""  # SHA-256 of the broadcast it was computed from
+    arrays: Arrays = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of an Update. Only this lets a device forget its answer; a PUBACK does not."""
+
+    round: int
+    phase: str
+    verdict: str  # accepted, late, refused
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The coordinator will not work with this device, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Birth and will: the broker says this in the sender's name when its connection dies."""
+
+    online: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """A device leaves on purpose."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is over; devices may go."""
+
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A receiver asks for blocks. What it has asked for and not yet got is the sender's credit."""
+
+    object: bytes
+    ranges: tuple[tuple[int, int], ...]  # [first, past the last), at most MAX_RANGES of them
+    again: bool = False  # asked before and never came: send it to me alone
+
+
+Message: TypeAlias = Hello | Welcome | Task | Update | Receipt | Refusal | State | Bye | Finished | Want

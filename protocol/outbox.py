@@ -1,0 +1,125 @@
+"""What waits to be sent: filled by any thread, emptied by the one that owns the connection."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+MAX_BYTES: Final = 64 << 20  # waiting at most; far above any credit that the layer above grants
+MAX_ORDERS: Final = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    topic: str
+    frame: bytes
+    retain: bool
+    size: int  # of the packet
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    topic: str
+
+
+Order: TypeAlias = Publish | Subscribe | Unsubscribe
+
+
+class Outbox:
+    """Orders in their order. Publishes wait for a place in the window of unacknowledged ones.
+
+    `fileno` becomes readable when there is something to do, so that a selector can watch it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._open = False
+        self._window = self._max_packet = 0
+        self._waiting: deque[Order] = deque()
+        self._bytes = 0
+        self._carried_out = True  # all that was ever put; an order just taken may still be under way
+        self._flying: dict[int, str] = {}  # packet id -> topic, until it is acknowledged
+        self._bell, self._rope = socket.socketpair()
+        self._bell.setblocking(False)
+        self._rope.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody listens any more
+            self._rope.send(b"\0")
+
+    def hush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._bell.recv(4096)
+
+    def close(self) -> None:
+        self._bell.close()
+        self._rope.close()
+
+    def open(self, window: int, max_packet: int) -> None:
+        with self._changed:
+            self._open, self._window, self._max_packet = True, window, max_packet
+
+    def shut(self) -> None:
+        """The connection is gone, and with it all that was waiting or in flight."""
+        with self._changed:
+            self._open, self._bytes = False, 0
+            self._waiting.clear()
+            self._flying.clear()
+            self._carried_out = True
+            self._changed.notify_all()
+
+    def put(self, order: Order) -> str | None:
+        """Why the order is refused, or None. While there is no connection, orders vanish."""
+        with self._changed:
+            if not self._open:
+                return None
+            if isinstance(order, Publish):
+                if order.size > self._max_packet:
+                    return f"a packet of {order.size} bytes; the broker takes {self._max_packet}"
+                if self._bytes + order.size > MAX_BYTES or len(self._waiting) >= MAX_ORDERS:
+                    return f"{self._bytes} bytes in {len(self._waiting)} frames wait for the broker already"
+                self._bytes += order.size
+            self._waiting.append(order)
+            self._carried_out = False
+        self.wake()
+        return None
+
+    def take(self) -> Order | None:
+        """The next order that may be carried out now. Who asks has carried out the one before."""
+        with self._changed:
+            if not self._waiting:
+                self._carried_out = True
+                self._changed.notify_all()
+                return None
+            if isinstance(order := self._waiting[0], Publish):
+                if len(self._flying) >= self._window:
+                    return None
+                self._bytes -= order.size
+            return self._waiting.popleft()
+
+    def sent(self, packet_id: int, topic: str) -> None:
+        with self._changed:
+            self._flying[packet_id] = topic
+
+    def acknowledged(self, packet_id: int) -> str | None:
+        """The topic of the publish that the broker has answered."""
+        with self._changed:
+            topic = self._flying.pop(packet_id, None)
+            self._changed.notify_all()
+            return topic
+
+    def wait_until_empty(self, seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._carried_out and not self._flying, seconds)

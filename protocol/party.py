@@ -1,0 +1,105 @@
+"""The shell that both programs share: one thread owns everything, and all that happens comes as an item."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from protocol.broker import BrokerError
+from protocol.transport import Connected, Disconnected, Done, Item, Stop
+
+log = logging.getLogger("protofleet")
+
+T = TypeVar("T")
+
+
+class Party(Protocol):
+    """An Agent or a Service: told what happens and what time it is, never asking."""
+
+    @property
+    def wake_at(self) -> float: ...
+    @property
+    def finished(self) -> bool: ...
+    def take(self, item: Item, now: float) -> None: ...
+    def wake(self, now: float) -> None: ...
+
+
+class Worker(Protocol):
+    """Where long work goes. `then` is called on the owner's thread with the result, or with the error."""
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
+
+
+class ThreadWorker:
+    """One thread: one piece of work at a time, in the order of submission."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Item]) -> None:
+        self._inbox = inbox
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="worker", daemon=True).start()
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        self._jobs.put(partial(self._do, work, then))
+
+    def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        result: T | Exception
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
+            result = error
+        self._inbox.put(Done(partial(then, result)))
+
+    def _run(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+def wait_for_broker(inbox: queue.SimpleQueue[Item], seconds: float) -> None:
+    """Return when the first connection stands (its item stays in the inbox), or say why it does not."""
+    words, deadline = "", time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            item = inbox.get(timeout=left)
+        except queue.Empty:
+            break
+        match item:
+            case Connected():
+                inbox.put(item)
+                return
+            case Disconnected(reason, final):
+                if final:
+                    raise BrokerError(reason)
+                if reason != words:
+                    log.warning("%s; trying again for %.0f s", reason, left)
+                words = reason
+    raise BrokerError(f"{words or 'no answer from the broker'}; gave up after {seconds:.0f} s")
+
+
+def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> None:
+    """An interrupt from the terminal or from the service manager ends a party in good order."""
+
+    def stop(number: int, frame: object) -> None:
+        inbox.put(Stop(f"signal {signal.Signals(number).name}"))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+
+def serve(party: Party, inbox: queue.SimpleQueue[Item], clock: Callable[[], float]) -> None:
+    """Feed a party until it has finished."""
+    while not party.finished:
+        wait = party.wake_at - clock()
+        try:
+            item = inbox.get(timeout=max(0.0, min(wait, 3600.0)))
+        except queue.Empty:
+            party.wake(clock())
+        else:
+            party.take(item, clock())
+            if party.wake_at <= clock():
+                party.wake(clock())

@@ -1,0 +1,200 @@
+"""Objects on disk: complete ones under their SHA-256, unfinished ones beside them with their blocks.
+
+Nothing larger than one block stays in memory. A complete object appears by rename and never changes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from protocol.arrays import Body, encode, parts
+from protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
+from protocol.messages import Arrays, Manifest
+from protocol.reasons import Reason, Rejected
+
+CHUNK: Final = 1 << 20
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class ObjectStore:
+    """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
+
+    def __init__(self, folder: Path, durable: bool = True) -> None:
+        self.folder, self.durable = folder, durable
+        self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
+        """Write arrays as an object, reading one array at a time."""
+        made = parts(arrays)
+        size = sum(n for _, n in made)
+        target = self.folder / f"new-{os.getpid()}-{id(arrays)}"
+        with target.open("wb") as file:
+            manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
+        self._finish(target, manifest.object)
+        self._made = {manifest.object: manifest}
+        return manifest
+
+    def put_bytes(self, body: bytes) -> bytes:
+        """Write a body that came whole; its name comes back."""
+        name = hashlib.sha256(body).digest()
+        target = self.folder / f"new-{os.getpid()}-{id(body)}"
+        try:
+            target.write_bytes(body)
+            self._finish(target, name)
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            raise _no_room(error) from None
+        return name
+
+    def has(self, name: bytes) -> bool:
+        return self._path(name).is_file()
+
+    def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
+        """The manifest of an object that is here, made again from its bytes where a restart forgot it."""
+        size = self._path(name).stat().st_size
+        if (made := self._made.get(name)) and made.block == block_size(size, block):
+            return made
+        body = self.open(name)
+        return manifest_of(self._stream(name), body.parts, block_size(size, block))
+
+    def open(self, name: bytes) -> Body:
+        path = self._path(name)
+        return Body(lambda start, stop: _read(path, start, stop), path.stat().st_size)
+
+    def read(self, name: bytes, start: int, stop: int) -> bytes:
+        return _read(self._path(name), start, stop)
+
+    def names(self) -> list[bytes]:
+        return [bytes.fromhex(p.stem) for p in self.folder.glob("*.body")]
+
+    def keep(self, wanted: set[bytes]) -> None:
+        """Forget every complete object but these."""
+        names = {name.hex() for name in wanted}
+        for path in self.folder.glob("*.body"):
+            if path.stem not in names:
+                path.unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Forget what dead processes left half-written, before this one writes."""
+        for path in (*self.folder.glob("new-*"), *self.folder.glob("*.part")):
+            path.unlink(missing_ok=True)
+
+    def drop(self, name: bytes) -> None:
+        self._path(name).unlink(missing_ok=True)
+
+    def begin(self, manifest: Manifest) -> Partial:
+        return Partial(self, manifest)
+
+    def _stream(self, name: bytes) -> Iterator[bytes]:
+        with self._path(name).open("rb") as file:
+            while data := file.read(CHUNK):
+                yield data
+
+    def _finish(self, target: Path, name: bytes) -> None:
+        if self.durable:
+            sync(target)
+        target.replace(self._path(name))
+        if self.durable:
+            sync(self.folder)
+
+    def _path(self, name: bytes) -> Path:
+        return self.folder / f"{name.hex()}.body"
+
+
+class Partial:
+    """An object on its way in. Blocks are checked as they come; what a dead process wrote is used again."""
+
+    def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._path = store.folder / f"{manifest.object.hex()}.part"
+        self.have = bytearray(len(manifest.hashes))
+        if self._path.exists() and self._path.stat().st_size == manifest.size:
+            self._recover()
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            os.ftruncate(self._file, manifest.size)
+        except OSError as error:
+            raise _no_room(error) from None
+
+    @property
+    def complete(self) -> bool:
+        return all(self.have)
+
+    def write(self, index: int, data: memoryview) -> bool:
+        """Take a block; False where it was here already."""
+        if index >= len(self.have) or len(data) != length_of(self.manifest, index):
+            raise Rejected(
+                Reason.BAD_BLOCK, f"block {index} of {len(data)} bytes does not belong to the object"
+            )
+        if self.have[index]:
+            return False
+        if short_hash(data) != self.manifest.hashes[index]:
+            raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
+        try:
+            os.pwrite(self._file, data, index * self.manifest.block)
+        except OSError as error:
+            raise _no_room(error) from None
+        self.have[index] = 1
+        return True
+
+    def finish(self) -> None:
+        """Check the whole and give it its name."""
+        os.close(self._file)
+        whole = hashlib.sha256()
+        with self._path.open("rb") as file:
+            while data := file.read(CHUNK):
+                whole.update(data)
+        if whole.digest() != self.manifest.object:
+            self._path.unlink(missing_ok=True)
+            raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
+        self._store._finish(self._path, self.manifest.object)
+
+    def abandon(self, forget: bool = True) -> None:
+        os.close(self._file)
+        if forget:
+            self._path.unlink(missing_ok=True)
+
+    def _recover(self) -> None:
+        with self._path.open("rb") as file:
+            for index, data in enumerate(recut(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
+                self.have[index] = short_hash(data) == self.manifest.hashes[index]
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _tee(pieces: Iterator[bytes | memoryview], write: object) -> Iterator[bytes | memoryview]:
+    for piece in pieces:
+        write(piece)  # type: ignore[operator]
+        yield piece
+
+
+def _read(path: Path, start: int, stop: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        data = bytearray(stop - start)
+        view, filled = memoryview(data), 0
+        while filled < len(data) and (count := file.readinto(view[filled:])):
+            filled += count
+    if filled < len(data):
+        raise Rejected(Reason.BAD_BODY, f"{path.name} ends before byte {stop}")
+    return data  # type: ignore[return-value]  # a bytearray serves; copying a model to please a type would not
+
+
+def _no_room(error: OSError) -> Exception:
+    if error.errno in FULL:
+        return Rejected(Reason.NO_ROOM, f"the disk is full: {error.strerror}")
+    return error

@@ -1,0 +1,83 @@
+"""Frames in, frames out. What carries them (MQTT, or memory in the simulator) stays behind this door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The session is up. Limits are the broker's, as it stated them."""
+
+    max_packet: int  # bytes; what the broker accepts in one PUBLISH packet
+    receive_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    topic: str
+    frame: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The session is down. `final` says that trying again would be wrong (taken over, not allowed ...)."""
+
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The broker took a frame and refused to pass it on (its ACL, its quota)."""
+
+    topic: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Work handed to another thread has ended; `call` brings its result home."""
+
+    call: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody wants this process to end in good order."""
+
+    reason: str
+
+
+Item: TypeAlias = Connected | Arrived | Disconnected | Denied | Done | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker publishes, retained, when this party's connection dies."""
+
+    topic: str
+    frame: bytes
+
+
+class Transport(Protocol):
+    """Everything received comes out of one inbox, given at construction, as an `Item`."""
+
+    def subscribe(self, topic: str) -> None:
+        """Ask for a topic now and after every reconnect."""
+
+    def unsubscribe(self, topic: str) -> None: ...
+
+    def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
+        """QoS 1. While the connection is down the frame is dropped: whoever needs an answer asks again."""
+
+    def close(self) -> None: ...
+
+
+def packet_bytes(topic: str, frame: int) -> int:
+    """Exact size of an MQTT 5 PUBLISH at QoS 1 without properties."""
+    remaining = 2 + len(topic.encode()) + 2 + 1 + frame
+    length = 1 + (remaining > 127) + (remaining > 16_383) + (remaining > 2_097_151)
+    return 1 + length + remaining

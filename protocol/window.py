@@ -1,0 +1,35 @@
+"""Which sequence numbers of a sender have been seen, in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.reasons import Reason, Rejected
+
+WIDTH: Final = 1024  # how far behind the newest a message may come and still be judged
+
+
+@dataclass
+class Window:
+    boot: int = 0
+    newest: int = 0
+    _seen: int = 0  # bit i: newest - i has been seen
+
+    def is_new(self, boot: int, sequence: int) -> bool:
+        """True the first time. A newer boot fences the older one; too old to judge counts as seen."""
+        if boot < self.boot:
+            raise Rejected(Reason.STALE_BOOT, f"boot {boot}, but {self.boot} has been heard")
+        if boot > self.boot:
+            self.boot, self.newest, self._seen = boot, sequence, 1
+            return True
+        if sequence > self.newest:
+            shift = min(sequence - self.newest, WIDTH)  # a forged leap must not shift for ever
+            self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
+            self.newest = sequence
+            return True
+        bit = 1 << (self.newest - sequence)
+        if self.newest - sequence >= WIDTH or self._seen & bit:
+            return False
+        self._seen |= bit
+        return True

@@ -1,0 +1,124 @@
+"""Real brokers on the loopback. A test without its broker is skipped at home and fails in CI."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import pytest
+
+from deploy.broker import LocalBroker
+from protocol.broker import BrokerAddress, BrokerError
+from protocol.mqtt import Mqtt
+from protocol.transport import Arrived, Connected, Denied, Disconnected, Item
+
+PATIENCE = 20.0  # seconds; how long a loaded machine may take for what takes milliseconds
+Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
+
+
+class Peer:
+    """An `Mqtt` and its inbox. Waiting is for an item, never for a time."""
+
+    def __init__(self, name: str, address: BrokerAddress, **options: Any) -> None:
+        self.name, self.inbox = name, queue.SimpleQueue[Item]()
+        options.setdefault("retry_seconds", (0.02, 0.2))
+        self.mqtt = Mqtt(name, address, self.inbox, **options)
+
+    def next(self, kind: type[Kind], check: Callable[[Kind], bool] = lambda item: True) -> Kind:
+        """The next item of this kind that passes the check; those before it are gone."""
+        deadline = time.monotonic() + PATIENCE
+        seen: list[Item] = []
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                item = self.inbox.get(timeout=left)
+            except queue.Empty:
+                break
+            if isinstance(item, kind) and check(item):
+                return item
+            seen.append(item)
+        raise AssertionError(f"{self.name} waited {PATIENCE} s for {kind.__name__}; it saw {seen[-5:]}")
+
+    def frame(self, topic: str) -> bytes:
+        return self.next(Arrived, lambda item: item.topic == topic).frame
+
+    def ready(self) -> Peer:
+        """Connected, and its subscriptions stand: it hears itself, and brokers work in order."""
+        self.next(Connected)
+        echo = f"echo/{uuid.uuid4().hex}"
+        self.mqtt.subscribe(echo)
+        self.mqtt.publish(echo, b"")
+        self.frame(echo)
+        self.mqtt.unsubscribe(echo)
+        return self
+
+
+def missing(error: BrokerError) -> NoReturn:
+    if os.environ.get("CI"):
+        pytest.fail(str(error))
+    pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def start_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalBroker]]:
+    """More Mosquittos, with rules of their own. They end with the session at the latest."""
+    started: list[LocalBroker] = []
+
+    def start(*more: str, **options: Any) -> LocalBroker:
+        folder: Path = tmp_path_factory.mktemp("mosquitto")
+        try:
+            broker = LocalBroker(folder, "mosquitto", more=more, **options)
+        except BrokerError as error:
+            missing(error)
+        broker.start()
+        started.append(broker)
+        return broker
+
+    yield start
+    for broker in started:
+        broker.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(start_mosquitto: Callable[..., LocalBroker]) -> LocalBroker:
+    return start_mosquitto(sys_seconds=1)
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    try:
+        broker = LocalBroker(tmp_path_factory.mktemp("embedded"), "embedded")
+    except BrokerError as error:
+        missing(error)
+    with broker:
+        yield broker
+
+
+@pytest.fixture(params=["mosquitto", "embedded"])
+def any_broker(request: pytest.FixtureRequest) -> LocalBroker:
+    found: LocalBroker = request.getfixturevalue("broker" if request.param == "mosquitto" else "embedded")
+    return found
+
+
+@pytest.fixture
+def federation() -> str:
+    """A name that no other test uses, so that tests share a broker at the same time."""
+    return f"f{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def peer(federation: str) -> Iterator[Callable[..., Peer]]:
+    """Makes peers with client ids of this test; closes what the test left open."""
+    peers: list[Peer] = []
+
+    def make(name: str, address: BrokerAddress, **options: Any) -> Peer:
+        peers.append(Peer(f"{federation}.{name}", address, **options))
+        return peers[-1]
+
+    yield make
+    for made in peers:
+        made.mqtt.close()

@@ -1,0 +1,316 @@
+"""Whatever happens, in whatever order, the round keeps its promises."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from coordinator.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Answered,
+    Close,
+    Dismiss,
+    Drop,
+    Finish,
+    Joined,
+    Left,
+    Policy,
+    Recovered,
+    Repeat,
+    Rollback,
+    Save,
+    Send,
+    Woke,
+)
+from coordinator.machine import Phase, RoundMachine
+
+DEVICES = [f"d{i}" for i in range(5)]
+PHASES = ("train", "mix")
+POLICY = Policy(rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0)
+
+
+class AnyWeather(RuleBasedStateMachine):
+    """Devices that come, go, answer late, twice and wrongly; a coordinator that dies at any moment.
+
+    The test keeps a disk of its own, filled only by the commands, as the service would.
+    """
+
+    machine_class = RoundMachine
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.said = 0.0, []
+        self.machine = self.machine_class(POLICY)
+        self.thinking = None  # the Advance that the worker has in hand
+        self.disk = {"save": None, "closed": {}, "accepted": {}}
+        self.story = []  # (round, attempt, phase, devices) that reached the server half
+
+    def happen(self, event):
+        self.perform(self.machine.handle(event, self.now))
+
+    def perform(self, commands):
+        self.said += commands
+        for command in commands:
+            match command:
+                case Save():
+                    self.disk["save"] = command
+                    rounds = {k: v for k, v in self.disk["accepted"].items() if k[0] >= command.round}
+                    self.disk["accepted"] = rounds
+                    self.disk["closed"] = {k: v for k, v in self.disk["closed"].items() if k[0] >= command.round}
+                case Rollback():
+                    self.disk["closed"] = {}
+                case Close(round, phase, devices):
+                    self.disk["closed"][round, phase] = devices
+                case Accept(device, round, phase):
+                    self.disk["accepted"].setdefault((round, phase), {})[device] = self.machine.base
+                case Advance(round, phase, devices):
+                    self.thinking = command
+                    self.story.append((round, self.machine.attempt, phase, devices))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def join(self, device):
+        self.happen(Joined(device))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def leave(self, device):
+        self.happen(Left(device))
+
+    @rule(
+        device=st.sampled_from(DEVICES),
+        back=st.integers(0, 1),
+        phase=st.sampled_from(PHASES),
+        stale=st.booleans(),
+        problem=st.sampled_from([None, None, None, "means is (9, 64), not (10, 64)"]),
+    )
+    def answer(self, device, back, phase, stale, problem):
+        base = b"?" if stale else self.base(phase)
+        self.happen(Answered(device, self.machine.round - back, phase, base, problem))
+
+    @precondition(lambda self: self.machine.phase is Phase.COLLECTING)
+    @rule()
+    def everybody_answers(self):
+        for device in self.machine.cohort:
+            if self.machine.phase is Phase.COLLECTING:
+                self.happen(Answered(device, self.machine.round, self.machine.asked, self.machine.base))
+
+    @precondition(lambda self: self.thinking is not None)
+    @rule()
+    def server_half_is_done(self):
+        done, self.thinking = self.thinking, None
+        last = done.round > POLICY.rounds or done.phase == PHASES[-1]
+        if done.phase is not None and last:
+            self.happen(Advanced(None))
+        else:
+            phase = "evaluate" if done.round > POLICY.rounds else PHASES[0] if done.phase is None else PHASES[1]
+            self.happen(Advanced(phase, self.base(phase)))
+
+    @rule(seconds=st.floats(0, 15))
+    def wait(self, seconds):
+        self.now += seconds
+        if self.machine.wake_at is not None and self.now >= self.machine.wake_at:
+            self.happen(Woke())
+
+    @rule()
+    def crash(self):
+        """Only the disk is left; devices that are there say hello again."""
+        present, self.machine, self.thinking = sorted(self.machine.roster), self.machine_class(POLICY), None
+        if saved := self.disk["save"]:
+            closed = {phase: d for (r, phase), d in self.disk["closed"].items() if r == saved.round}
+            accepted = {phase: d for (r, phase), d in self.disk["accepted"].items() if r == saved.round}
+            past = Recovered(saved.round, saved.attempt, saved.cohort, closed, accepted)
+            self.perform(self.machine.resume(past))
+        for device in present:
+            self.happen(Joined(device))
+
+    def base(self, phase):
+        """A broadcast depends on all that the server half has seen since the save."""
+        m = self.machine
+        seen = (m.round, phase, self.disk["closed"].get((m.round, PHASES[0])) if phase == "mix" else None)
+        return repr(seen).encode()
+
+    @invariant()
+    def saves_before_it_sends(self):
+        saved = 0
+        for command in self.said:
+            saved = max(saved, command.round) if isinstance(command, Save) else saved
+            assert not isinstance(command, Send) or command.round <= saved
+
+    @invariant()
+    def a_phase_is_durable_before_the_server_half_sees_it(self):
+        for before, command in zip([None, *self.said], self.said):
+            if isinstance(command, Advance) and command.phase is not None and isinstance(before, Close):
+                assert before.devices == command.devices
+
+    @invariant()
+    def the_server_half_hears_sorted_devices_and_never_below_quorum(self):
+        for number, _, phase, devices in self.story:
+            assert list(devices) == sorted(set(devices))
+            assert phase is None or number > POLICY.rounds or len(devices) >= POLICY.quorum
+
+    @invariant()
+    def a_phase_of_one_attempt_always_ends_with_the_same_devices(self):
+        ended = {}
+        for number, attempt, phase, devices in self.story:
+            if phase is not None:
+                assert ended.setdefault((number, attempt, phase), devices) == devices
+
+    @invariant()
+    def an_answer_is_accepted_once(self):
+        accepted = Counter(
+            (c.device, c.round, c.phase, a) for c, a in zip(self.said, self.attempts()) if isinstance(c, Accept)
+        )
+        assert not accepted or max(accepted.values()) == 1
+
+    def attempts(self):
+        attempt = 0
+        for command in self.said:
+            attempt = attempt + 1 if isinstance(command, Rollback) else attempt
+            yield attempt
+
+    @invariant()
+    def rounds_only_go_up(self):
+        rounds = [c.round for c in self.said if isinstance(c, Save)]
+        assert rounds == sorted(rounds)
+
+    @invariant()
+    def only_who_is_there_is_invited(self):
+        assert set(self.machine.cohort) <= set(DEVICES) and len(self.machine.cohort) <= max(3, len(DEVICES))
+        if not self.machine.evaluating:
+            assert len(self.machine.cohort) <= POLICY.cohort
+
+    @invariant()
+    def says_nothing_new_after_the_end(self):
+        if self.machine.phase is Phase.FINISHED:
+            words = [c for c in self.said if not isinstance(c, Drop | Repeat | Dismiss)]
+            assert isinstance(words[-1], Finish)
+
+    @invariant()
+    def knows_when_to_wake_whenever_it_waits(self):
+        m = self.machine
+        if m.phase is Phase.COLLECTING:
+            assert m.wake_at is not None and m.wake_at <= self.now + POLICY.patience_seconds
+        if m.phase is Phase.GATHERING and len(m.roster) >= POLICY.quorum:
+            assert m.wake_at is not None
+        if m.phase in (Phase.THINKING, Phase.FINISHED):
+            assert m.wake_at is None
+
+    @invariant()
+    def never_stands_still_when_everybody_has_answered(self):
+        m = self.machine
+        assert m.phase is not Phase.COLLECTING or set(m.cohort) - m.answered
+
+    def teardown(self):
+        """With faults over and a quorum present, the run ends: liveness."""
+        for device in DEVICES:
+            self.happen(Joined(device))
+        for _ in range(200):
+            if self.machine.phase is Phase.FINISHED:
+                return
+            if self.thinking is not None:
+                self.server_half_is_done()
+            elif self.machine.phase is Phase.COLLECTING:
+                self.everybody_answers()
+            else:
+                self.wait(1.0)
+        raise AssertionError(f"still {self.machine.phase} in round {self.machine.round}")
+
+
+AnyWeather.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyWeather = AnyWeather.TestCase
+
+
+def machine(**rules):
+    return RoundMachine(Policy(**{"rounds": 2, "quorum": 2, "settle_seconds": 0.0, **rules}))
+
+
+def started(m, devices="abc", phase="train"):
+    for device in devices:
+        m.handle(Joined(device), 0.0)
+    m.handle(Woke(), 0.0)
+    return m.handle(Advanced(phase, b"base"), 0.0)
+
+
+def answer(m, device, now=1.0, **changed):
+    event = {"device": device, "round": 1, "phase": "train", "base": b"base", **changed}
+    return m.handle(Answered(**event), now)
+
+
+def test_a_round_waits_for_all_of_the_cohort():
+    m = machine(quorum=3)
+    assert [c.device for c in started(m)] == ["a", "b", "c"]
+    assert answer(m, "c") == [Accept("c", 1, "train")]
+    assert answer(m, "a") == [Accept("a", 1, "train")]
+    assert answer(m, "b")[1:] == [Close(1, "train", ("a", "b", "c")), Advance(1, "train", ("a", "b", "c"))]
+
+
+def test_the_deadline_closes_a_round_that_has_its_quorum():
+    m = machine(cohort=3, quorum=2, patience_seconds=5.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a"), answer(m, "b")
+    assert m.wake_at == 5.0 and m.handle(Woke(), 4.9) == []
+    assert m.handle(Woke(), 5.0)[0] == Close(1, "train", ("a", "b"))
+    (late,) = answer(m, "c", now=6.0)
+    assert isinstance(late, Drop) and late.verdict == "late"
+
+
+def test_too_few_answers_by_the_deadline_start_the_round_again_with_what_is_in():
+    m = machine(cohort=2, quorum=2, patience_seconds=5.0)
+    for device in "ab":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a")
+    commands = m.handle(Woke(), 5.0)
+    assert commands[0] == Rollback() and commands[1] == Save(1, 1, ("a", "b"))
+    sends = m.handle(Advanced("train", b"base"), 6.0)
+    assert [c.device for c in sends] == ["b"]  # the answer of a is good for the same question
+
+
+def test_a_device_that_left_is_waited_for_only_so_long():
+    m = machine(cohort=3, quorum=2, patience_seconds=100.0, grace_seconds=3.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a"), answer(m, "b")
+    m.handle(Left("c"), 2.0)
+    assert m.wake_at == 5.0
+    assert m.handle(Joined("c"), 3.0) == [Send("c", 1, "train", 97.0)]  # back in time: asked again
+    assert m.wake_at == 100.0
+
+
+def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
+    m = machine(quorum=3)
+    started(m)
+    answer(m, "a")
+    assert answer(m, "a") == [Repeat("a", 1, "train")]
+    (drop,) = answer(m, "b", problem="means is not finite")
+    assert drop == Drop("b", 1, "train", "refused", "means is not finite")
+    (drop,) = answer(m, "z")
+    assert drop.reason == "not in this round's cohort"
+    (drop,) = answer(m, "b", base=b"other")
+    assert drop.verdict == "late"
+
+
+def test_the_cohort_is_a_seeded_draw():
+    def draw(seed):
+        m = RoundMachine(Policy(rounds=1, quorum=2, cohort=4, settle_seconds=1.0), seed)
+        for i in range(20):
+            m.roster.add(f"d{i:02}")
+        m.handle(Woke(), 0.0), m.handle(Woke(), 1.0)
+        return m.cohort
+
+    assert draw(1) == draw(1) != draw(2) and len(draw(1)) == 4 and list(draw(1)) == sorted(draw(1))
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"rounds": 0}, {"quorum": 0}, {"cohort": 1, "quorum": 2}, {"patience_seconds": 0.0}, {"grace_seconds": -1.0}],
+)
+def test_impossible_rules_are_refused_with_their_value(rules):
+    with pytest.raises(ValueError, match="is -?[01]"):
+        Policy(**{"rounds": 1, **rules})

@@ -1,0 +1,245 @@
+"""FedLSA's halves, called directly: anchors on the server, the sphere on the devices."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from methods import fedavg, fedlsa
+from methods.base import Ask
+from methods.local import LocalHyper
+from methods.maths import anchor_cross_entropy, margins, separation
+from methods.weights import snapshot, weights_of
+from tests.methods.tiny import answer, clients_of, floats, normal, play, same, server_of
+
+HYPER = fedlsa.Hyper(epochs=2, batch=8, lr=0.05, server_epochs=20)
+
+
+def halves(hyper=HYPER, **network):
+    return server_of(fedlsa.METHOD, hyper, **network), clients_of(fedlsa.METHOD, hyper, **network)
+
+
+def client_with(anchors=None, **changes):
+    client = clients_of(fedlsa.METHOD, replace(HYPER, **changes))["device-0"]
+    client.receive({} if anchors is None else {"anchors": anchors})
+    return client
+
+
+def directions(rows=3, size=6, seed=0):
+    return F.normalize(normal(rows, size, seed=seed, dtype=torch.float32), dim=1)
+
+
+def test_the_first_round_has_anchors_of_the_first_classifier():
+    server, clients = halves()
+    assert "anchors" not in server.payload()  # nothing is trained before the round
+    ask = next(server.round())
+    assert floats(ask.payload) == {"weights": 40 + 54 + 21, "anchors": 3 * 6}
+    assert floats(answer(clients["device-0"], ask, 1)) == {"weights": 40 + 54 + 21}
+
+
+def test_skipping_leaves_the_anchors_out_of_round_one_only():
+    server, clients = halves(replace(HYPER, anchors_first_round="skip"))
+    first = next(server.round())
+    assert "anchors" not in first.payload and "anchors" not in first.wants
+    play(server, clients, 1)
+    assert same(next(server.round()).payload, server.payload()) and "anchors" in server.payload()
+
+
+def test_what_follows_the_last_round_is_what_the_next_round_would_send():
+    server, clients = halves()
+    play(server, clients, 1)
+    assert same(snapshot(server.payload()), snapshot(next(server.round()).payload))
+
+
+def test_anchors_are_unit_vectors_and_the_classifier_stays_frozen():
+    server, clients = halves()
+    play(server, clients, 1)
+    before = snapshot(weights_of(server.model))
+    R, Theta = server.learner.R.detach().clone(), snapshot(weights_of(server.learner.Theta))
+    server.fit_anchors()
+    assert_close(server.anchors.norm(dim=1), torch.ones(3))
+    assert same(before, weights_of(server.model))
+    assert all(w.grad is None for w in server.model.parameters())
+    assert not torch.equal(R, server.learner.R)
+    assert not torch.equal(Theta["weights.0.weight"], server.learner.Theta[0].weight)
+    assert not server.anchors.requires_grad
+
+
+def test_r_and_theta_go_on_from_the_round_before():
+    twice, once = (server_of(fedlsa.METHOD, replace(HYPER, server_epochs=n)) for n in (10, 20))
+    twice.fit_anchors()
+    twice.fit_anchors()
+    once.fit_anchors()
+    assert torch.equal(twice.anchors, once.anchors)
+
+
+def test_anchors_come_from_the_seed_alone():
+    one = server_of(fedlsa.METHOD, HYPER)
+    torch.manual_seed(3)
+    other = server_of(fedlsa.METHOD, HYPER)
+    foreign = fedlsa.Server(one.model, HYPER, 8)
+    for server in (one, other, foreign):
+        server.fit_anchors()
+    assert torch.equal(one.anchors, other.anchors) and not torch.equal(one.anchors, foreign.anchors)
+
+
+def trained_head(server):
+    """A classifier as rounds of training make it: long rows, one direction a class, two of them close."""
+    rows = directions()
+    rows[1] = F.normalize(rows[0] + 0.5 * rows[1], dim=0)
+    with torch.no_grad():
+        server.model.head.weight.copy_(6.0 * rows)
+        server.model.head.bias.zero_()
+
+
+def test_by_default_anchors_are_told_apart_and_spread_as_a_simplex():
+    server = server_of(fedlsa.METHOD, fedlsa.Hyper())
+    trained_head(server)
+    server.fit_anchors()
+    cosines = (server.anchors @ server.anchors.T)[~torch.eye(3, dtype=torch.bool)]
+    assert cosines.mean() == pytest.approx(-1 / 2, abs=0.01)
+    assert anchor_cross_entropy(server.model.head, server.anchors).detach() < 0.1
+
+
+def test_the_separation_loss_widens_the_margins():
+    def margin(**changes):
+        server = server_of(fedlsa.METHOD, fedlsa.Hyper(alpha=0.4, tau=0.2, **changes))
+        trained_head(server)
+        server.fit_anchors()
+        return float(margins(server.anchors).min())
+
+    assert margin() > margin(use_sep=False) + 0.01
+
+
+@pytest.mark.parametrize("reading, inside", [("inside", True), ("paper", False)])
+def test_the_servers_loss_is_equation_5(reading, inside):
+    server = server_of(fedlsa.METHOD, replace(HYPER, separation=reading, alpha=0.3, tau=0.2))
+    anchors, head = directions(), server.model.head
+    expected = anchor_cross_entropy(head, anchors) + 0.3 * separation(anchors, 0.2, tau_inside=inside)
+    assert_close(server.anchor_loss(head, anchors), expected)
+    server.hyper = replace(server.hyper, use_sep=False)
+    assert_close(server.anchor_loss(head, anchors), anchor_cross_entropy(head, anchors))
+
+
+def naive_h(client):
+    z = client.model.projector(client.model.features(client.data.x))
+    return torch.stack([row / row.norm() for row in z])
+
+
+def test_the_clients_loss_is_equation_10():
+    anchors = directions()
+    client = client_with(anchors, lam=0.7, tau=0.2)
+    h, y = naive_h(client), client.data.y
+    shares = torch.softmax(h @ anchors.T / 0.2, dim=1)[range(len(y)), y]
+    expected = F.cross_entropy(client.model.head(h), y) - 0.7 * shares.log().mean()
+    assert_close(client.objective(client.data.x, y), expected)
+
+
+def test_an_empty_payload_takes_nothing_away():
+    client = client_with(directions())
+    client.receive({})
+    assert torch.equal(client.anchors, directions())
+
+
+@pytest.mark.parametrize("com", ["vmf", "l2", "none"])
+def test_without_anchors_or_compactness_the_loss_is_cross_entropy_on_the_sphere(com):
+    client = client_with(None if com != "none" else directions(), com=com)
+    entropy = F.cross_entropy(client.model.head(naive_h(client)), client.data.y)
+    assert_close(client.objective(client.data.x, client.data.y), entropy)
+
+
+def test_the_ablation_pulls_h_to_its_anchor_by_squared_length():
+    anchors = directions()
+    client = client_with(anchors, com="l2", lam=0.7)
+    h, y = naive_h(client), client.data.y
+    gap = torch.stack([((a - anchors[c]) ** 2).sum() for a, c in zip(h, y, strict=True)]).mean()
+    expected = F.cross_entropy(client.model.head(h), y) + 0.7 * gap
+    assert_close(client.objective(client.data.x, y), expected)
+
+
+@pytest.mark.parametrize("com", ["vmf", "l2"])
+def test_training_gathers_a_device_around_the_anchors(com):
+    def spread(**changes):
+        client = client_with(directions().roll(1, 0), epochs=20, **changes)  # not where it goes by itself
+        client.run(Ask("train"))
+        return fedlsa.COM[com](naive_h(client), client.data.y, client.anchors, HYPER.tau).detach()
+
+    assert 5 * spread(lam=1.0, com=com) < spread(com="none")
+
+
+@pytest.mark.parametrize("projector", [True, False])
+def test_the_classifier_sees_directions_only(projector):
+    server, clients = halves(projector=projector)
+    play(server, clients, 1)
+    client = clients["device-0"]
+    client.receive(server.payload())
+    scores = client.predict(client.data.x)
+    with torch.no_grad():
+        last = client.model.projector if projector else client.model.features[0]
+        last.weight.mul_(10)
+        last.bias.mul_(10)
+    assert_close(client.predict(client.data.x), scores)
+    assert_close(client.sphere(client.data.x).norm(dim=1), torch.ones(len(scores)))
+
+
+def test_without_both_losses_it_is_fedavg_on_the_sphere(monkeypatch):
+    server, clients = halves(replace(HYPER, use_sep=False, com="none"))
+    play(server, clients, 1)
+    plain = LocalHyper(epochs=2, batch=8, lr=0.05)
+    other, others = server_of(fedavg.METHOD, plain), clients_of(fedavg.METHOD, plain)
+    for client in others.values():
+        forward = client.model.head.forward
+        monkeypatch.setattr(client.model.head, "forward", lambda z, f=forward: f(F.normalize(z, dim=1)))
+    play(other, others, 1)
+    for name, w in other.payload().items():
+        assert_close(server.payload()[name], w)
+
+
+def test_the_ledger_gets_the_margins_between_anchors():
+    server, clients = halves()
+    assert server.monitor() == {}
+    play(server, clients, 1)
+    figures = server.monitor()
+    nearest = torch.cdist(server.anchors, server.anchors).fill_diagonal_(math.inf).min(dim=1).values
+    assert sorted(figures) == ["margin.0", "margin.1", "margin.2", "margin.mean"]
+    assert [figures[f"margin.{c}"] for c in range(3)] == pytest.approx(nearest.tolist())
+    assert figures["margin.mean"] == pytest.approx(float(nearest.mean()))
+
+
+def test_restoring_a_state_before_the_first_fit_forgets_the_anchors():
+    server, clients = halves()
+    start = server.state()
+    play(server, clients, 1)
+    after = server.anchors
+    server.restore(start)
+    assert server.anchors is None and "anchors" not in server.payload()
+    for client in clients.values():
+        client.anchors = None
+    play(server, clients, 1)
+    assert torch.equal(server.anchors, after)
+
+
+@pytest.mark.parametrize(
+    "setting, value, limit",
+    [
+        ("tau", 0.0, "above 0"),
+        ("alpha", -1.0, "at least 0"),
+        ("lam", -1.0, "at least 0"),
+        ("server_epochs", 0, "at least 1"),
+        ("server_lr", math.nan, "above 0"),
+        ("anchors_first_round", "no", "one of pretrain, skip"),
+        ("separation", "no", "one of inside, paper"),
+        ("com", "no", "one of vmf, l2, none"),
+        ("batch", 0, "at least 1"),
+    ],
+)
+def test_impossible_settings_name_value_and_limit(setting, value, limit):
+    shown = repr(value) if isinstance(value, str) else value
+    with pytest.raises(ValueError) as error:
+        fedlsa.Hyper(**{setting: value})
+    assert str(error.value) == f"{setting} is {shown}, it must be {limit}"

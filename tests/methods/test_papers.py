@@ -1,0 +1,194 @@
+"""What each paper says its halves do. They are called directly; the wire has its own suite."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+from methods import fedavg, fedlsa, fedproto, fedprox, singleset
+from methods.base import seeded
+from methods.local import LocalHyper, train
+from methods.weights import snapshot, weights_of
+from tests.methods.tiny import (
+    SHARDS,
+    Shard,
+    answer,
+    clients_of,
+    floats,
+    play,
+    same,
+    server_of,
+    shard,
+    tiny,
+)
+
+LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
+HYPERS = {
+    fedavg: LocalHyper(**LOCAL),
+    fedlsa: fedlsa.Hyper(**LOCAL, server_epochs=20),
+    fedproto: fedproto.Hyper(**LOCAL),
+    fedprox: fedprox.Hyper(**LOCAL),
+    singleset: LocalHyper(**LOCAL),
+}
+every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))
+
+
+def halves(module, hyper=None, **network):
+    hyper = hyper or HYPERS[module]
+    return server_of(module.METHOD, hyper, **network), clients_of(module.METHOD, hyper, **network)
+
+
+def outcome(server, clients):
+    return [snapshot(h.state()) for h in (server, *clients.values())] + [snapshot(server.payload())]
+
+
+def equal(a, b):
+    return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+# All of them
+
+
+@every_method
+def test_restored_halves_go_on_as_the_unbroken_ones_do(module):
+    server, clients = halves(module, norm=True)
+    for number in (1, 2):
+        play(server, clients, number)
+    saved = [snapshot(h.state()) for h in (server, *clients.values())]
+    other, others = halves(module, norm=True)
+    for half, state in zip((other, *others.values()), saved, strict=True):
+        half.restore(state)
+    torch.manual_seed(99)
+    up = play(other, others, 3)
+    assert all(same(a, b) for a, b in zip(up[0].values(), play(server, clients, 3)[0].values(), strict=True))
+    assert equal(outcome(other, others), outcome(server, clients))
+
+
+@every_method
+def test_a_state_does_not_move_with_the_half(module):
+    server, clients = halves(module, norm=True)
+    play(server, clients, 1)
+    states = [h.state() for h in (server, *clients.values())]
+    before = [snapshot(s) for s in states]
+    play(server, clients, 2)
+    assert equal(states, before)
+
+
+@every_method
+def test_a_device_without_samples_takes_part(module):
+    server, clients = halves(module, norm=True)
+    nobody = Shard(SHARDS["device-0"].x[:0], SHARDS["device-0"].y[:0])
+    clients["device-9"] = module.METHOD.Client(tiny(norm=True), nobody, HYPERS[module], 7, "device-9")
+    play(server, clients, 1)
+    assert all(v.isfinite().all() for v in server.state().values())
+
+
+@every_method
+def test_predictions_are_scores_of_every_class(module):
+    server, clients = halves(module, projector=False)
+    play(server, clients, 1)
+    for client in clients.values():
+        client.receive(server.payload())
+        scores = client.predict(client.data.x)
+        assert scores.shape == (len(client.data.y), 3) and not scores.isnan().any()
+
+
+# SingleSet
+
+
+def test_singleset_sends_nothing_and_devices_learn_alone():
+    server, clients = halves(singleset)
+    for number in (1, 2):
+        assert [dict(p) for p in play(server, clients, number)[0].values()] == [{}, {}, {}]
+    assert server.payload() == {}
+    alone = tiny()
+    for number in (1, 2):
+        generator = seeded(7, number, "device-1", "train")
+        train(
+            alone, SHARDS["device-1"], lambda x, y: F.cross_entropy(alone(x), y), HYPERS[singleset], generator
+        )
+    assert same(weights_of(alone), weights_of(clients["device-1"].model))
+
+
+# FedAvg
+
+
+def test_fedavg_is_the_mean_of_the_models_weighted_by_examples():
+    server, clients = halves(fedavg, norm=True)
+    up = play(server, clients, 1)[0]
+    n = {name: len(c.data.y) for name, c in clients.items()}
+    for key, value in server.payload().items():
+        if value.is_floating_point():
+            mean = sum(n[d] * up[d][key].double() for d in n) / sum(n.values())
+            assert_close(value, mean.float())
+    assert floats(up["device-0"]) == floats(server.payload()) == {"weights": 40 + 54 + 21 + 33}
+
+
+def test_fedavg_with_one_device_is_its_local_training():
+    server, clients = server_of(fedavg.METHOD, HYPERS[fedavg]), clients_of(fedavg.METHOD, HYPERS[fedavg])
+    only = {"device-0": clients["device-0"]}
+    up = play(server, only, 1)[0]
+    assert same(up["device-0"], server.payload())
+
+
+def test_every_round_starts_from_the_global_model():
+    server, clients = halves(fedavg)
+    play(server, clients, 1)
+    fresh = clients_of(fedavg.METHOD, HYPERS[fedavg])["device-1"]
+    ask = next(server.round())
+    assert same(answer(fresh, ask, 2), answer(clients["device-1"], ask, 2))
+
+
+# FedProx
+
+
+def test_fedprox_adds_half_mu_times_the_squared_distance():
+    hyper = fedprox.Hyper(mu=0.3)
+    client = clients_of(fedprox.METHOD, hyper)["device-0"]
+    client.receive(weights_of(tiny(1)))
+    with torch.no_grad():
+        for w in client.model.parameters():
+            w.add_(0.1)
+    count = sum(w.numel() for w in client.model.parameters())
+    x, y = client.data.x, client.data.y
+    expected = F.cross_entropy(client.model(x), y) + 0.3 / 2 * count * 0.01
+    assert_close(client.objective(x, y), expected)
+
+
+def test_fedprox_without_mu_is_fedavg_and_with_more_stays_closer():
+    def distance(mu):
+        server, clients = halves(fedprox, fedprox.Hyper(**LOCAL, mu=mu))
+        up = play(server, clients, 1)[0]
+        start = weights_of(tiny())
+        return up, sum(float((p[k] - start[k]).square().sum()) for p in up.values() for k in p)
+
+    free, far = distance(0.0)
+    server, clients = halves(fedavg)
+    assert all(same(a, b) for a, b in zip(free.values(), play(server, clients, 1)[0].values(), strict=True))
+    assert distance(1.0)[1] < distance(0.1)[1] < far
+
+
+@pytest.mark.parametrize(
+    "mu, problem",
+    [(-0.1, "mu is -0.1, it must be at least 0"), (math.inf, "mu is inf, it must be finite and at least 0")],
+)
+def test_impossible_settings_name_value_and_limit(mu, problem):
+    with pytest.raises(ValueError) as error:
+        fedprox.Hyper(mu=mu)
+    assert str(error.value) == problem
+
+
+@every_method
+def test_every_methods_settings_are_checked_as_local_training_is(module):
+    with pytest.raises(ValueError, match="lr is 0.0, it must be above 0"):
+        replace(HYPERS[module], lr=0.0)
+
+
+def test_shards_are_what_these_tests_take_them_for():
+    assert [sorted(set(s.y.tolist())) for s in SHARDS.values()] == [[0, 1, 2], [0, 1], [0, 2]]
+    assert shard(0).y.tolist() == [0, 1, 2] * 8

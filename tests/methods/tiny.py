@@ -1,0 +1,96 @@
+"""A network and data small enough to check by hand, and both halves of a method face to face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Ask, ClientHalf, Member, Method, Payload, Reply, ServerHalf
+from methods.nets.base import Net, initialised_from
+from methods.weights import snapshot
+
+CLASSES = 3
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Shard:
+    x: Tensor
+    y: Tensor
+
+
+def tiny(seed: int = 0, *, projector: bool = True, norm: bool = False) -> Net:
+    with initialised_from(seed):
+        layers = [nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU()]
+        features = nn.Sequential(*layers)
+        if projector:
+            return Net(features, 8, CLASSES, projector=nn.Linear(8, 6), embedding_size=6)
+        return Net(features, 8, CLASSES)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def shard(seed: int, labels: Sequence[int] = (0, 1, 2) * 8) -> Shard:
+    """Three clusters along three axes; the fourth axis is the device's own."""
+    y = torch.tensor(labels, dtype=torch.int64)
+    x = 0.4 * normal(len(y), 4, seed=seed, dtype=torch.float32) + 2.0 * torch.eye(4)[y]
+    x[:, 3] += seed
+    return Shard(x, y)
+
+
+SHARDS = {
+    "device-0": shard(0),
+    "device-1": shard(1, (0, 1) * 9),
+    "device-2": shard(2, (2,) * 5 + (0,) * 2),
+}
+
+
+def clients_of(
+    method: Method, hyper: object, shards: Mapping[str, Shard] = SHARDS, **network: bool
+) -> dict[str, ClientHalf]:
+    return {name: method.Client(tiny(**network), data, hyper, 7, name) for name, data in shards.items()}
+
+
+def server_of(method: Method, hyper: object, **network: bool) -> ServerHalf:
+    return method.Server(tiny(**network), hyper, 7)
+
+
+def play(server: ServerHalf, clients: Mapping[str, ClientHalf], number: int) -> list[dict[str, Payload]]:
+    """One round, called as the coordinator and the agents call it. What was sent up, by phase and device."""
+    server.begin(number, [Member(name, len(c.data.y)) for name, c in sorted(clients.items())])
+    story, uploads = server.round(), []
+    ask = next(story)
+    while True:
+        answers = {name: answer(client, ask, number) for name, client in sorted(clients.items())}
+        uploads.append(answers)
+        try:
+            ask = story.send([Reply(n, len(clients[n].data.y), p) for n, p in answers.items()])
+        except StopIteration:
+            return uploads
+
+
+def answer(client: ClientHalf, ask: Ask, number: int) -> Payload:
+    client.begin(number)
+    client.receive(snapshot(ask.payload))
+    payload = snapshot(client.run(Ask(ask.phase, snapshot(ask.payload))))
+    assert ask.problem_with(payload) is None
+    return payload
+
+
+def same(a: Payload, b: Payload) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def floats(payload: Payload) -> dict[str, int]:
+    """How many numbers, by kind."""
+    sizes: dict[str, int] = {}
+    for name, value in payload.items():
+        kind = name.partition(".")[0]
+        sizes[kind] = sizes.get(kind, 0) + value.numel()
+    return sizes

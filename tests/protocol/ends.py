@@ -1,0 +1,117 @@
+"""Both ends of a link joined by a made-up network, for tests of what crosses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from deploy.world import Broker, Weather, World
+from protocol.coordinator_link import CoordinatorLink
+from protocol.device_link import DeviceLink
+from protocol.link import Received
+from protocol.messages import Task, Update
+from protocol.reasons import Rejected
+from protocol.seal import COORDINATOR, Identity
+from protocol.store import ObjectStore
+from protocol.topics import Topics
+from protocol.transport import Arrived, Item
+
+TOPICS = Topics("test")
+
+
+@dataclass
+class Gate:
+    open: bool = True
+    faults: list[Rejected] = field(default_factory=list)
+
+    def admit(self, update, size):
+        return self.open
+
+    def spoiled(self, update, fault):
+        self.faults.append(fault)
+
+
+class Ends:
+    """A coordinator and devices; what each received, and what each rejected."""
+
+    def __init__(self, folder: Path, devices=("a", "b"), weather=Weather(), seed=0):
+        self.folder, self.world = folder, World(weather, seed)
+        self.broker = Broker(self.world)
+        self.keys = {n: Ed25519PrivateKey.generate() for n in (COORDINATOR, *devices)}
+        self.ring = {n: k.public_key().public_bytes_raw() for n, k in self.keys.items()}
+        self.heard: dict[str, list[Received]] = {n: [] for n in self.keys}
+        self.rejected: dict[str, list[Rejected]] = {n: [] for n in self.keys}
+        self.gate = Gate()
+        self.links: dict[str, CoordinatorLink | DeviceLink] = {}
+        self.boot_coordinator()
+        for device in devices:
+            self.boot_device(device)
+
+    @property
+    def coordinator(self) -> CoordinatorLink:
+        return self.links[COORDINATOR]
+
+    def boot_coordinator(self, epoch=1):
+        session = self._session(COORDINATOR, TOPICS.coordinator_subscriptions())
+        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
+        link = CoordinatorLink(
+            me, self.ring, TOPICS, session, lambda d: ObjectStore(self.folder / f"spool-{d}", False), self.gate
+        )
+        self.links[COORDINATOR] = link
+
+    def boot_device(self, device, boot=1):
+        session = self._session(device, TOPICS.device_subscriptions(device))
+        store = ObjectStore(self.folder / device, durable=False)
+        me = Identity(device, boot, self.keys[device])
+        self.links[device] = DeviceLink(me, self.ring, TOPICS, session, store)
+
+    def broadcast(self, arrays, devices, round=1):
+        """Offer arrays to devices and give each the task that stands on them."""
+        store = ObjectStore(self.folder / "broadcasts", durable=False)
+        manifest = store.put(arrays, self.coordinator.block)
+        self.coordinator.offer(manifest, store, list(devices), set())
+        for device in devices:
+            self.coordinator.send(device, Task(round, "train", manifest))
+        return manifest
+
+    def update(self, device, arrays, round=1):
+        link = self.links[device]
+        name = link.store.put(arrays).object
+        link.send_update(Update(device, round, "train", 10), name)
+        return name
+
+    def run(self, seconds=60.0, until=lambda: False):
+        self.world.run(until, self.world.now + seconds)
+
+    def results(self, receiver, direction):
+        """(message kind, result) -> how many, as the receiver's meter counted them."""
+        counted = self.links[receiver].meter.messages
+        return {(k, r): n for (d, k, r), n in counted.items() if d == direction and r != "sent"}
+
+    def _session(self, name, topics):
+        def take(item: Item) -> None:
+            if isinstance(item, Arrived):
+                try:
+                    self.heard[name] += self.links[name].arrived(item.topic, item.frame, self.world.now)
+                except Rejected as fault:
+                    self.rejected[name].append(fault)
+                self._arm(name)
+
+        return self.broker.session(name, take, set(topics))
+
+    def _arm(self, name):
+        link = self.links[name]
+        if link.wake_at < float("inf"):
+            self.world.at(max(link.wake_at, self.world.now), lambda: self._bell(name, link))
+
+    def _bell(self, name, link):
+        if self.links[name] is link and link.wake_at <= self.world.now:
+            link.wake(self.world.now)
+            self._arm(name)
+
+
+def weights(size: int, seed: int = 0) -> dict[str, np.ndarray]:
+    return {"weights.w": np.random.default_rng(seed).standard_normal(size).astype(np.float32)}

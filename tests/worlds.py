@@ -1,0 +1,75 @@
+"""Small things that tests of whole federations build: a tiny plan, tiny skewed data, a simulation of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from coordinator.events import Policy
+from deploy.simulation import Simulation
+from deploy.world import Weather
+from methods.plan import Network, Plan
+
+torch.set_num_threads(1)  # tests run side by side
+CLASSES, SIZE = 3, 8
+POLICY = Policy(rounds=3, quorum=3, cohort=3, patience_seconds=60.0, grace_seconds=5.0, settle_seconds=0.5)
+QUIET = {"epochs": 4, "batch": 8, "lr": 0.02, "momentum": 0.9}  # known to every local training
+
+
+@dataclass(frozen=True)
+class Part:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Shard:
+    domain: str
+    classes: int
+    train: Part
+    validation: Part
+    test: Part
+
+
+def part(n: int, seed: int, shift: float, classes=range(CLASSES)) -> Part:
+    """Easy images: each class is a pattern, each domain adds a shift, each sample noise."""
+    g = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(CLASSES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(7))
+    y = torch.tensor(list(classes)).repeat(-(-n // len(classes)))[:n]
+    return Part(patterns[y] + shift + 0.3 * torch.randn(n, 3, SIZE, SIZE, generator=g), y)
+
+
+def shard(i: int, n: int = 48, classes=range(CLASSES)) -> Shard:
+    shift = 0.1 * i
+    train, validation, test = (part(k, 10 * i + j, shift, classes) for j, k in enumerate((n + 6 * i, 9, 30)))
+    return Shard(f"domain-{i}", CLASSES, train, validation, test)
+
+
+def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
+    known = Plan(method, CLASSES, rounds).load().Hyper.__dataclass_fields__
+    settings = {k: v for k, v in {**QUIET, "server_epochs": 20, **hyper}.items() if k in known}
+    return Plan(method, CLASSES, rounds, 1, SIZE, Network("mlp"), settings)
+
+
+def simulation(
+    folder: Path, method: str, weather: Weather | None = None, seed: int = 0, policy: Policy = POLICY, **more
+) -> Simulation:
+    shards = {f"device-{i}": shard(i) for i in range(3)}
+    made = plan(method, policy.rounds)
+    return Simulation(made, shards, policy, folder, weather or Weather(), seed, **more)
+
+
+def final_state(sim: Simulation) -> dict[str, torch.Tensor]:
+    """All that the run has learned: the server half's state and every device's."""
+    states = {"server": sim.service.story.server.state()}
+    states |= {name: agent.half.state() for name, agent in sim.agents.items() if agent.half}
+    return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
+
+
+def assert_same(a: Simulation, b: Simulation) -> None:
+    one, other = final_state(a), final_state(b)
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        assert torch.equal(value, other[key]), key
