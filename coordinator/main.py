@@ -15,6 +15,7 @@ from coordinator.observers import observed
 from coordinator.service import Service
 from coordinator.spool import Spool
 from protocol.coordinator_link import CoordinatorLink
+from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.seal import COORDINATOR, Identity, load_key, load_keyring
@@ -26,6 +27,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 def run_coordinator(settings: CoordinatorSettings, software: str, events: bool = False) -> str:
     """Conduct the run; what comes back is why it ended early, or nothing."""
+    return_large_blocks()
     key, keyring = load_key(Path(settings.key)), load_keyring(Path(settings.devices))
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -179,12 +179,10 @@ class LocalBroker:
         if (process := self._process) is None:
             return
         self._process = None
-        with process, contextlib.suppress(ProcessLookupError):  # leaving `process` waits for it
+        with process, contextlib.suppress(ProcessLookupError):  # leaving waits for the shell ...
             os.killpg(process.pid, signal.SIGKILL)
-        deadline = (
-            time.monotonic() + STOP_SECONDS
-        )  # the broker is the shell's child: nobody waits for it here
-        while _listens(self.address) and time.monotonic() < deadline:
+        deadline = time.monotonic() + STOP_SECONDS
+        while _listens(self.address) and time.monotonic() < deadline:  # ... and this for its child
             time.sleep(0.005)
 
     def _launch(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 
 from coordinator.metrics import MetricsError
 from coordinator.spool import RunMismatchError
@@ -24,6 +25,8 @@ def exit_code(error: Exception) -> int | None:
             return FAILED
         case OSError() if error.errno in NO_ROOM:
             error.args = (f"the disk is full: {error.filename or error.strerror}; make room and run it again",)
+            return FAILED
+        case sqlite3.OperationalError() if "full" in str(error):
             return FAILED
         case PermissionError():
             return FAILED

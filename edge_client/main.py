@@ -18,6 +18,7 @@ from edge_client.state import Memory
 from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol.device_link import DeviceLink
+from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.seal import COORDINATOR, Identity, load_key, load_public
@@ -30,6 +31,7 @@ log = logging.getLogger("protofleet.device")
 
 def run_device(settings: DeviceSettings, software: str) -> str:
     """Serve until told to stop; what comes back is why it ended early, or nothing."""
+    return_large_blocks()
     key = load_key(Path(settings.key))
     keyring = {COORDINATOR: load_public(Path(settings.coordinator_key))}
     place = compute_place(settings.compute)

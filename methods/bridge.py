@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from methods.base import Payload
+from protocol.arrays import Body
 from protocol.messages import Array, Arrays
 
 
@@ -28,7 +29,14 @@ class LazyPayload(Mapping[str, Tensor]):
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Tensor:
-        return _tensor(self._arrays[name])
+        array = self._arrays[name]
+        return _fresh(array) if isinstance(self._arrays, Body) else _tensor(array)
+
+    def flat(self, name: str, start: int, stop: int) -> Tensor:
+        """Numbers [start, stop) of an array laid flat, without the rest where the arrays allow it."""
+        if isinstance(self._arrays, Body):
+            return _fresh(self._arrays.flat(name, start, stop))
+        return _tensor(self._arrays[name].reshape(-1)[start:stop])
 
     def __contains__(self, name: object) -> bool:
         return any(name == known for known in self._arrays)  # Mapping's own would read the array
@@ -41,8 +49,14 @@ class LazyPayload(Mapping[str, Tensor]):
 
 
 def _tensor(array: Array) -> Tensor:
-    """A copy: wire arrays are read-only views of others' bytes, and torch knows native byte order alone."""
+    """A copy: wire arrays may be read-only views of others' bytes, and torch knows native byte order alone."""
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def _fresh(array: Array) -> Tensor:
+    """Without a copy where nobody else has the memory: what a body has just read from the disk."""
+    native = array.dtype.isnative and array.flags.writeable
+    return torch.from_numpy(array) if native else _tensor(array)
 
 
 def _array(value: Tensor) -> Array:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.base import Reply
+from methods.averaging import weighted_mean as weighted_mean
 
 ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
 
@@ -25,27 +25,6 @@ REDUCE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sum": torch.sum,
     "none": torch.Tensor.clone,
 }
-
-
-def weighted_mean(replies: Sequence[Reply], names: Iterable[str]) -> dict[str, Tensor]:
-    """Each array's mean over replies, weighted by examples (FedAvg, alg. 1); equal weights if nobody has any.
-
-    One array of one reply is in memory at a time. Whole numbers (num_batches_tracked) are the first device's.
-    """
-    ordered = sorted(replies, key=lambda reply: reply.device)  # arrival order must not change a bit
-    total = sum(reply.examples for reply in ordered)
-    shares = [reply.examples / total if total else 1 / len(ordered) for reply in ordered]
-    return {name: _weighted_sum(name, ordered, shares) for name in names}
-
-
-def _weighted_sum(name: str, replies: Sequence[Reply], shares: Sequence[float]) -> Tensor:
-    first = replies[0].payload[name]
-    if not first.is_floating_point():
-        return first.clone()
-    total = first.double() * shares[0]
-    for reply, share in zip(replies[1:], shares[1:], strict=True):
-        total.add_(reply.payload[name].double(), alpha=share)
-    return total.to(first.dtype)
 
 
 def proximal(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:

@@ -10,6 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+SLICE = 1 << 20  # numbers looked at together: isfinite makes copies, and an array may be a whole model
+
 Dim: TypeAlias = int | str  # a name stands for any length; equal names mean equal lengths
 
 ITEM_BYTES: dict[str, int] = {
@@ -64,7 +66,9 @@ def _problem(name: str, want: Want, value: Tensor, lengths: dict[str, int]) -> s
             return f"{name} is {tuple(value.shape)}, not {want.shape} with {dim} = {expected}"
         if isinstance(dim, str) and length > want.most:
             return f"{name} is {tuple(value.shape)}, over the limit of {want.most} for {dim}"
-    if value.is_floating_point() and not bool(value.isfinite().all()):
+    if value.is_floating_point() and not all(
+        bool(part.isfinite().all()) for part in value.reshape(-1).split(SLICE)
+    ):
         return f"{name} is not finite"
     if value.numel() and want.low is not None and float(value.min()) < want.low:
         return f"{name} has {float(value.min()):g}, below {want.low:g}"

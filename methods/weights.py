@@ -21,9 +21,23 @@ def weights_of(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
 def load_weights(module: nn.Module, payload: Payload, prefix: str = "weights") -> None:
     """Take over the weights in the payload: all of them, or none where it brings none under this prefix."""
     start = f"{prefix}."
-    found = {name.removeprefix(start): payload[name] for name in payload if name.startswith(start)}
-    if found:
-        module.load_state_dict(found)
+    found = {name.removeprefix(start) for name in payload if name.startswith(start)}
+    own = module.state_dict()
+    if not found:
+        return
+    if found != set(own):
+        missing, strange = sorted(set(own) - found), sorted(found - set(own))
+        raise RuntimeError(f"under {prefix}: missing {missing}, not of this network {strange}")
+    for (
+        name,
+        value,
+    ) in own.items():  # one at a time: the payload may be on the disk, or a mean yet to be taken
+        loaded = payload[start + name]
+        if loaded.shape != value.shape:
+            raise RuntimeError(
+                f"{start}{name} is {tuple(loaded.shape)}, the network has {tuple(value.shape)}"
+            )
+        value.copy_(loaded)
 
 
 def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Want]:

@@ -113,6 +113,12 @@ class Body(Mapping[str, Array]):
         stop = offset + math.prod(shape) * dtype.itemsize
         return np.frombuffer(self._read(offset, stop), dtype=dtype).reshape(shape)
 
+    def flat(self, name: str, start: int, stop: int) -> Array:
+        """Numbers [start, stop) of an array laid flat, and nothing else of it."""
+        dtype, _, offset = self._places[name]
+        span = offset + start * dtype.itemsize, offset + stop * dtype.itemsize
+        return np.frombuffer(self._read(*span), dtype=dtype)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 

@@ -70,6 +70,10 @@ class BrokerAddress:
     password: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        try:
+            self.host.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"host is {self.host!r}, but must be a name or an address") from None
         if not self.host:
             raise ValueError("host is empty; give the broker's name or address")
         if not 1 <= self.port <= 65_535:
@@ -162,16 +166,15 @@ def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) 
 
 def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
     context = tls_context(broker.tls) if broker.tls else None
-    plain = socket.create_connection((broker.host, broker.port), seconds)
-    if context is None:
-        return plain
+    sock = socket.create_connection((broker.host, broker.port), seconds)
     try:
-        sock = context.wrap_socket(plain, server_hostname=broker.host)
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=broker.host)
         settle(sock)
-        return sock
     except BaseException:
-        plain.close()
+        sock.close()
         raise
+    return sock
 
 
 def _connect(broker: BrokerAddress, client_id: str) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from protocol import blocks, codec
+from protocol.broker import BrokerError
 from protocol.codec import Attachment
 from protocol.messages import Manifest, Message, State
 from protocol.meter import DOWN, UP, Meter
@@ -66,7 +67,7 @@ class Link:
         """Fit blocks and inline bodies to what the broker takes."""
         room = max_packet - FRAME_ROOM
         if room < 1024:
-            raise ValueError(f"the broker takes packets of {max_packet} bytes; at least 5120 are needed")
+            raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
         self.inline = min(INLINE, room)
         self.block = blocks.DEFAULT_BLOCK
         while self.block > room:

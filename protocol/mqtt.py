@@ -60,10 +60,10 @@ class Mqtt:
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
-        self._outbox, self._traffic = Outbox(), Traffic()
         self._ending: Ending | None = None
         self._errors, self._welcomed, self._denied, self._cut = HeardErrors(), False, "", False
         self._client = self._paho(client_id, will)
+        self._outbox, self._traffic = Outbox(), Traffic()
         self._thread = Reconnecting(client_id, self._connection, self._tell, Backoff(*retry_seconds))
         self._thread.start()
 

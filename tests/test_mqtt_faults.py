@@ -99,6 +99,15 @@ def test_nonsense_costs_a_connection_and_no_more(scripted, peer, nonsense, caplo
     device.next(Connected)
 
 
+def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monkeypatch, caplog):
+    device = peer("d", scripted([WELCOME]).address)
+    device.next(Connected)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.mqtt._client, "loop_misc", lambda: 1 // 0)
+        assert "the connection broke (ZeroDivisionError" in device.next(Disconnected).reason
+    device.next(Connected)
+
+
 def test_a_topic_that_is_no_utf8_is_dropped_and_the_next_frame_arrives(scripted, peer, caplog):
     bad, good = b"\x30\x05\x00\x01\xff\x00x", b"\x30\x05\x00\x01t\x00x"
     device = peer("d", scripted([WELCOME + bad + good]).address)
@@ -155,7 +164,8 @@ def test_a_publish_while_there_is_no_connection_is_dropped_and_not_counted(scrip
     broker = scripted([None], [WELCOME])
     device = peer("d", broker.address)
     device.mqtt.publish("t", b"dropped")
-    device.next(Connected)
+    assert isinstance(device.inbox.get(timeout=20), Disconnected)
+    assert isinstance(device.inbox.get(timeout=20), Connected)
     device.mqtt.publish("t", b"sent")
     assert broker.expect(PUBLISH).endswith(b"sent")
     assert device.mqtt.traffic().packets_out == 1

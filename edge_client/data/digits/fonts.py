@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from edge_client.data.digits.packages import package_file
-from edge_client.data.types import Pixels
+from edge_client.data.packages import package_file
+from edge_client.data.resize import Pixels
 
 if TYPE_CHECKING:
     from PIL import ImageFont

