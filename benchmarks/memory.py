@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fleet import Clockwork, broker, conduct, members
@@ -100,4 +101,5 @@ def torch() -> float:
 
 if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
-    print({"coordinator": coordinator, "device": device, "torch": torch}[what](*map(int, arguments)))
+    measures: dict[str, Callable[..., float]] = {"coordinator": coordinator, "device": device, "torch": torch}
+    print(measures[what](*map(int, arguments)))

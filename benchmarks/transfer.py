@@ -1,4 +1,4 @@
-"""How fast 64 MB get from a device to the coordinator, beside one plain 64 MB publish through the same broker.
+"""How fast 64 MB get from a device to the coordinator, beside a plain 64 MB publish on the same broker.
 
 Ours is timed from the offer of a finished answer to the moment at which the coordinator has every block,
 checked, on its disk, under its name. The plain publish is timed from `publish` to the other side's
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
 
 from deploy.broker import LocalBroker
 from deploy.keys import make_keys
@@ -81,7 +82,7 @@ def timed(folder: Path, address: BrokerAddress, how: str) -> float:
 
 
 def send_plain(address: BrokerAddress) -> float:
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2, "bench-plain-out", protocol=paho.MQTTv5)
+    client = paho.Client(CallbackAPIVersion.VERSION2, "bench-plain-out", protocol=paho.MQTTv5)
     client.connect(address.host, address.port)
     client.loop_start()
     payload = np.random.default_rng(0).bytes(SIZE)
@@ -117,13 +118,17 @@ def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[s
 
 def receive_plain(address: BrokerAddress) -> float:
     arrived: queue.SimpleQueue[float] = queue.SimpleQueue()
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2, "bench-plain-in", protocol=paho.MQTTv5)
+    client = paho.Client(CallbackAPIVersion.VERSION2, "bench-plain-in", protocol=paho.MQTTv5)
     client.on_message = lambda client, data, message: arrived.put(time.monotonic())
     client.on_subscribe = lambda *_: print("ready", flush=True)
-    client.on_connect = lambda *_: client.subscribe(PLAIN, 1)
+    client.on_connect = lambda *_: subscribe(client)
     client.connect(address.host, address.port)
     client.loop_start()
     return arrived.get()
+
+
+def subscribe(client: paho.Client) -> None:
+    client.subscribe(PLAIN, 1)
 
 
 def receive_ours(folder: Path, address: BrokerAddress) -> float:
@@ -131,7 +136,9 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     me = Identity(COORDINATOR, time.time_ns(), load_key(folder / "keys" / "coordinator.key"))
     transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
     ring = load_keyring(folder / "keys" / "public")
-    link = CoordinatorLink(me, ring, TOPICS, transport, lambda d: ObjectStore(folder / "spool" / d), TakeAll())
+    link = CoordinatorLink(
+        me, ring, TOPICS, transport, lambda d: ObjectStore(folder / "spool" / d), TakeAll()
+    )
     while not isinstance(inbox.get(), Connected):
         pass
     time.sleep(0.2)  # the SUBACK follows the CONNACK; a lost offer would only be counted as slowness of ours

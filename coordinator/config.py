@@ -55,9 +55,7 @@ class CoordinatorSettings:
 
     def rules(self) -> Policy:
         p = self.policy
-        return Policy(
-            self.rounds, p.quorum, p.cohort, p.patience_seconds, p.grace_seconds, p.settle_seconds
-        )
+        return Policy(self.rounds, p.quorum, p.cohort, p.patience_seconds, p.grace_seconds, p.settle_seconds)
 
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)

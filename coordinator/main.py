@@ -57,7 +57,6 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         with observed(service, settings, folder, software, events) as watchers:
             service.watchers.extend(watchers)
             wait_for_broker(inbox, settings.patience_seconds)
-            service.resume(time.monotonic())
             stop_on_signals(inbox)
             serve(service, inbox, time.monotonic)
         return service.stopped

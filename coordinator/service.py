@@ -75,7 +75,7 @@ class Service:
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
-        self._now = 0.0
+        self._now, self._resumed = 0.0, False
         self._most = 0  # bytes that an answer to the open ask may have
         self._needs_counts = plan.load().needs_counts
         self._digest = plan.digest
@@ -86,8 +86,12 @@ class Service:
     def wake_at(self) -> float:
         return min(self.link.wake_at, self.machine.wake_at or float("inf"))
 
-    def resume(self, now: float) -> None:
-        """Take up the round in which an earlier coordinator died, if there is one."""
+    def _resume(self, now: float) -> None:
+        """Take up the round in which an earlier coordinator died, if there is one.
+
+        Not before the first connection: a replay must cut its broadcasts as the broker's limits demand.
+        """
+        self._resumed = True
         if remembered := self.spool.recover():
             past, self.members = remembered
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
@@ -101,6 +105,8 @@ class Service:
             case Connected(max_packet):
                 self.link.adapt(max_packet)
                 self._announce(State(True))
+                if not self._resumed:
+                    self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 if final:

@@ -52,7 +52,8 @@ class Spool:
         self.snapshots = ObjectStore(folder / "snapshots", durable)
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False)  # a replay makes them again
         self._stores: dict[str, ObjectStore] = {}
-        self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None)
+        # One thread at a time uses it: the one that owns the service. The worker never does.
+        self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None, check_same_thread=False)
         self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         self._db.executescript(SCHEMA)
 

@@ -78,7 +78,7 @@ class Experiment:
                 f"device-{i + 1:0{width}}": replace(self.data, part=i, parts=fleet.count)
                 for i in range(fleet.count)
             }
-        chosen = fleet.clients or {domain: fleet.per_domain for domain in self._domains()}
+        chosen = fleet.clients or dict.fromkeys(self._domains(), fleet.per_domain)
         found = {}
         for domain, number in chosen.items():
             for i in range(number):

@@ -24,7 +24,9 @@ def exit_code(error: Exception) -> int | None:
         case BrokerError() | DataError() | RunError() | MetricsError():
             return FAILED
         case OSError() if error.errno in NO_ROOM:
-            error.args = (f"the disk is full: {error.filename or error.strerror}; make room and run it again",)
+            error.args = (
+                f"the disk is full: {error.filename or error.strerror}; make room and run it again",
+            )
             return FAILED
         case sqlite3.OperationalError() if "full" in str(error):
             return FAILED

@@ -38,9 +38,7 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
             try:
                 watch(experiment, processes, progress)
             except KeyboardInterrupt:
-                raise RunError(
-                    f"stopped; the same command continues {folder} where it stands"
-                ) from None
+                raise RunError(f"stopped; the same command continues {folder} where it stands") from None
     report = write_report(folder)
     print(final_table(folder))
     return report

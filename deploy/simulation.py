@@ -90,7 +90,6 @@ class Simulation:
 
         machine = RoundMachine(self.policy, self.plan.seed)
         self.service = Service(self.plan, machine, spool, worker, link, self.watchers)
-        self.world.at(self.world.now, lambda: self.service.resume(self.world.now))
 
     def boot_device(self, device: str) -> None:
         self._halt(device)

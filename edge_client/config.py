@@ -1,4 +1,4 @@
-"""A device's settings: who it is, where the broker and its data are. What to learn comes from the coordinator."""
+"""A device's settings: who it is, where its broker and data are. What to learn the coordinator says."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def _measure(half: ClientHalf, samples: Samples) -> tuple[float, float]:
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0
-    for x, y in zip(samples.x.split(BATCH), samples.y.split(BATCH), strict=True):
+    for start in range(0, len(samples.y), BATCH):
+        x, y = samples.x[start : start + BATCH], samples.y[start : start + BATCH]
         scores = half.predict(x)
         right += int((scores.argmax(1) == y).sum())
         loss += float(F.cross_entropy(scores, y, reduction="sum"))

@@ -60,9 +60,7 @@ def run_device(settings: DeviceSettings, software: str) -> str:
             model = plan.model().to(place)
             return plan.load().Client(model, data.train, plan.settings(), plan.seed, settings.name)
 
-        agent = Agent(
-            data, build, link, memory, ThreadWorker(inbox), software=software, stays=settings.stays
-        )
+        agent = Agent(data, build, link, memory, ThreadWorker(inbox), software=software, stays=settings.stays)
         with watch_device(agent, transport, settings.metrics_port):
             stop_on_signals(inbox)
             serve(agent, inbox, time.monotonic)
@@ -84,6 +82,4 @@ def moved(shard: Shard, place: torch.device) -> Shard:
     def move(part: Part) -> Part:
         return Part(part.x.to(place), part.y.to(place))
 
-    return replace(
-        shard, train=move(shard.train), validation=move(shard.validation), test=move(shard.test)
-    )
+    return replace(shard, train=move(shard.train), validation=move(shard.validation), test=move(shard.test))

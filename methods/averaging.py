@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from methods.base import Payload, Reply

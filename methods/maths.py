@@ -7,7 +7,7 @@ Sums over samples and devices are taken in float64 and cast back. Losses are mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -66,15 +66,18 @@ def _problem(name: str, want: Want, value: Tensor, lengths: dict[str, int]) -> s
             return f"{name} is {tuple(value.shape)}, not {want.shape} with {dim} = {expected}"
         if isinstance(dim, str) and length > want.most:
             return f"{name} is {tuple(value.shape)}, over the limit of {want.most} for {dim}"
-    if value.is_floating_point() and not all(
-        bool(part.isfinite().all()) for part in value.reshape(-1).split(SLICE)
-    ):
+    if value.is_floating_point() and not all(bool(part.isfinite().all()) for part in _slices(value)):
         return f"{name} is not finite"
     if value.numel() and want.low is not None and float(value.min()) < want.low:
         return f"{name} has {float(value.min()):g}, below {want.low:g}"
     if value.numel() and want.high is not None and float(value.max()) > want.high:
         return f"{name} has {float(value.max()):g}, above {want.high:g}"
     return None
+
+
+def _slices(value: Tensor) -> Iterator[Tensor]:
+    flat = value.reshape(-1)
+    return (flat[start : start + SLICE] for start in range(0, flat.numel(), SLICE))
 
 
 def most_bytes(wants: Mapping[str, Want]) -> int:

@@ -2,7 +2,7 @@
 
 glibc raises its own threshold with every large block that is freed, and from then on keeps such blocks in
 heaps that never shrink; a process that handles models of tens of megabytes then holds several of them in
-holes. Measured with a 45 MB model: 497 MB at the peak of a round with the moving threshold, 424 with a fixed one.
+holes. Measured with a 45 MB model: a round peaked at 497 MB with the moving threshold, at 424 with a fixed one.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ def test_imports_point_inwards(package):
 
 
 def test_only_the_transport_knows_paho():
-    knows = [str(p.relative_to(ROOT)) for package in ALLOWED for p in sources(package) if "paho" in set(imports(p))]
+    knows = [
+        str(p.relative_to(ROOT)) for package in ALLOWED for p in sources(package) if "paho" in set(imports(p))
+    ]
     assert knows == ["protocol/mqtt.py"]
 
 
@@ -62,9 +64,9 @@ def test_nothing_that_executes_what_it_reads(package):
         calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
         for call in calls:
             name = ast.unparse(call.func)
-            assert not re.fullmatch(r"(pickle\.loads?|dill\.loads?|marshal\.loads?|eval|exec|torch\.load)", name), (
-                f"{path} calls {name}"
-            )
+            assert not re.fullmatch(
+                r"(pickle\.loads?|dill\.loads?|marshal\.loads?|eval|exec|torch\.load)", name
+            ), f"{path} calls {name}"
         assert "allow_pickle=True" not in path.read_text(), path
 
 

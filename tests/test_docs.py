@@ -16,7 +16,12 @@ from edge_client.data import DataSettings
 from protocol.settings import decode, tomllib
 
 ROOT = Path(__file__).parent.parent
-KINDS = {"experiment": Experiment, "coordinator": CoordinatorSettings, "device": DeviceSettings, "data": DataSettings}
+KINDS = {
+    "experiment": Experiment,
+    "coordinator": CoordinatorSettings,
+    "device": DeviceSettings,
+    "data": DataSettings,
+}
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -44,7 +49,9 @@ def test_commands_in_the_documents_run(tag, text, tmp_path):
         assert line.startswith("protofleet "), line
         command = [sys.executable, "-m", "deploy.cli", *line.split()[1:]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment
+        )
         assert done.returncode == 0, done.stderr
 
 

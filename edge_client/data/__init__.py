@@ -1,0 +1,13 @@
+"""A device's data: where it comes from, which part of it is this client's, and how it becomes tensors.
+
+docs/data.md says what there is and how to get it. Nothing here downloads anything.
+"""
+
+from __future__ import annotations
+
+from edge_client.data.errors import DataError
+from edge_client.data.settings import DataSettings
+from edge_client.data.shard import Part, Shard, load
+from edge_client.data.sources import domains, names
+
+__all__ = ["DataError", "DataSettings", "Part", "Shard", "domains", "load", "names"]

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_client.data.errors import DataError
 from edge_client.data.resize import Pixels, resize
 
 Labels = NDArray[np.int64]
@@ -35,6 +36,22 @@ class Held:
     def pixels(self, chosen: Indices, size: int) -> Pixels:
         found = resize(self.images[chosen], size, size)
         return np.broadcast_to(found, (*found.shape[:3], 3))
+
+
+@dataclass(frozen=True)
+class View:
+    """Some of a collection, in an order and with labels of its own."""
+
+    of: Collection
+    indices: Indices
+    labels: Labels
+
+    def pixels(self, chosen: Indices, size: int) -> Pixels:
+        return self.of.pixels(self.indices[chosen], size)
+
+
+def take(collection: Collection, chosen: Indices) -> Collection:
+    return View(collection, chosen, collection.labels[chosen])
 
 
 @dataclass(frozen=True)
@@ -66,6 +83,25 @@ class Domain:
     classes: tuple[str, ...]
     train: Collection
     test: Collection
+
+
+def narrowed(domain: Domain, classes: tuple[str, ...]) -> Domain:
+    """Only these classes, and labels that count through them; all of them where none are named."""
+    if not classes:
+        return domain
+    if unknown := [name for name in classes if name not in domain.classes]:
+        raise DataError(
+            f"{domain.name} has no class {unknown[0]!r}; it has {', '.join(domain.classes)}. Change data.classes"
+        )
+    label = np.full(len(domain.classes), -1)
+    label[[domain.classes.index(name) for name in classes]] = np.arange(len(classes))
+
+    def narrow(collection: Collection) -> Collection:
+        labels = label[collection.labels]
+        held = np.flatnonzero(labels >= 0)
+        return View(collection, held, labels[held])
+
+    return Domain(domain.name, classes, narrow(domain.train), narrow(domain.test))
 
 
 def pooled(name: str, domains: Sequence[Domain]) -> Domain:

@@ -13,6 +13,7 @@ import numpy as np
 from edge_client.data.errors import DataError
 
 REQUIREMENTS: Final = "deploy/requirements-data.txt"
+REINSTALL: Final = f"install the releases named in {REQUIREMENTS} again"
 DISTRIBUTIONS: Final = {  # import name -> what pip calls it, where the two differ
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
@@ -41,8 +42,7 @@ def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: 
     found = fingerprint(content)
     if found != expected:
         raise DataError(
-            f"{path} holds other data than expected (SHA-256 of its values {found}, not {expected}); "
-            f"install the releases named in {REQUIREMENTS}"
+            f"{path} holds other data than expected (SHA-256 of its values {found}, not {expected}); {REINSTALL}"
         )
 
 

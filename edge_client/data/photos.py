@@ -9,15 +9,15 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.draws import Draws
-from edge_client.data.packages import checked, package_file
+from edge_client.data.draws import Draws, Integers
+from edge_client.data.errors import reading
+from edge_client.data.packages import REINSTALL, checked, package_file
 from edge_client.data.resize import Pixels
 
 PHOTOS: Final = {  # file -> fingerprint of its pixels
     "astronaut": "", "brick": "", "camera": "", "chelsea": "", "coffee": "",
     "coins": "", "grass": "", "gravel": "", "ihc": "", "motorcycle_left": "",
 }  # fmt: skip
-SIDE: Final = 32  # pixels of a crop
 
 
 def read_photos() -> list[Pixels]:
@@ -25,21 +25,23 @@ def read_photos() -> list[Pixels]:
     return [_photo(name, expected) for name, expected in PHOTOS.items()]
 
 
-def crops(photos: list[Pixels], n: int, test: bool, draws: Draws) -> Pixels:
-    """[n, SIDE, SIDE, 3], half of them mirrored. Test crops come from the right fifth of each photograph and
+def draw_places(n: int, draws: Draws) -> Integers:
+    """[n, 4], where crops come from: photograph, across, down, mirrored."""
+    return draws.below(1 << 20, n, 4)
+
+
+def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixels:
+    """[n, side, side, 3], half of them mirrored. Test crops come from the right fifth of each photograph and
     training crops from the rest, so that no texture is seen in training and tested on."""
-    found = np.empty((n, SIDE, SIDE, 3), np.uint8)
-    which, mirrored = draws.below(len(photos), n), draws.below(2, n)
-    across, down = draws.below(1 << 20, n), draws.below(1 << 20, n)
-    for i in range(n):
-        photo = photos[which[i]]
+    found = np.empty((len(places), side, side, 3), np.uint8)
+    for i, (which, across, down, mirrored) in enumerate(places.tolist()):
+        photo = photos[which % len(photos)]
         height, width = photo.shape[:2]
         border = width * 4 // 5
-        first, last = (border, width - SIDE) if test else (0, border - SIDE)
-        x = first + int(across[i]) % (last - first + 1)
-        y = int(down[i]) % (height - SIDE + 1)
-        crop = photo[y : y + SIDE, x : x + SIDE]
-        found[i] = crop[:, ::-1] if mirrored[i] else crop
+        first, last = (border, width - side) if test else (0, border - side)
+        x, y = first + across % (last - first + 1), down % (height - side + 1)
+        crop = photo[y : y + side, x : x + side]
+        found[i] = crop[:, ::-1] if mirrored % 2 else crop
     return found
 
 
@@ -47,7 +49,7 @@ def _photo(name: str, expected: str) -> Pixels:
     from PIL import Image
 
     path = package_file("skimage", f"data/{name}.png")
-    with Image.open(path) as image:
+    with reading(path, REINSTALL), Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     checked(pixels, expected, path)
     return pixels

@@ -1,4 +1,4 @@
-"""A perceptron over pixels: the smallest network that has all three pieces. For smoke tests and tiny boards."""
+"""A perceptron over pixels: the smallest network with all three pieces. For smoke tests and tiny boards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HIDDEN, EMBEDDING = 32, 16
 
 
 def perceptron(image: Image, classes: int, feature_size: int | None) -> Net:
-    """pixels -> feature_size (32) with ReLU -> 16 -> classes; feature_size is the width of the hidden layer."""
+    """pixels -> 32 with ReLU -> 16 -> classes; feature_size is the width of the hidden layer."""
     channels, height, width = image
     hidden = feature_size or HIDDEN
     features = nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU())

@@ -60,7 +60,9 @@ class AnyWeather(RuleBasedStateMachine):
                     self.disk["save"] = command
                     rounds = {k: v for k, v in self.disk["accepted"].items() if k[0] >= command.round}
                     self.disk["accepted"] = rounds
-                    self.disk["closed"] = {k: v for k, v in self.disk["closed"].items() if k[0] >= command.round}
+                    self.disk["closed"] = {
+                        k: v for k, v in self.disk["closed"].items() if k[0] >= command.round
+                    }
                 case Rollback():
                     self.disk["closed"] = {}
                 case Close(round, phase, devices):
@@ -105,7 +107,9 @@ class AnyWeather(RuleBasedStateMachine):
         if done.phase is not None and last:
             self.happen(Advanced(None))
         else:
-            phase = "evaluate" if done.round > POLICY.rounds else PHASES[0] if done.phase is None else PHASES[1]
+            phase = (
+                "evaluate" if done.round > POLICY.rounds else PHASES[0] if done.phase is None else PHASES[1]
+            )
             self.happen(Advanced(phase, self.base(phase)))
 
     @rule(seconds=st.floats(0, 15))
@@ -161,7 +165,9 @@ class AnyWeather(RuleBasedStateMachine):
     @invariant()
     def an_answer_is_accepted_once(self):
         accepted = Counter(
-            (c.device, c.round, c.phase, a) for c, a in zip(self.said, self.attempts()) if isinstance(c, Accept)
+            (c.device, c.round, c.phase, a)
+            for c, a in zip(self.said, self.attempts())
+            if isinstance(c, Accept)
         )
         assert not accepted or max(accepted.values()) == 1
 
@@ -309,7 +315,13 @@ def test_the_cohort_is_a_seeded_draw():
 
 @pytest.mark.parametrize(
     "rules",
-    [{"rounds": 0}, {"quorum": 0}, {"cohort": 1, "quorum": 2}, {"patience_seconds": 0.0}, {"grace_seconds": -1.0}],
+    [
+        {"rounds": 0},
+        {"quorum": 0},
+        {"cohort": 1, "quorum": 2},
+        {"patience_seconds": 0.0},
+        {"grace_seconds": -1.0},
+    ],
 )
 def test_impossible_rules_are_refused_with_their_value(rules):
     with pytest.raises(ValueError, match="is -?[01]"):

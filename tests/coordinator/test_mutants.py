@@ -52,9 +52,15 @@ FAULTS = {
         "past.round, past.attempt, past.cohort\n",
         "past.round, past.attempt, tuple(sorted(self.roster))\n",
     ),
-    "keeps the old round's answers": ("        self._accepted, self._closed, self._answered = {}, {}, set()\n", ""),
+    "keeps the old round's answers": (
+        "        self._accepted, self._closed, self._answered = {}, {}, set()\n",
+        "",
+    ),
     "invites more than the cohort": ("min(size, len(present))", "len(present)"),
-    "stops one round early": ("if self.round > self._last_round:\n            yield Save", "if True:\n            yield Save"),
+    "stops one round early": (
+        "if self.round > self._last_round:\n            yield Save",
+        "if True:\n            yield Save",
+    ),
     "talks after the end": ("yield Dismiss(device)\n        elif", "yield from self._start()\n        elif"),
     "does not count a joined device": ("        self.roster.add(device)\n", ""),
     "waits for ever for a device that came back": ("        self._absent.pop(device, None)\n", ""),

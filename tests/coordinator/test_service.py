@@ -82,7 +82,10 @@ def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_pat
 
 def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=PATIENT)
-    run.service.plan.__class__.encode, honest = (lambda self: b'{"method": "fedmagic"}'), run.service.plan.__class__.encode
+    run.service.plan.__class__.encode, honest = (
+        (lambda self: b'{"method": "fedmagic"}'),
+        run.service.plan.__class__.encode,
+    )
     try:
         run.world.run(lambda: all(a.finished for a in run.agents.values()), 100)
     finally:

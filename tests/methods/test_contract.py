@@ -135,8 +135,9 @@ def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
     for (direction, kind), size in up.items():
         if direction == "up":
             assert coordinator.payload["up", kind] == size
-    assert sum(coordinator.frames.values()) - coordinator.frames["up"] + sum(
-        m.frames["up"] for m in devices
-    ) <= run.broker.published
+    assert (
+        sum(coordinator.frames.values()) - coordinator.frames["up"] + sum(m.frames["up"] for m in devices)
+        <= run.broker.published
+    )
     wire = sum(n for (d, _), n in coordinator.wire.items() if d == "up")
     assert wire >= sum(n for (d, _), n in coordinator.payload.items() if d == "up")

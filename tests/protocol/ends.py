@@ -58,7 +58,12 @@ class Ends:
         session = self._session(COORDINATOR, TOPICS.coordinator_subscriptions())
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         link = CoordinatorLink(
-            me, self.ring, TOPICS, session, lambda d: ObjectStore(self.folder / f"spool-{d}", False), self.gate
+            me,
+            self.ring,
+            TOPICS,
+            session,
+            lambda d: ObjectStore(self.folder / f"spool-{d}", False),
+            self.gate,
         )
         self.links[COORDINATOR] = link
 

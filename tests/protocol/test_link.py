@@ -51,7 +51,9 @@ def test_updates_of_many_devices_get_through_any_weather(tmp_path, weather):
         ends.run(20)
     for device in "abcd":
         got = next(r for r in ends.heard["coordinator"] if r.sender == device)
-        np.testing.assert_array_equal(got.message.arrays["weights.w"], weights(LARGE, ord(device))["weights.w"])
+        np.testing.assert_array_equal(
+            got.message.arrays["weights.w"], weights(LARGE, ord(device))["weights.w"]
+        )
 
 
 def test_a_broadcast_crosses_once_for_the_whole_cohort(tmp_path):
@@ -172,7 +174,11 @@ def test_a_forged_block_is_dropped_and_the_right_one_fetched(tmp_path):
     honest = device.transport.publish
 
     def forge(topic, frame, retain=False):
-        honest(topic, frame[:-1] + b"?" if frame[:3] == b"PF\x02" and not done.append(1) and len(done) == 3 else frame, retain)
+        honest(
+            topic,
+            frame[:-1] + b"?" if frame[:3] == b"PF\x02" and not done.append(1) and len(done) == 3 else frame,
+            retain,
+        )
 
     done = []
     device.transport = type("T", (), {"publish": staticmethod(forge)})()

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.digits.paint import (
+from edge_client.data.paint import (
     Canvas,
     Slant,
     blend,
@@ -25,7 +25,7 @@ from edge_client.data.digits.paint import (
 )
 from edge_client.data.domain import Labels
 from edge_client.data.draws import Draws, Integers
-from edge_client.data.photos import crops
+from edge_client.data.photos import crops, draw_places
 from edge_client.data.resize import Pixels
 
 GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
@@ -38,7 +38,7 @@ TRIES: Final = 16  # colours to choose from
 
 def mnistm(digits: Pixels, photos: list[Pixels], test: bool, draws: Draws) -> Pixels:
     """|photo - digit|"""
-    behind = crops(photos, len(digits), test, draws).astype(np.int32)
+    behind = crops(photos, draw_places(len(digits), draws), SIDE, test).astype(np.int32)
     return to_pixels(np.abs(behind - digits))
 
 
@@ -79,7 +79,7 @@ def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, dr
     signs = _with_neighbours(labels, glyphs, draws)
     mask = warped(signs, Slant(turn=72, shear=150, scale=(720, 1080), shift=4), draws).astype(np.int32)
     mask = mask[..., None] * per_image(draws.between(166, 256, n)) >> 8  # paint lets the wall through
-    wall = _wall(crops(photos, n, test, draws), draws)
+    wall = _wall(crops(photos, draw_places(n, draws), SIDE, test), draws)
     image = blend(wall, _paint_on(wall, 45, draws), mask)
     contrast, light = per_image(draws.between(128, 256, n)), per_image(draws.between(-30, 30, n))
     image = ((image - 128) * contrast >> 8) + 128 + light

@@ -9,7 +9,8 @@ from typing import Final
 import numpy as np
 
 from edge_client.data.domain import Labels
-from edge_client.data.packages import checked, package_file
+from edge_client.data.errors import reading
+from edge_client.data.packages import REINSTALL, checked, package_file
 from edge_client.data.resize import Pixels, resize
 
 SIDE: Final = 28
@@ -40,7 +41,7 @@ def mfeat() -> tuple[Pixels, Labels]:
 def _table(domain: str, package: str, name: str, header: int = 0) -> Pixels:
     """One row per digit: its pixels and its label."""
     path = package_file(package, name)
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with reading(path, REINSTALL), gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         table = np.loadtxt(file, np.uint8, delimiter=",", skiprows=header)
     checked(table, FINGERPRINTS[domain], path)
     return table

@@ -28,10 +28,15 @@ class Server(ServerHalf):
         wants = {"prototypes": Want((C, D)), "counts": Want((C,), "int64", low=0)}
         replies = yield Ask("train", self.payload(), wants)
         share = sum(r.payload["counts"] for r in replies).clamp(min=1)
-        means = sum(r.payload["prototypes"] * r.payload["counts"].unsqueeze(1) for r in replies) / share.unsqueeze(1)
+        means = sum(
+            r.payload["prototypes"] * r.payload["counts"].unsqueeze(1) for r in replies
+        ) / share.unsqueeze(1)
         mixed = {"features": Want(("n", D)), "labels": Want(("n",), "int64", low=0, high=C - 1)}
         replies = yield Ask("mix", {"prototypes": means}, mixed)
-        self.fit(torch.cat([r.payload["features"] for r in replies]), torch.cat([r.payload["labels"] for r in replies]))
+        self.fit(
+            torch.cat([r.payload["features"] for r in replies]),
+            torch.cat([r.payload["labels"] for r in replies]),
+        )
 
     def fit(self, z, y):
         optimizer = torch.optim.SGD(self.model.head.parameters(), lr=0.1)

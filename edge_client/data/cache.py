@@ -1,0 +1,80 @@
+"""What was made once and is kept: one .npz file each, checked whenever it is read."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from edge_client.data.errors import DataError
+from edge_client.data.packages import fingerprint
+from edge_client.data.resize import Pixels
+
+Arrays = Mapping[str, Pixels]
+
+
+def default_folder() -> Path:
+    """$PROTOFLEET_DATA, else ~/.cache/protofleet"""
+    return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
+
+
+def seal(arrays: Arrays) -> str:
+    return fingerprint(*(arrays[name] for name in sorted(arrays)))
+
+
+def kept(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
+    """The arrays in the file; they are built first if it is missing or damaged. Processes that come at the same
+    time wait for the one that builds. `build` returns the expected arrays or raises."""
+    if (found := _read(path, expected)) is not None:
+        return found
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.with_suffix(".lock")):
+            if (found := _read(path, expected)) is not None:
+                return found
+            found = build()
+            _write(path, found)
+            return found
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error}); give a folder that can be, by data.root or by the "
+            "environment variable PROTOFLEET_DATA"
+        ) from error
+
+
+def _read(path: Path, expected: str) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    return arrays if seal(arrays) == expected else None
+
+
+def _write(path: Path, arrays: Arrays) -> None:
+    """Under another name first, so that nobody ever finds half a file. It is not synced: what a power cut leaves
+    of it fails its check and is built again."""
+    draft = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time. The kernel opens the lock when a process dies, however it dies."""
+    with path.open("w") as file:
+        if sys.platform != "win32":  # there, each builds its own and the last one stays
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

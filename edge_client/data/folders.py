@@ -1,0 +1,61 @@
+"""Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10, PACS, and anyone's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edge_client.data.domain import Collection, Domain, Indices, take
+from edge_client.data.draws import Draws
+from edge_client.data.picks import stratified, without
+from edge_client.data.pictures import class_folders
+from edge_client.data.source import Source
+
+WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
+OWN_WAY_OUT = "pictures are looked for in <root>/<class>/, or <root>/<domain>/<class>/ with data.domain"
+
+
+def _office_caltech(folder: Path, domain: str) -> Domain:
+    """Of every ten pictures the last two are for the test, as RethinkFL (FPL) and FedLSA have it."""
+    classes, pictures = class_folders(folder / domain, WAY_OUT)
+    test = np.flatnonzero(np.arange(len(pictures.labels)) % 10 >= 8)
+    return _parted(domain, classes, pictures, test)
+
+
+def _pacs(folder: Path, domain: str) -> Domain:
+    """70/30, the test set rounded up: 501, 615, 704 and 1,179, the sizes in FedLSA's tables."""
+    classes, pictures = class_folders(folder / domain, WAY_OUT)
+    n = len(pictures.labels)
+    return _parted(
+        domain, classes, pictures, stratified(pictures.labels, -(-3 * n // 10), Draws("pacs", domain))
+    )
+
+
+def _own(folder: Path, domain: str) -> Domain:
+    """80/20. The domain is a folder in the root, or without one the root itself."""
+    place = folder if domain == "folder" else folder / domain
+    classes, pictures = class_folders(place, OWN_WAY_OUT)
+    n = len(pictures.labels)
+    return _parted(domain, classes, pictures, stratified(pictures.labels, n // 5, Draws("folder", domain)))
+
+
+def _parted(domain: str, classes: tuple[str, ...], pictures: Collection, test: Indices) -> Domain:
+    train = without(len(pictures.labels), test)
+    return Domain(domain, classes, take(pictures, train), take(pictures, np.sort(test)))
+
+
+OFFICE_CALTECH = Source(
+    _office_caltech,
+    ("amazon", "caltech", "dslr", "webcam"),
+    (
+        "back_pack", "bike", "calculator", "headphones", "keyboard",
+        "laptop_computer", "monitor", "mouse", "mug", "projector",
+    ),
+)  # fmt: skip
+PACS = Source(
+    _pacs,
+    ("art_painting", "cartoon", "photo", "sketch"),
+    ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+)
+FOLDER = Source(_own, ())

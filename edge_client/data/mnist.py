@@ -1,0 +1,18 @@
+"""MNIST from its four idx files: 60,000 and 10,000 digits of 28x28."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_client.data.domain import Domain
+from edge_client.data.idx import read_pair
+from edge_client.data.source import Source
+
+
+def read(folder: Path, domain: str) -> Domain:
+    places = [folder, folder / "MNIST" / "raw", folder / "raw"]  # the last two are torchvision's
+    classes = tuple(str(digit) for digit in range(10))
+    return Domain(domain, classes, read_pair(places, "train"), read_pair(places, "test"))
+
+
+SOURCE = Source(read, ("mnist",))

@@ -1,0 +1,105 @@
+"""One client's data, from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_client.data.cache import default_folder
+from edge_client.data.domain import Collection, Domain, narrowed, pooled, take
+from edge_client.data.draws import Draws
+from edge_client.data.errors import DataError
+from edge_client.data.picks import stratified, without
+from edge_client.data.settings import LEAST, DataSettings
+from edge_client.data.shares import SPLITS, Thin
+from edge_client.data.sources import find
+
+# One scale for all domains, 0..255 to -1..1: each domain's own mean and deviation would take away the very shift
+# that federated methods are compared on.
+SCALE: Final = ((2 * np.arange(256) - 255) / np.float32(255)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Part:
+    x: Tensor  # float32 [N, 3, size, size], -1 to 1
+    y: Tensor  # int64 [N]
+
+
+@dataclass(frozen=True)
+class Shard:
+    domain: str
+    classes: int
+    train: Part
+    validation: Part
+    test: Part
+
+    def counts(self) -> Tensor:
+        """int64 [classes]: training samples of each class."""
+        return torch.bincount(self.train.y, minlength=self.classes)
+
+
+def load(settings: DataSettings) -> Shard:
+    """This client's share. The same settings give the same samples in the same order on every machine."""
+    domain = _domain(settings)
+    where = (settings.seed, settings.source, domain.name)
+    train, test = _share(domain, settings, Draws(*where, "shares"))
+    own = (*where, settings.parts, settings.part)
+    thin = SPLITS[settings.split].thin
+    train = _at_most(settings.samples, thin, train, Draws(*own, "samples"))
+    # Not of its own: clients that share a domain report on the same test samples.
+    test = _at_most(settings.test_samples, thin, test, Draws(*where, "test samples"))
+    train, validation = _held_out(settings.validation, train, Draws(*own, "validation"))
+    _check(train, settings, domain)
+    mixed = Draws(*own, "order").order(len(train.labels))
+    parts = (_part(some, settings.size) for some in (take(train, mixed), validation, test))
+    return Shard(domain.name, len(domain.classes), *parts)
+
+
+def _domain(settings: DataSettings) -> Domain:
+    """The one that the settings name, or all of the source as one."""
+    source = find(settings.source)
+    folder = Path(settings.root).expanduser() if settings.root else default_folder() / settings.source
+    whole = settings.domain in ("", settings.source)
+    names = (source.domains or (settings.source,)) if whole else (settings.domain,)
+    classes = settings.classes or source.classes
+    return pooled(settings.source, [narrowed(source.read(folder, name), classes) for name in names])
+
+
+def _share(domain: Domain, settings: DataSettings, draws: Draws) -> tuple[Collection, Collection]:
+    s, train, test = settings, domain.train, domain.test
+    if not len(train.labels) or not len(test.labels):
+        raise DataError(
+            f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
+            f"of its {len(domain.classes)} classes; it takes some of both"
+        )
+    mine, tested = SPLITS[s.split].deal(train.labels, test.labels, s.parts, s.beta, draws)[s.part]
+    return take(train, mine), take(test, tested)
+
+
+def _at_most(most: int | None, thin: Thin, some: Collection, draws: Draws) -> Collection:
+    return some if most is None or most >= len(some.labels) else take(some, thin(some.labels, most, draws))
+
+
+def _held_out(fraction: float, some: Collection, draws: Draws) -> tuple[Collection, Collection]:
+    """What is left, and what is held out."""
+    held = stratified(some.labels, round(fraction * len(some.labels)), draws)
+    return take(some, without(len(some.labels), held)), take(some, held)
+
+
+def _check(train: Collection, settings: DataSettings, domain: Domain) -> None:
+    if len(train.labels) < LEAST:
+        raise DataError(
+            f"{domain.name} leaves client {settings.part} of {settings.parts} {len(train.labels)} training "
+            f"samples, it takes {LEAST}; take fewer parts, a smaller validation or more samples"
+        )
+
+
+def _part(some: Collection, size: int) -> Part:
+    pixels = some.pixels(np.arange(len(some.labels)), size)
+    x = np.ascontiguousarray(SCALE[pixels.transpose(0, 3, 1, 2)])
+    return Part(torch.from_numpy(x), torch.from_numpy(some.labels))
