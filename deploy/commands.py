@@ -49,7 +49,7 @@ def coordinator(options: argparse.Namespace) -> int:
     from coordinator.config import CoordinatorSettings
     from coordinator.main import run_coordinator
     from deploy.cli import software
-    from deploy.run import RunError
+    from deploy.run_errors import RunError
     from protocol.settings import decode, override, read_toml
 
     settings = decode(CoordinatorSettings, override(read_toml(options.settings), options.set))
@@ -67,7 +67,7 @@ def add_device(jobs: Jobs) -> None:
 
 def device(options: argparse.Namespace) -> int:
     from deploy.cli import software
-    from deploy.run import RunError
+    from deploy.run_errors import RunError
     from edge_client.config import DeviceSettings
     from edge_client.main import run_device
     from protocol.settings import decode, override, read_toml

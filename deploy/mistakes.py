@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 import sqlite3
 
-from coordinator.metrics import MetricsError
 from coordinator.spool import RunMismatchError
-from deploy.run import RunError
+from deploy.run_errors import RunError
 from edge_client.data import DataError
 from protocol.broker import BrokerError
+from protocol.exposition import MetricsError
 from protocol.seal import KeyFileError
 from protocol.settings import SettingsError
 

@@ -18,20 +18,17 @@ from deploy.experiment import Experiment, coordinator_settings, device_settings
 from deploy.keys import make_keys
 from deploy.progress import Progress
 from deploy.report import final_table, write_report
+from deploy.run_errors import RunError
 from protocol.broker import BrokerAddress, preflight
 from protocol.settings import SettingsError, encode, write_toml
 
 EXIT_SECONDS = 10.0
 
 
-class RunError(RuntimeError):
-    """The run cannot go on. The message says why and what to do."""
-
-
 def run_experiment(experiment: Experiment, runs: Path) -> Path:
     """Run it to its end, and return the report. RunError where it ends before."""
     folder = runs / experiment.name
-    with local_broker(experiment, folder) as (address, words), Progress(folder) as progress:
+    with local_broker(experiment, folder) as (address, words), Progress(experiment.rounds) as progress:
         progress.say(f"broker: {words}")
         prepare(experiment, address, words, runs)
         with Processes(folder) as processes:

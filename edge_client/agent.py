@@ -82,6 +82,15 @@ class Agent:
         resend = self._outgoing.again_at if self._outgoing else float("inf")
         return min(self.link.wake_at, self._hello_at, resend)
 
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    @property
+    def waiting(self) -> bool:
+        """An answer waits for its receipt."""
+        return self._outgoing is not None
+
     def take(self, item: Item, now: float) -> None:
         self._now = now
         match item:
@@ -225,7 +234,7 @@ class Agent:
         self._question = ""
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
-        self._notify("answered", round=answer.round)
+        self._notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
         self.memory.tidy({self._next.object} if self._next else set())
         if self._next:
             received, self._next = self._next, None

@@ -61,7 +61,7 @@ def run_device(settings: DeviceSettings, software: str) -> str:
             return plan.load().Client(model, data.train, plan.settings(), plan.seed, settings.name)
 
         agent = Agent(data, build, link, memory, ThreadWorker(inbox), software=software, stays=settings.stays)
-        with watch_device(agent, transport, settings.metrics_port):
+        with watch_device(agent, settings.metrics_port):
             stop_on_signals(inbox)
             serve(agent, inbox, time.monotonic)
         return agent.problem

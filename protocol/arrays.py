@@ -30,6 +30,7 @@ MAX_TABLE: Final = 1 << 20
 MAX_ARRAYS: Final = 16_384
 MAX_NAME: Final = 200
 MAX_DIMS: Final = 8
+MAX_NUMBERS: Final = 1 << 40  # in one array, empty dimensions aside: NumPy cannot shape more than 2**63 bytes
 
 Read = Callable[[int, int], bytes]  # [start, stop) of the body
 
@@ -50,7 +51,8 @@ def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
     names = ordered(arrays)
     yield _head(arrays, names)
     for name in names:
-        value = np.ascontiguousarray(arrays[name], dtype=DTYPES[arrays[name].dtype.name])
+        value = arrays[name]  # once: it may come from the disk
+        value = np.ascontiguousarray(value, dtype=DTYPES[value.dtype.name])
         if value.size:
             yield value.reshape(-1).view(np.uint8).data
 
@@ -71,8 +73,14 @@ def _head(arrays: Arrays, names: list[str]) -> bytes:
         value = arrays[name]
         if value.dtype.name not in DTYPES:
             raise TypeError(f"{name} is {value.dtype}; the wire carries {', '.join(DTYPES)}")
+        if not 0 < len(name.encode()) <= MAX_NAME or value.ndim > MAX_DIMS:
+            raise ValueError(
+                f"array {name!r} {value.shape}: names have 1 to {MAX_NAME} bytes, shapes at most {MAX_DIMS} lengths"
+            )
         table.append([name, value.dtype.name, list(value.shape)])
     packed: bytes = msgpack.packb(table)
+    if len(table) > MAX_ARRAYS or len(packed) > MAX_TABLE:
+        raise ValueError(f"{len(table)} arrays; a body has at most {MAX_ARRAYS}, its table {MAX_TABLE} bytes")
     return struct.pack("<I", len(packed)) + packed
 
 
@@ -110,14 +118,18 @@ class Body(Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         dtype, shape, offset = self._places[name]
-        stop = offset + math.prod(shape) * dtype.itemsize
-        return np.frombuffer(self._read(offset, stop), dtype=dtype).reshape(shape)
+        return self._numbers(dtype, offset, math.prod(shape)).reshape(shape)
 
     def flat(self, name: str, start: int, stop: int) -> Array:
         """Numbers [start, stop) of an array laid flat, and nothing else of it."""
         dtype, _, offset = self._places[name]
-        span = offset + start * dtype.itemsize, offset + stop * dtype.itemsize
-        return np.frombuffer(self._read(*span), dtype=dtype)
+        return self._numbers(dtype, offset + start * dtype.itemsize, stop - start)
+
+    def _numbers(self, dtype: np.dtype[np.generic], start: int, count: int) -> Array:
+        data = self._read(start, start + count * dtype.itemsize)
+        if dtype == np.bool_:  # a byte above 1 would be a truth that counts as more than one
+            return np.not_equal(np.frombuffer(data, np.uint8), 0)
+        return np.frombuffer(data, dtype=dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -151,7 +163,8 @@ def _table(read: Read, size: int) -> tuple[int, list[object]]:
 def _row(row: object) -> tuple[str, np.dtype[np.generic], tuple[int, ...]]:
     match row:
         case [str(name), str(dtype), [*dims]] if name and dtype in DTYPES and len(dims) <= MAX_DIMS:
-            shape = tuple(n for n in dims if type(n) is int and 0 <= n < 1 << 40)
-            if len(shape) == len(dims):
+            shape = tuple(n for n in dims if type(n) is int and 0 <= n <= MAX_NUMBERS)
+            if len(shape) == len(dims) and math.prod(n or 1 for n in shape) <= MAX_NUMBERS:
                 return name, DTYPES[dtype], shape
-    raise Rejected(Reason.BAD_BODY, f"{str(row)[:80]} does not describe an array")
+    # The row itself is not shown: it may be nested deeper than Python can print.
+    raise Rejected(Reason.BAD_BODY, "a row of the table does not describe an array")

@@ -7,7 +7,7 @@ ignored: a later minor version may say more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -34,6 +34,9 @@ MAX_TEXT: Final = 512
 MAX_RANGES: Final = 64
 MAX_BLOCKS: Final = 4096
 MAX_METRICS: Final = 256
+MAX_COUNTS: Final = 4096
+MAX_HOLDS: Final = 64
+MAX_PARTS: Final = 32
 HASH: Final = 32
 SHORT_HASH: Final = 16
 
@@ -94,21 +97,18 @@ def _fields(message: Message, attachment: Attachment) -> Fields:
                 "holds": b"".join(message.holds),
             }
         case Task():
-            return {
-                "broadcast": _manifest_fields(message.broadcast),
-                "seconds": message.seconds,
-            }
+            return {"broadcast": _manifest_fields(message.broadcast), "seconds": message.seconds}
         case Update():
             body = attachment if isinstance(attachment, bytes) else _manifest_fields(attachment)
             return {"examples": message.examples, "metrics": dict(message.metrics), "arrays": body}
         case Welcome():
             return {"plan": message.plan}
         case Receipt():
-            return {"verdict": message.verdict, "reason": message.reason}
+            return {"verdict": message.verdict, "reason": _cut(message.reason)}
         case Refusal(reason) | Bye(reason):
-            return {"reason": reason}
+            return {"reason": _cut(reason)}
         case State():
-            return {"online": message.online, "reason": message.reason}
+            return {"online": message.online, "reason": _cut(message.reason)}
         case Finished():
             return {}
         case Want():
@@ -125,11 +125,9 @@ def decode(kind: str, payload: bytes, sender: str, place: Place) -> tuple[Messag
         raise Rejected(Reason.TOO_LARGE, f"a payload of {len(payload)} bytes, over {MAX_PAYLOAD}")
     try:
         fields = msgpack.unpackb(
-            payload, max_array_len=4096, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT
+            payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT
         )
-        if not isinstance(fields, dict):
-            raise TypeError("not a map")
-        return decoder(fields, sender, place)
+        return decoder(_typed(fields, dict), sender, place)
     except Rejected:
         raise
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
@@ -137,8 +135,10 @@ def decode(kind: str, payload: bytes, sender: str, place: Place) -> tuple[Messag
 
 
 def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    low, high = (_whole(v) for v in fields["protocol"])
-    holds = _typed(fields.get("holds", b""), bytes)
+    low, high = (_whole(v) for v in _typed(fields["protocol"], list))
+    plan, holds = _typed(fields.get("plan", b""), bytes), _typed(fields.get("holds", b""), bytes)
+    if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
+        raise TypeError(f"{len(holds)} bytes are not at most {MAX_HOLDS} SHA-256s")
     hello = Hello(
         device=sender,
         classes=_whole(fields["classes"]),
@@ -146,8 +146,8 @@ def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachme
         domain=_typed(fields.get("domain", ""), str),
         software=_typed(fields.get("software", ""), str),
         protocol=(low, high),
-        plan=_typed(fields.get("plan", b""), bytes),
-        counts=tuple(_whole(v) for v in fields.get("counts", ())),
+        plan=_hash(plan) if plan else b"",
+        counts=tuple(_whole(v) for v in _typed(fields.get("counts", []), list)),
         holds=tuple(holds[i : i + HASH] for i in range(0, len(holds), HASH)),
     )
     return hello, None
@@ -160,15 +160,14 @@ def _task(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachmen
 
 def _update(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
     metrics = {_typed(k, str): _number(v) for k, v in _typed(fields["metrics"], dict).items()}
-    body = fields["arrays"]
-    attachment = body if isinstance(body, bytes) else _manifest(body)
+    attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
     examples = _whole(fields["examples"])
     return Update(sender, place.round, place.phase, examples, place.base, {}, metrics), attachment
 
 
 def _receipt(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    verdict, reason = _typed(fields["verdict"], str), _typed(fields["reason"], str)
-    return Receipt(place.round, place.phase, verdict, reason), None
+    said = _typed(fields["verdict"], str), _typed(fields["reason"], str)
+    return Receipt(place.round, place.phase, *said), None
 
 
 def _state(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
@@ -176,10 +175,11 @@ def _state(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachme
 
 
 def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    flat = [_whole(v) for v in fields["ranges"]]
+    flat = [_whole(v) for v in _typed(fields["ranges"], list)]
     ranges = tuple(zip(flat[::2], flat[1::2], strict=True))
-    if len(ranges) > MAX_RANGES or any(a >= b or b > MAX_BLOCKS for a, b in ranges):
-        raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges of blocks, or one out of bounds")
+    ascending = all(a < b for a, b in ranges) and flat == sorted(flat)  # so no block is asked for twice
+    if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
+        raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
     return Want(_hash(fields["object"]), ranges, _typed(fields.get("again", False), bool)), None
 
 
@@ -200,22 +200,22 @@ DECODERS: Final[dict[str, Callable[[Fields, str, Place], tuple[Message, Attachme
 def _manifest_fields(manifest: Manifest | None) -> list[object] | None:
     if manifest is None:
         return None
-    parts = [[kind, size] for kind, size in manifest.parts]
-    return [manifest.object, manifest.size, manifest.block, b"".join(manifest.hashes), parts]
+    hashes, parts = b"".join(manifest.hashes), [list(part) for part in manifest.parts]
+    return [manifest.object, manifest.size, manifest.block, hashes, parts]
 
 
 def _manifest(fields: object) -> Manifest | None:
     if fields is None:
         return None
     name, size, block, packed, parts = _typed(fields, list)
+    packed, parts = _typed(packed, bytes), [_typed(part, list) for part in _typed(parts, list)]
     hashes = tuple(packed[i : i + SHORT_HASH] for i in range(0, len(packed), SHORT_HASH))
-    manifest = Manifest(
-        _hash(name), _whole(size), _whole(block), hashes, tuple((_typed(k, str), _whole(n)) for k, n in parts)
-    )
-    blocks = -(-manifest.size // max(1, manifest.block))
+    sizes = tuple((_typed(kind, str), _whole(n)) for kind, n in parts)
+    manifest = Manifest(_hash(name), _whole(size), _whole(block), hashes, sizes)
+    blocks = -(-manifest.size // manifest.block) if manifest.block else 0
     if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
         raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
-    if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > 32:
+    if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > MAX_PARTS:
         raise Rejected(Reason.MALFORMED, f"the parts do not add up to {manifest.size} bytes")
     return manifest
 
@@ -244,6 +244,6 @@ def _hash(value: object) -> bytes:
     return value
 
 
-def metrics_only(values: Mapping[str, object]) -> dict[str, float]:
-    """What may travel as metrics: finite or not, but numbers."""
-    return {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
+def _cut(reason: str) -> str:
+    """Words for a person: better shortened than refused by whom they are meant for."""
+    return reason.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

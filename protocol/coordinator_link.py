@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
@@ -47,6 +48,7 @@ class CoordinatorLink(Link):
         self._stores, self._gate = stores, gate
         self._broadcasts: dict[bytes, Broadcast] = {}
         self._fetches: dict[str, tuple[Fetch, Received]] = {}
+        self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
 
     @property
     def wake_at(self) -> float:
@@ -54,8 +56,10 @@ class CoordinatorLink(Link):
         return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
 
     def wake(self, now: float) -> None:
+        flying = self._flying
         for fetch, _ in self._fetches.values():
-            fetch.wake(now, max(1, self._room(fetch)))
+            fetch.wake(now, max(1, _room(fetch, flying)))
+        self._feed(now)
         for broadcast in self._broadcasts.values():
             broadcast.wake(now)
 
@@ -73,20 +77,17 @@ class CoordinatorLink(Link):
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
         """What is complete after this frame. Raises Rejected where the frame was at fault."""
-        place = self.topics.parse(topic)
-        if place is None or not place.device:
-            raise Rejected(Reason.WRONG_TOPIC, f"a frame on {topic}")
         if blocks.is_block(frame):
-            return self._block(topic, frame, place.device, now)
+            return self._block(topic, frame, now)
         opened: list[tuple[Header, Message, Attachment]] = []
 
         def take() -> Taken:
             found = self.open(topic, frame)
             if found is None:
-                return {}, False
+                return Taken(new=False)
+            tensors, first = self._inline(found[1], found[2])
             opened.append(found)
-            inline = found[2]
-            return (_body(inline).kinds if isinstance(inline, bytes) else {}), True
+            return Taken(tensors, first=first)
 
         self._counted(topic, frame, self.kind_of(frame), take)
         return [done for found in opened for done in self._message(*found, now)]
@@ -122,16 +123,26 @@ class CoordinatorLink(Link):
             return self._complete(received, update, store.put_bytes(attachment))
         if store.has(attachment.object):
             return self._complete(received, update, attachment.object)
-        held = self._fetches.get(received.sender)
-        if held and held[0].object == attachment.object:
-            self._fetches[received.sender] = (held[0], received)
-            return []
-        self.abandon(received.sender)
         device = received.sender
-        fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want))
-        self._fetches[device] = (fetch, received)
+        held = self._fetches.get(device)
+        if held and held[0].object == attachment.object:
+            self._fetches[device] = (held[0], received)
+        else:
+            self.abandon(device)
+            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want))
+            self._fetches[device] = (fetch, received)
+            if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
+                return self._here(device, now)
         self._feed(now)
         return []
+
+    def _inline(self, message: Message, attachment: Attachment) -> tuple[dict[str, int], bool]:
+        """Tensor bytes by kind of an inline body, and whether this answer brings them for the first time."""
+        if not isinstance(message, Update) or not isinstance(attachment, bytes):
+            return {}, True
+        said = (message.round, message.phase, hashlib.sha256(attachment).digest())
+        before, self._inlined[message.device] = self._inlined.get(message.device), said
+        return _body(attachment).kinds, said != before
 
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
         try:
@@ -141,49 +152,59 @@ class CoordinatorLink(Link):
             return []
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
-    def _block(self, topic: str, frame: bytes, device: str, now: float) -> list[Received]:
+    def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        place = self.topics.parse(topic)
+        device = place.device if place and place.kind == "up" else ""
         held = self._fetches.get(device)
 
         def take() -> Taken:
             prefix, index, data = blocks.unpack(frame)
-            if topic != self.topics.up(device):
+            if not device:
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
-            if device.encode() + prefix in self._complete_lately:
-                return {}, False
             if held is None or held[0].object[: len(prefix)] != prefix:
+                if device.encode() + prefix in self._complete_lately:
+                    return Taken(new=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
             fresh = held[0].got(index, data, now)
             start = index * held[0].partial.manifest.block
-            return blocks.kinds_in(held[0].partial.manifest, start, start + len(data)), fresh
+            return Taken(blocks.kinds_in(held[0].partial.manifest, start, start + len(data)), fresh)
 
         if not self._counted(topic, frame, "block", take) or held is None:
             return []
-        fetch, received = held
-        if not fetch.partial.complete:
+        if not held[0].partial.complete:
             self._feed(now)
             return []
-        del self._fetches[device]
+        return self._here(device, now)
+
+    def _here(self, device: str, now: float) -> list[Received]:
+        """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
+        fetch, received = self._fetches.pop(device)
         self._complete_lately.append(device.encode() + fetch.object[: codec.SHORT_HASH])
         self._feed(now)
         assert isinstance(received.message, Update)
         try:
             fetch.partial.finish()
         except Rejected as fault:
+            if fault.reason is Reason.NO_ROOM:
+                raise  # our fault: the answer is good, and will be offered again
             self._gate.spoiled(received.message, fault)
             return []
         return self._complete(received, received.message, fetch.object)
 
     def _feed(self, now: float) -> None:
         """Share the budget out, first come first served."""
+        flying = self._flying
         for fetch, _ in list(self._fetches.values()):
-            if room := self._room(fetch):
+            before = fetch.flying
+            if room := _room(fetch, flying):
                 fetch.fill(room, now)
+            flying += fetch.flying - before
 
-    def _room(self, fetch: Fetch) -> int:
-        others = sum(len(f.asked) for f, _ in self._fetches.values() if f is not fetch)
-        return max(0, min(WINDOW, BUDGET - others))
+    @property
+    def _flying(self) -> int:
+        return sum(fetch.flying for fetch, _ in self._fetches.values())
 
     def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
         everyone = self.topics.broadcast(manifest.object.hex())
@@ -202,10 +223,15 @@ class CoordinatorLink(Link):
                 raise Rejected(Reason.TOO_LARGE, f"{attachment.size} bytes, over {self.max_object}")
 
     def _check(self, header: Header, topic: str) -> None:
-        device = header.sender
-        expected = self.topics.device_state(device) if header.kind == "state" else self.topics.up(device)
-        if topic != expected:
-            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {device} on {topic}")
+        # Read from the topic, as the sender may be anybody with a key, even ourselves, sent back to us.
+        place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
+        if place is None or (place.kind, place.device) != (kind, header.sender):
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
+
+
+def _room(fetch: Fetch, flying: int) -> int:
+    """Blocks that one fetch may have in flight, of what all of them together have."""
+    return max(0, min(WINDOW, BUDGET - (flying - fetch.flying)))
 
 
 def _body(data: bytes) -> Body:

@@ -27,6 +27,7 @@ class DeviceLink(Link):
         self._down = topics.down(me.name)
         self._offered: dict[bytes, Manifest] = {}
         self._sent: dict[bytes, bytearray] = {}
+        self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
         self._fetch: Fetch | None = None
         self._waiting: Received | None = None
 
@@ -53,7 +54,9 @@ class DeviceLink(Link):
         size = sum(n for _, n in body.parts)
         if size <= self.inline:
             attachment: Attachment = bytes(self.store.read(name, 0, size))
-            self.say(self._up, update, COORDINATOR, attachment, tensors=body.kinds)
+            said = (update.round, update.phase, name)
+            fresh, self._inlined = said != self._inlined, said
+            self.say(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
             return
         if name not in self._offered:
             self._offered[name] = self.store.manifest(name, self.block)
@@ -75,7 +78,7 @@ class DeviceLink(Link):
             found = self.open(topic, frame)
             if found:
                 opened.append(found[:2])
-            return {}, found is not None
+            return Taken(new=found is not None)
 
         self._counted(topic, frame, self.kind_of(frame), take)
         return [done for header, message in opened for done in self._message(header, message, now)]
@@ -97,29 +100,30 @@ class DeviceLink(Link):
                 self._serve(message)
                 return []
             case Task(broadcast=Manifest() as manifest) if not self.store.has(manifest.object):
-                self._begin(received, manifest, now)
-                return []
+                return self._begin(received, manifest, now)
             case Task(broadcast=Manifest() as manifest):
                 return [replace(received, object=manifest.object)]
         return [received]
 
-    def _begin(self, received: Received, manifest: Manifest, now: float) -> None:
-        self._waiting = received
+    def _begin(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
         if self._fetch and self._fetch.object == manifest.object:
-            return
+            self._waiting = received
+            return []
         self.stop_fetching()
-        self._waiting = received
+        self._fetch, self._waiting = Fetch(self.store.begin(manifest), self.send), received
         self.transport.subscribe(self.topics.broadcast(manifest.object.hex()))
-        self._fetch = Fetch(self.store.begin(manifest), self.send)
+        if self._fetch.partial.complete:  # an earlier process had it all, and died before it had a name
+            return self._here(self._fetch)
         self._fetch.fill(WINDOW, now)
+        return []
 
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         def take() -> Taken:
             prefix, index, data = blocks.unpack(frame)
             fetch = self._fetch
-            if prefix in self._complete_lately:
-                return {}, False
             if fetch is None or fetch.object[: len(prefix)] != prefix:
+                if prefix in self._complete_lately:
+                    return Taken(new=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
@@ -127,16 +131,19 @@ class DeviceLink(Link):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
             fresh = fetch.got(index, data, now)
             start = index * fetch.partial.manifest.block
-            return blocks.kinds_in(fetch.partial.manifest, start, start + len(data)), fresh
+            return Taken(blocks.kinds_in(fetch.partial.manifest, start, start + len(data)), fresh)
 
-        fresh = self._counted(topic, frame, "block", take)
-        fetch, waiting = self._fetch, self._waiting
+        fresh, fetch = self._counted(topic, frame, "block", take), self._fetch
         if not fresh or fetch is None:
             return []
         if not fetch.partial.complete:
             fetch.fill(WINDOW, now)
             return []
-        self._fetch = self._waiting = None
+        return self._here(fetch)
+
+    def _here(self, fetch: Fetch) -> list[Received]:
+        """All blocks are here: give the object its name, and pass on the task that waits for it."""
+        waiting, self._fetch, self._waiting = self._waiting, None, None
         self._complete_lately.append(fetch.object[: codec.SHORT_HASH])
         self.transport.unsubscribe(self.topics.broadcast(fetch.object.hex()))
         fetch.partial.finish()
@@ -144,7 +151,7 @@ class DeviceLink(Link):
 
     def _serve(self, want: Want) -> None:
         manifest = self._offered.get(want.object)
-        if manifest is None:
+        if manifest is None or not self.store.has(want.object):
             return  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
         sent = self._sent[want.object]
         for index in indices(want.ranges, len(manifest.hashes)):

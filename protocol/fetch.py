@@ -15,6 +15,7 @@ from protocol.store import Partial
 
 RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
 LONGEST_RETRY_SECONDS: Final = 20.0
+SILENT_SECONDS: Final = 8.0  # a sender is silent once it is this long before it is asked again
 
 Ask = Callable[[Want], None]
 
@@ -32,6 +33,11 @@ class Fetch:
     @property
     def object(self) -> bytes:
         return self.partial.manifest.object
+
+    @property
+    def flying(self) -> int:
+        """Blocks that may still come. What a silent sender was asked for holds up nobody else's."""
+        return len(self.asked) if self._retry < SILENT_SECONDS else 0
 
     def fill(self, window: int, now: float) -> None:
         """Ask for more when at most half of the window is still in flight."""

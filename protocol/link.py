@@ -6,8 +6,8 @@ No sockets and no clock: frames leave through a Transport, `now` is an argument,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from protocol import blocks, codec
@@ -21,8 +21,6 @@ from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport, Will, packet_bytes
 from protocol.window import Window
-
-Taken = tuple[dict[str, int], bool]  # tensor bytes by kind, and whether it is new
 
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
@@ -38,6 +36,15 @@ class Received:
     run: str
     epoch: int
     object: bytes = b""  # name of its arrays in the store, once they are all here
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a received frame brought."""
+
+    tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
+    new: bool = True  # else it is a duplicate
+    first: bool = True  # else its tensors came before, in another message
 
 
 @dataclass
@@ -87,10 +94,10 @@ class Link:
 
     def say(
         self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
-        tensors: dict[str, int] | None = None, retain: bool = False,
+        tensors: dict[str, int] | None = None, fresh: bool = True, retain: bool = False,
     ) -> None:  # fmt: skip
         frame = self.seal(message, recipient, attachment)
-        self._publish(topic, frame, tensors or {}, fresh=True, retain=retain)
+        self._publish(topic, frame, tensors or {}, fresh, retain)
         self.meter.ended(self.direction, codec.KINDS[type(message)], "sent")
 
     def send_block(self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool) -> None:
@@ -103,9 +110,9 @@ class Link:
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
         header, payload = unseal(frame, self.keyring)
-        self._check(header, topic)
-        if header.federation != self.topics.federation:
+        if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
+        self._check(header, topic)
         window = self._windows.setdefault(header.sender, Window())
         place = codec.Place(header.round, header.phase, header.base)
         message, attachment = codec.decode(header.kind, payload, header.sender, place)
@@ -131,19 +138,18 @@ class Link:
 
     def _counted(self, topic: str, frame: bytes, kind: str, take: Callable[[], Taken]) -> bool:
         """Run `take` on something received and give it exactly one counter. False for a duplicate."""
-        result, fresh = "accepted", True
-        tensors: dict[str, int] = {}
+        result, taken = "accepted", Taken(new=False)
         try:
-            tensors, fresh = take()
-            result = "accepted" if fresh else "duplicate"
+            taken = take()
+            result = "accepted" if taken.new else "duplicate"
         except Rejected as fault:
-            result, fresh = fault.reason.value, False
+            result = fault.reason.value
             raise
         finally:
             packet = packet_bytes(topic, len(frame))
-            self.meter.crossed(self._back, packet, len(frame), tensors, fresh)
+            self.meter.crossed(self._back, packet, len(frame), taken.tensors, taken.new and taken.first)
             self.meter.ended(self._back, kind, result)
-        return fresh
+        return taken.new
 
     def kind_of(self, frame: bytes) -> str:
         """What to count a frame as, before anything of it is believed."""

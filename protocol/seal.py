@@ -128,6 +128,7 @@ def new_key(path: Path) -> Ed25519PrivateKey:
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)
+    path.chmod(0o600)  # it may have been there, open to all
     path.write_bytes(text)
     return key
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import sys
 import types
 import typing
@@ -18,6 +19,8 @@ else:  # pragma: no cover - Python 3.10
 
 T = TypeVar("T")
 Table = dict[str, Any]
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # what a TOML string may hold only as an escape
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class SettingsError(ValueError):
@@ -89,10 +92,10 @@ def encode(value: object) -> Any:
 def write_toml(table: Mapping[str, Any], where: str = "") -> str:
     """TOML text of plain tables: enough for what `encode` gives."""
     plain = {k: v for k, v in table.items() if not _is_table(v)}
-    lines = [f"{k} = {_toml(v)}" for k, v in plain.items()]
+    lines = [f"{_key(k)} = {_toml(v)}" for k, v in plain.items()]
     text = "\n".join(lines) + "\n" if lines else ""
     for key, value in table.items():
-        path = _join(where, key)
+        path = _join(where, _key(key))
         if isinstance(value, Mapping):
             text += f"\n[{path}]\n{write_toml(value, path)}"
         elif _is_table(value):
@@ -110,7 +113,7 @@ def _decode(hint: Any, value: object, where: str) -> Any:
             raise SettingsError(f"{where} is {_show(value)}, but must be a list")
         return tuple(_decode(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is typing.Literal:
-        if value not in arguments:
+        if not any(value == a and type(value) is type(a) for a in arguments):  # True == 1
             raise SettingsError(
                 f"{where} is {_show(value)}, but must be one of {', '.join(map(_show, arguments))}"
             )
@@ -128,7 +131,10 @@ def _plain(hint: Any, value: object, where: str) -> Any:
     if hint is Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise SettingsError(f"{where} is too large a number") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
         raise SettingsError(f"{where} is {_show(value)}, but must be {words.get(hint, hint)}")
@@ -153,10 +159,16 @@ def _toml(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'"{escaped}"'
+        return '"' + CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, Mapping):  # inside a list
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return repr(value)
+
+
+def _key(key: str) -> str:
+    return key if BARE_KEY.fullmatch(key) else _toml(key)
 
 
 def _is_table(value: object) -> bool:

@@ -18,7 +18,7 @@ from protocol.messages import Arrays, Manifest
 from protocol.reasons import Reason, Rejected
 
 CHUNK: Final = 1 << 20
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class ObjectStore:
@@ -89,6 +89,10 @@ class ObjectStore:
         self._path(name).unlink(missing_ok=True)
 
     def begin(self, manifest: Manifest) -> Partial:
+        """Take in an object; whatever else was on its way is forgotten, or broken offers would fill the disk."""
+        for path in self.folder.glob("*.part"):
+            if path.stem != manifest.object.hex():
+                path.unlink(missing_ok=True)
         return Partial(self, manifest)
 
     def _stream(self, name: bytes) -> Iterator[bytes]:
@@ -119,8 +123,12 @@ class Partial:
             self._recover()
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _no_room(error) from None
+        try:
             os.ftruncate(self._file, manifest.size)
         except OSError as error:
+            self.abandon()
             raise _no_room(error) from None
 
     @property
@@ -154,7 +162,10 @@ class Partial:
         if whole.digest() != self.manifest.object:
             self._path.unlink(missing_ok=True)
             raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
-        self._store._finish(self._path, self.manifest.object)
+        try:
+            self._store._finish(self._path, self.manifest.object)
+        except OSError as error:  # some file systems find only now that they are full
+            raise _no_room(error) from None
 
     def abandon(self, forget: bool = True) -> None:
         os.close(self._file)

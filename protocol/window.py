@@ -28,8 +28,8 @@ class Window:
             self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
             self.newest = sequence
             return True
-        bit = 1 << (self.newest - sequence)
-        if self.newest - sequence >= WIDTH or self._seen & bit:
+        behind = self.newest - sequence
+        if behind >= WIDTH or self._seen >> behind & 1:
             return False
-        self._seen |= bit
+        self._seen |= 1 << behind
         return True

@@ -16,7 +16,7 @@ ALLOWED = {
     "deploy": {"deploy", "edge_client", "coordinator", "methods", "protocol"},
 }
 FORBIDDEN = {
-    "protocol": {"torch", "torchvision", "prometheus_client"},
+    "protocol": {"torch", "torchvision"},
     "methods": {"paho", "prometheus_client", "socket", "threading", "time", "random"},
     "coordinator": {"paho", "socket"},
     "edge_client": {"paho"},

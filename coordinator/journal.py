@@ -1,0 +1,223 @@
+"""What happened, folded into one record a round: the lines of rounds.jsonl, and summary.json at the end.
+
+Whose accuracy is it? `accuracy.global` in the line of round r is that of the model the round began with:
+devices measure what they receive, which costs no bytes. The last line, of kind "evaluation", holds the final
+one. `accuracy.personal` is measured after the local training of its round. Devices that share a domain are
+averaged by the examples they hold.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from coordinator.events import Accept, Advanced, Close, Command, Drop, Event, Finish, Joined, Left, Rollback, Save
+from coordinator.service import Service
+from coordinator.story import Step
+from protocol.messages import Update
+from protocol.meter import DOWN, UP, Meter
+
+ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
+ByView = dict[str, dict[str, float]]  # view -> domain -> value
+
+
+@dataclass
+class PhaseRecord:
+    phase: str
+    seconds: float = 0.0
+    server_seconds: float = 0.0  # that the server half thought before it asked
+    asked: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RoundRecord:
+    round: int
+    attempt: int
+    kind: str  # training, evaluation
+    resumed: bool = False  # a coordinator died in it: bytes and seconds are those of the later life
+    seconds: float = 0.0
+    phases: list[PhaseRecord] = field(default_factory=list)
+    participants: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    payload: ByKind = field(default_factory=dict)
+    wire: ByKind = field(default_factory=dict)
+    fedavg: dict[str, int] = field(default_factory=dict)
+    accuracy: ByView = field(default_factory=dict)
+    validation: ByView = field(default_factory=dict)
+    loss: ByView = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+
+
+class Sink(Protocol):
+    """Whoever keeps or shows what happened."""
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None: ...
+
+    def round_ended(self, record: RoundRecord) -> None: ...
+
+
+class Journal:
+    """A watcher: folds events into records and hands them to sinks."""
+
+    def __init__(self, service: Service, sinks: Sequence[Sink], model_bytes: int) -> None:
+        self._service, self._sinks, self._model_bytes = service, sinks, model_bytes
+        self._before = Meter()
+        self._began, self._thinking, self._asked_at = 0.0, 0.0, 0.0
+        self._record = RoundRecord(0, 0, "training")
+        self._metrics: dict[str, dict[str, float]] = {}
+
+    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
+        match event:
+            case Joined(device):
+                self._tell("joined", device=device, roster=len(service.machine.roster))
+            case Left(device):
+                self._tell("left", device=device, roster=len(service.machine.roster))
+            case Advanced(None):
+                self._end(service, now)
+        for command in commands:
+            self._note(command, now)
+
+    def answered(self, service: Service, update: Update, now: float) -> None:
+        if (update.round, update.phase) == (service.machine.round, service.machine.asked):
+            known = self._metrics.setdefault(update.device, {})
+            known |= {k: v for k, v in update.metrics.items() if math.isfinite(v)}
+
+    def stepped(self, service: Service, step: Step, now: float) -> None:
+        if self._record.round != step.round:  # taken up from the disk: no Save announced it
+            self._begin(step.round, service.machine.attempt, now, resumed=True)
+        self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
+        if step.ask is None:
+            return
+        cohort = list(service.machine.cohort)
+        phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._thinking, 3), asked=cohort)
+        for device, answer in service.spool.answers(step.round, step.ask.phase).items():  # of an earlier life
+            phase.answered.append(device)
+            self._metrics.setdefault(device, {}).update(answer.metrics)
+        self._record.phases.append(phase)
+        self._asked_at = now
+        self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
+
+    def _note(self, command: Command, now: float) -> None:
+        match command:
+            case Save(number, attempt, _):
+                self._begin(number, attempt, now)
+            case Accept(device, number, phase):
+                if self._record.phases and self._record.phases[-1].phase == phase:
+                    self._record.phases[-1].answered.append(device)
+                self._tell("answered", round=number, phase=phase, device=device, **self._bytes())
+            case Close(_, phase, devices):
+                self._close(phase, devices, now)
+            case Drop(device, number, phase, verdict, reason):
+                self._drop(device, verdict, reason)
+                self._tell("dropped", round=number, phase=phase, device=device, verdict=verdict, reason=reason)
+            case Rollback():
+                self._tell("again", round=self._record.round)
+            case Finish(rounds):
+                self._tell("finished", rounds=rounds)
+
+    def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
+        kind = "evaluation" if number > self._service.machine.policy.rounds else "training"
+        self._record = RoundRecord(number, attempt, kind, resumed)
+        self._began = self._thinking = now
+        self._metrics = {}
+
+    def _drop(self, device: str, verdict: str, reason: str) -> None:
+        if verdict == "late":
+            self._record.late.append(device)
+        else:
+            self._record.dropped[device] = reason
+
+    def _close(self, phase: str, devices: Sequence[str], now: float) -> None:
+        if self._record.phases:
+            self._record.phases[-1].seconds = round(now - self._asked_at, 3)
+        self._record.participants = sorted({*self._record.participants, *devices})
+        self._thinking = now
+
+    def _end(self, service: Service, now: float) -> None:
+        record, meter = self._record, service.link.meter.snapshot()
+        crossed, self._before = meter.since(self._before), meter
+        record.seconds = round(now - self._began, 3)
+        record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
+        cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0
+        record.fedavg = {UP: cost, DOWN: cost}
+        record.accuracy = self._by_domain(service, "accuracy.test")
+        record.validation = self._by_domain(service, "accuracy.validation")
+        record.loss = self._by_domain(service, "loss.test")
+        for sink in self._sinks:
+            sink.round_ended(record)
+
+    def _by_domain(self, service: Service, name: str) -> ByView:
+        sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
+        for device, metrics in sorted(self._metrics.items()):
+            domain, weight = service.domains.get(device, device), max(1, service.members[device].examples)
+            for key, value in metrics.items():
+                if key.startswith(f"{name}."):
+                    view = sums.setdefault(key.removeprefix(f"{name}."), {})
+                    view.setdefault(domain, []).append((value, weight))
+        return {
+            view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
+            for view, domains in sums.items()
+        }
+
+    def _bytes(self) -> dict[str, int]:
+        meter = self._service.link.meter
+        return {
+            f"{name}_{way}": sum(n for (d, _), n in counter.items() if d == way)
+            for name, counter in (("payload", meter.payload), ("wire", meter.wire))
+            for way in (UP, DOWN)
+        }
+
+    def _tell(self, what: str, **details: Any) -> None:
+        for sink in self._sinks:
+            sink.moment(what, details)
+
+
+def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
+    found: ByKind = {UP: {}, DOWN: {}}
+    for (direction, kind), size in sorted(counter.items()):
+        if size:
+            found[direction][kind] = size
+    return found
+
+
+class RoundFile:
+    """rounds.jsonl: append-only, a line a round. A round that a resumed run replays is not written twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.records = read_rounds(path)
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+        """Only whole rounds are kept."""
+
+    def round_ended(self, record: RoundRecord) -> None:
+        if self.records and self.records[-1]["round"] >= record.round:
+            return
+        table = asdict(record)
+        self.records.append(table)
+        with self._path.open("a") as file:
+            file.write(json.dumps(table) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a rounds.jsonl; a torn last one is left out."""
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found

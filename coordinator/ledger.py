@@ -1,0 +1,88 @@
+"""ledger.sqlite: what happened and what it cost, append-only. It influences nothing.
+
+A ledger that cannot be written (full disk, locked file) says so once and is silent from then on; the run
+does not stop for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.journal import RoundRecord
+
+log = logging.getLogger("protofleet.ledger")
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS boots (at REAL, epoch INTEGER, software TEXT, plan TEXT);
+CREATE TABLE IF NOT EXISTS moments (at REAL, what TEXT, round INTEGER, phase TEXT, device TEXT, details TEXT);
+CREATE TABLE IF NOT EXISTS rounds (
+    at REAL, round INTEGER, attempt INTEGER, kind TEXT, seconds REAL, participants INTEGER, late INTEGER,
+    dropped INTEGER, record TEXT);
+CREATE TABLE IF NOT EXISTS bytes (
+    round INTEGER, direction TEXT, kind TEXT, payload INTEGER, wire INTEGER);
+CREATE TABLE IF NOT EXISTS accuracy (round INTEGER, view TEXT, domain TEXT, split TEXT, value REAL);
+"""
+
+
+class Ledger:
+    def __init__(self, path: Path, epoch: int, software: str, plan: str) -> None:
+        self._db: sqlite3.Connection | None = None
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            self._give_up(error)
+        self._write("INSERT INTO boots VALUES (?, ?, ?, ?)", [(time.time(), epoch, software, plan)])
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+        row = (
+            time.time(), what, details.get("round"), details.get("phase"), details.get("device"),
+            json.dumps(details),
+        )  # fmt: skip
+        self._write("INSERT INTO moments VALUES (?, ?, ?, ?, ?, ?)", [row])
+
+    def round_ended(self, record: RoundRecord) -> None:
+        r = record
+        row = (
+            time.time(), r.round, r.attempt, r.kind, r.seconds, len(r.participants), len(r.late),
+            len(r.dropped), json.dumps(asdict(r)),
+        )  # fmt: skip
+        self._write("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row])
+        crossed = [
+            (r.round, way, kind, r.payload.get(way, {}).get(kind, 0), wire)
+            for way, kinds in r.wire.items()
+            for kind, wire in kinds.items()
+        ]
+        self._write("INSERT INTO bytes VALUES (?, ?, ?, ?, ?)", crossed)
+        measured = [
+            (r.round, view, domain, split, value)
+            for split, views in (("test", r.accuracy), ("validation", r.validation))
+            for view, domains in views.items()
+            for domain, value in domains.items()
+        ]
+        self._write("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?)", measured)
+
+    def close(self) -> None:
+        if self._db:
+            self._db.close()
+
+    def _write(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        if self._db is None or not rows:
+            return
+        try:
+            self._db.execute("BEGIN")
+            self._db.executemany(statement, rows)
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._give_up(error)
+
+    def _give_up(self, error: sqlite3.Error) -> None:
+        log.error("the ledger is not written any more: %s", error)
+        self._db = None

@@ -1,0 +1,124 @@
+"""What a coordinator shows Prometheus. Names and meanings: docs/metrics.md."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from coordinator.journal import RoundRecord
+from coordinator.service import Service
+from protocol.exposition import MeterCollector, exposed
+
+SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
+MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
+
+
+class Metrics:
+    """A sink of the journal. The registry is its own, never the global one."""
+
+    def __init__(self, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self._method = service.plan.method
+        self.registry.register(MeterCollector(service.link.meter, self._method))  # type: ignore[arg-type]
+        self._devices: set[str] = set()
+        r = self.registry
+        self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
+        self.rounds = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
+        self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
+        self.roster = Gauge("protofleet_devices_present", "Devices that have said hello", registry=r)
+        self.commit = Gauge(
+            "protofleet_round_last_commit_timestamp_seconds", "When the last round ended", registry=r
+        )
+        self.duration = Histogram(
+            "protofleet_round_duration_seconds", "Rounds", buckets=SECONDS, registry=r
+        )
+        self.phase = Histogram(
+            "protofleet_round_phase_seconds", "Phases, from the ask to the close", ["phase"], buckets=SECONDS,
+            registry=r,
+        )  # fmt: skip
+        self.bytes = Gauge(
+            "protofleet_round_bytes", "Tensor bytes of the last round", ["direction", "kind", "method"], registry=r
+        )
+        self.wire = Gauge(
+            "protofleet_round_wire_bytes", "All bytes of the last round", ["direction", "method"], registry=r
+        )
+        self.fedavg = Gauge(
+            "protofleet_round_fedavg_bytes", "What FedAvg would have cost", ["direction"], registry=r
+        )
+        self.invited = Gauge("protofleet_round_invited", "Devices asked in the last round", registry=r)
+        self.accepted = Gauge("protofleet_round_accepted", "Answers that made the last round", registry=r)
+        self.late = Gauge("protofleet_round_late", "Answers that came too late for it", registry=r)
+        self.failed = Gauge("protofleet_round_failed", "Answers refused in it", registry=r)
+        self.participation = Gauge("protofleet_participation_ratio", "Accepted of invited", registry=r)
+        self.updates = Counter("protofleet_updates", "Answers by verdict", ["verdict"], registry=r)
+        self.again = Counter("protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r)
+        self.accuracy = Gauge(
+            "protofleet_accuracy_ratio", "By domain", ["domain", "split", "view"], registry=r
+        )
+        self.loss = Gauge("protofleet_loss", "Mean test loss by domain", ["domain", "view"], registry=r)
+        self.seen = Gauge(
+            "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
+        )
+        self.epoch.set(service.link.epoch)
+        self.rounds.set(service.machine.policy.rounds)
+
+    def exposed(self, port: int) -> contextlib.AbstractContextManager[None]:
+        return exposed(self.registry, port)
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+        if "roster" in details:
+            self.roster.set(details["roster"])
+        if device := details.get("device"):
+            self.seen.labels(self._series(device)).set(time.time())
+        match what:
+            case "asked":
+                self.round.set(details["round"])
+            case "answered":
+                self.updates.labels("accepted").inc()
+            case "dropped":
+                self.updates.labels(details["verdict"]).inc()
+            case "again":
+                self.again.inc()
+
+    def round_ended(self, record: RoundRecord) -> None:
+        self.commit.set(time.time())
+        self.duration.observe(record.seconds)
+        for phase in record.phases:
+            self.phase.labels(phase.phase).observe(phase.seconds)
+        self._count(record)
+        self._weigh(record)
+        for view, domains in record.accuracy.items():
+            for domain, value in domains.items():
+                self.accuracy.labels(domain, "test", view).set(value)
+        for view, domains in record.validation.items():
+            for domain, value in domains.items():
+                self.accuracy.labels(domain, "validation", view).set(value)
+        for view, domains in record.loss.items():
+            for domain, value in domains.items():
+                self.loss.labels(domain, view).set(value)
+
+    def _count(self, record: RoundRecord) -> None:
+        invited = {device for phase in record.phases for device in phase.asked}
+        self.invited.set(len(invited))
+        self.accepted.set(len(record.participants))
+        self.late.set(len(record.late))
+        self.failed.set(len(record.dropped))
+        self.participation.set(len(record.participants) / len(invited) if invited else 0)
+
+    def _weigh(self, record: RoundRecord) -> None:
+        for direction, kinds in record.payload.items():
+            for kind, size in kinds.items():
+                self.bytes.labels(direction, kind, self._method).set(size)
+            self.wire.labels(direction, self._method).set(sum(record.wire.get(direction, {}).values()))
+        for direction, size in record.fedavg.items():
+            self.fedavg.labels(direction).set(size)
+
+    def _series(self, device: str) -> str:
+        if device in self._devices or len(self._devices) < MAX_DEVICES:
+            self._devices.add(device)
+            return device
+        return "other"

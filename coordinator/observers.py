@@ -1,0 +1,54 @@
+"""Everybody who watches a run without deciding anything: journal, rounds.jsonl, ledger, metrics, events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coordinator.config import CoordinatorSettings
+from coordinator.journal import Journal, RoundFile, RoundRecord, Sink
+from coordinator.ledger import Ledger
+from coordinator.metrics import Metrics
+from coordinator.service import Service, Watcher
+from coordinator.summary import summarise, write_summary
+from methods.bridge import to_numpy
+from methods.weights import weights_of
+from protocol.arrays import parts
+
+
+@contextlib.contextmanager
+def observed(
+    service: Service, settings: CoordinatorSettings, folder: Path, software: str, events: bool
+) -> Iterator[list[Watcher]]:
+    """The watchers of a run; a run that ends by itself leaves its summary."""
+    rounds = RoundFile(folder / "rounds.jsonl")
+    epoch = service.link.epoch
+    ledger = Ledger(folder / "ledger.sqlite", epoch, software, service.plan.encode().decode())
+    metrics = Metrics(service)
+    sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]
+    with metrics.exposed(settings.metrics_port):
+        yield [Journal(service, sinks, model_bytes(service))]
+    ledger.close()
+    if not service.stopped:
+        write_summary(folder / "summary.json", summarise(service, settings, rounds.records, software))
+
+
+def model_bytes(service: Service) -> int:
+    """What one device would send for FedAvg: the same network's weights, really encoded once."""
+    return sum(size for _, size in parts(to_numpy(weights_of(service.story.server.model))))
+
+
+class Events:
+    """What happens, as JSON lines on standard output, for whoever shows it."""
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+        print(json.dumps({"event": what, **details}), flush=True)  # noqa: T201
+
+    def round_ended(self, record: RoundRecord) -> None:
+        print(json.dumps({"event": "round", **asdict(record)}), flush=True)  # noqa: T201
+        sys.stdout.flush()

@@ -1,0 +1,93 @@
+"""summary.json: the whole run in one object, made from the lines of rounds.jsonl."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.config import CoordinatorSettings
+from coordinator.service import Service
+from protocol.meter import DOWN, UP
+
+SECURITY = "signed, not encrypted"
+Lines = Sequence[Mapping[str, Any]]
+Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
+
+
+def summarise(
+    service: Service, settings: CoordinatorSettings, lines: Lines, software: str
+) -> dict[str, Any]:
+    method = service.plan.load()
+    points = curve(lines, method.reports, "accuracy")
+    return {
+        "name": settings.name,
+        "method": service.plan.method,
+        "paper": method.paper,
+        "network": service.plan.network.name,
+        "reports": method.reports,
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "devices": {
+            m.device: {"domain": service.domains.get(m.device, ""), "examples": m.examples}
+            for m in sorted(service.members.values(), key=lambda m: m.device)
+        },
+        "seconds": round(sum(line["seconds"] for line in lines), 1),
+        "payload": totals(lines, "payload"),
+        "wire": totals(lines, "wire"),
+        "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
+        "accuracy": {
+            "start": with_mean(points[0] if points else {}),
+            "final": with_mean(points[-1] if points else {}),
+            "best_by_validation": best(points, curve(lines, method.reports, "validation")),
+        },
+        "broker": settings.broker_words or str(settings.broker),
+        "security": SECURITY,
+        "versions": {"protofleet": software, "python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
+def curve(lines: Lines, view: str, measure: str) -> Points:
+    """Values by domain after 0, 1, 2 ... rounds (global), or after 1, 2 ... (personal).
+
+    A global model is measured at the beginning of a round, so the line of round r holds the point r - 1.
+    """
+    return [line[measure][view] for line in lines if line[measure].get(view)]
+
+
+def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
+    """The unweighted mean over domains stands beside them, as the papers report it."""
+    if not by_domain:
+        return {}
+    return {**by_domain, "mean": sum(by_domain.values()) / len(by_domain)}
+
+
+def best(test: Points, validation: Points) -> dict[str, Any]:
+    """Chosen by validation, never by test: the first round whose validation mean is highest."""
+    if not validation or len(validation) != len(test):
+        return {}
+    means = [with_mean(point)["mean"] for point in validation]
+    chosen = means.index(max(means))
+    return {"point": chosen, "validation_mean": means[chosen], **with_mean(test[chosen])}
+
+
+def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {UP: {}, DOWN: {}}
+    for line in lines:
+        for way, kinds in line[name].items():
+            for kind, size in kinds.items():
+                found[way][kind] = found[way].get(kind, 0) + size
+    return found
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    target = path.with_suffix(".new")
+    target.write_text(json.dumps(summary, indent=1) + "\n")
+    with target.open() as file:
+        os.fsync(file.fileno())
+    target.replace(path)

@@ -1,0 +1,159 @@
+"""What a person sees while a run goes on: a live picture in a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass
+class Picture:
+    """What is known so far, folded from the coordinator's events."""
+
+    rounds: int
+    began: float
+    round: int = 0
+    phase: str = "waiting for devices"
+    cohort: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+    present: int = 0
+    accuracy: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    fedavg: int = 0
+    spent: list[float] = field(default_factory=list)
+
+    def take(self, event: dict[str, Any]) -> None:
+        match event:
+            case {"event": "joined" | "left", "roster": int(roster)}:
+                self.present = roster
+            case {"event": "asked", "round": int(number), "phase": str(phase), "cohort": [*cohort]}:
+                self.round, self.phase, self.cohort, self.answered = number, phase, cohort, []
+            case {"event": "answered", "device": str(device)}:
+                self.answered.append(device)
+                self.bytes = {k: v for k, v in event.items() if k.startswith(("payload_", "wire_"))}
+            case {"event": "round", "accuracy": dict(views)}:
+                self.accuracy = next(iter(views.values()), self.accuracy)
+                self.fedavg += sum(event.get("fedavg", {}).values())
+                self.spent.append(event.get("seconds", 0.0))
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to go, by the pace of the last rounds."""
+        if not self.spent:
+            return None
+        pace = self.spent[-5:]
+        return max(0, self.rounds - len(self.spent)) * sum(pace) / len(pace)
+
+    @property
+    def stage(self) -> str:
+        if self.round > self.rounds:
+            return "final evaluation"
+        return f"round {self.round} of {self.rounds}, {self.phase}" if self.round else self.phase
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
+
+
+class Progress:
+    """Fed with the lines that the coordinator prints; a line that is no event is shown as it is."""
+
+    def __init__(self, rounds: int, console: Console | None = None) -> None:
+        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._lively = self._console.is_terminal and os.environ.get("TERM") != "dumb"
+        self._picture = Picture(rounds, time.monotonic())
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        if self._lively:
+            self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self.render)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live:
+            self._live.__exit__(None, None, None)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def line(self, line: str) -> None:
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError("not an event")
+        except ValueError:
+            self.say(line)
+            return
+        self._picture.take(event)
+        if not self._lively and (words := self.words(event)):
+            self.say(words)
+
+    def words(self, event: dict[str, Any]) -> str:
+        """One line for what is worth one where there is no terminal."""
+        p = self._picture
+        match event.get("event"):
+            case "joined" | "left":
+                return f"{event['device']} has {event['event']}, {p.present} present"
+            case "asked":
+                return f"{p.stage}: {len(p.cohort)} devices asked"
+            case "dropped":
+                return f"{event['device']}: answer {event['verdict']}, {event['reason']}"
+            case "again":
+                return f"round {event['round']} begins again: too few answers in time"
+            case "round":
+                done = f"{p.stage} took {event['seconds']:.1f} s"
+                mean = f", mean accuracy {p.mean:.1%}" if p.mean is not None else ""
+                left = f", about {p.left:.0f} s left" if p.left else ""
+                return f"{done}{mean}, {self._crossed()}{left}"
+        return ""
+
+    def render(self) -> Group:
+        p = self._picture
+        title = Text(p.stage, style="bold")
+        spent = f"{time.monotonic() - p.began:.0f} s spent"
+        left = f", about {p.left:.0f} s left" if p.left is not None else ""
+        rows = [title, ProgressBar(p.rounds, len(p.spent), width=60), self._devices(), self._domains()]
+        rows += [Text(self._crossed()), Text(spent + left, style="dim")]
+        return Group(*rows)
+
+    def _devices(self) -> Text:
+        p = self._picture
+        if not p.cohort:
+            return Text(f"{p.present} devices present")
+        text = Text()
+        for device in p.cohort:
+            here = device in p.answered
+            text.append(f"{'✓' if here else '·'} {device}  ", style="green" if here else "dim")
+        return text
+
+    def _domains(self) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for domain, value in sorted(self._picture.accuracy.items()):
+            table.add_row(domain, ProgressBar(1.0, value, width=30), f"{value:6.1%}")
+        return table
+
+    def _crossed(self) -> str:
+        b = self._picture.bytes
+        up, down = b.get("payload_up", 0), b.get("payload_down", 0)
+        wire = b.get("wire_up", 0) + b.get("wire_down", 0)
+        return f"tensors up {human(up)}, down {human(down)}; on the wire {human(wire)}"
+
+
+def human(size: float) -> str:
+    """Bytes as people read them, in powers of ten."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"

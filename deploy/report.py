@@ -1,0 +1,193 @@
+"""runs/<name>/report.html: a whole run on one page that needs nothing else, and its table for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from coordinator.journal import read_rounds
+from coordinator.summary import curve
+from deploy.charts import COLOURS, Bar, Line, bars, lines
+from deploy.progress import human
+from deploy.run_errors import RunError
+
+Rounds = Sequence[Mapping[str, Any]]
+KIND_COLOURS = {
+    "weights": COLOURS[0], "anchors": COLOURS[1], "prototypes": COLOURS[2], "classifier": COLOURS[3],
+    "amplifier": COLOURS[4], "features": COLOURS[5], "labels": COLOURS[7], "counts": COLOURS[7], "control": COLOURS[6],
+}  # fmt: skip
+VIEWS = {
+    "global": "the global model, on every domain's own test images",
+    "personal": "each device's own model, on its own domain's test images",
+}
+
+
+def write_report(folder: Path) -> Path:
+    rounds, summary = read_run(folder)
+    target = folder / "report.html"
+    settings = (folder / "experiment.toml").read_text() if (folder / "experiment.toml").exists() else ""
+    sections = [
+        headline(summary),
+        accuracy_section(rounds, summary),
+        bytes_section(rounds, summary),
+        margins_section(rounds),
+        participation_section(rounds),
+        f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
+    ]
+    style = (Path(__file__).parent / "report.css").read_text()
+    title = f"{summary['name']}: {summary['method']}"
+    target.write_text(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body><main>'
+        f"<h1>{escape(title)}</h1>{security(summary)}{''.join(sections)}</main></body></html>\n"
+    )
+    return target
+
+
+def read_run(folder: Path) -> tuple[Rounds, dict[str, Any]]:
+    path = folder / "summary.json"
+    if not path.exists():
+        raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
+    summary: dict[str, Any] = json.loads(path.read_text())
+    return read_rounds(folder / "rounds.jsonl"), summary
+
+
+def security(summary: Mapping[str, Any]) -> str:
+    return f'<p class="warning">Security of this run: messages {escape(summary["security"])}.</p>'
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    accuracy = summary["accuracy"]
+    final, start = accuracy["final"].get("mean"), accuracy["start"].get("mean")
+    payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
+    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
+    total, fedavg = sum(payload.values()), sum(summary["fedavg"].values())
+    cards = [
+        ("mean accuracy", percent(final), f"from {percent(start)} at its start"),
+        ("tensors sent", human(total), f"up {human(payload['up'])}, down {human(payload['down'])}"),
+        ("on the wire", human(wire), f"{wire / total:.4f} of the tensors" if total else "no tensor crossed"),
+        ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, no shared broadcast"),
+        ("time", f"{summary['seconds']:.0f} s", f"{summary['rounds']} rounds, {len(summary['devices'])} devices"),
+    ]
+    drawn = "".join(
+        f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(words)}</small></div>'
+        for name, value, words in cards
+    )
+    about = f"{summary['paper']}; network {summary['network']}; broker {summary['broker']}; seed {summary['seed']}"
+    return f'<p class="about">{escape(about)}</p><div class="cards">{drawn}</div>'
+
+
+def accuracy_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
+    view = summary["reports"]
+    points = curve(rounds, view, "accuracy")
+    if not points:
+        return ""
+    first = 0 if view == "global" else 1
+    series = []
+    for i, domain in enumerate(sorted(points[-1])):
+        data = [(first + r, p[domain]) for r, p in enumerate(points) if domain in p]
+        series.append(Line(domain, data, COLOURS[i % len(COLOURS)]))
+    means = [(first + r, sum(p.values()) / len(p)) for r, p in enumerate(points)]
+    series.append(Line("mean", means, "var(--ink)", bold=True))
+    picture = lines(series, percent, "rounds of training", "accuracy by domain over rounds")
+    words = f"Shown: {VIEWS[view]}. The point at r is the model after r rounds."
+    return f"<section><h2>Accuracy by domain</h2><p>{words}</p>{picture}{accuracy_table(summary)}</section>"
+
+
+def accuracy_table(summary: Mapping[str, Any]) -> str:
+    accuracy = summary["accuracy"]
+    start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]
+    rows = [
+        [name, percent(start.get(name)), percent(final.get(name)), percent(best.get(name))]
+        for name in [*sorted(n for n in final if n != "mean"), "mean"]
+    ]
+    point = f"best by validation (point {best['point']})" if best else "best by validation"
+    return table(["domain", "start", "last round", point], rows)
+
+
+def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
+    training = [line for line in rounds if line["kind"] == "training"]
+    used = {kind for line in training for kinds in line["wire"].values() for kind in kinds}
+    colours = {kind: KIND_COLOURS[kind] for kind in KIND_COLOURS if kind in used} | {"FedAvg": "#7F7F7F"}
+    pictures = []
+    for way, words in (("up", "devices to coordinator"), ("down", "coordinator to devices")):
+        drawn = []
+        for line in training:
+            parts = sorted(line["wire"].get(way, {}).items())
+            drawn.append(Bar(line["round"] - 0.17, parts, 0.44))
+            drawn.append(Bar(line["round"] + 0.26, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True))
+        picture = bars(drawn, colours, human, "round", f"bytes {way} by kind and round")
+        pictures.append(f"<h3>{way}: {words}</h3>{picture}")
+    words = (
+        "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
+        "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once for each device."
+    )
+    return f"<section><h2>Bytes per round</h2><p>{words}</p>{''.join(pictures)}{bytes_table(summary)}</section>"
+
+
+def bytes_table(summary: Mapping[str, Any]) -> str:
+    rows = []
+    for way in ("up", "down"):
+        for kind, wire in sorted(summary["wire"][way].items()):
+            payload = summary["payload"][way].get(kind, 0)
+            rows.append([way, kind, f"{payload:,}", f"{wire:,}"])
+    return table(["direction", "kind", "tensor bytes", "bytes on the wire"], rows)
+
+
+def margins_section(rounds: Rounds) -> str:
+    found = [(line["round"], line["figures"]) for line in rounds if "margin.mean" in line["figures"]]
+    if len(found) < 2:
+        return ""
+    names = sorted({name for _, figures in found for name in figures if name.startswith("margin.")})
+    series = []
+    for i, name in enumerate(n for n in names if n != "margin.mean"):
+        data = [(r, f[name]) for r, f in found if name in f]
+        series.append(Line(f"class {name.removeprefix('margin.')}", data, COLOURS[i % len(COLOURS)], labelled=False))
+    series.append(Line("mean", [(r, f["margin.mean"]) for r, f in found], "var(--ink)", bold=True))
+    words = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
+    picture = lines(series, lambda v: f"{v:.2f}", "round", "margins between anchors over rounds")
+    return f"<section><h2>Margins between anchors</h2><p>{words}</p>{picture}</section>"
+
+
+def participation_section(rounds: Rounds) -> str:
+    rows = []
+    for line in rounds:
+        asked = {device for phase in line["phases"] for device in phase["asked"]}
+        dropped = "; ".join(f"{device}: {why}" for device, why in line["dropped"].items())
+        phases = ", ".join(f"{p['phase']} {p['seconds']:.1f} s" for p in line["phases"])
+        rows.append([
+            str(line["round"]), f"{len(line['participants'])} of {len(asked)}", phases,
+            ", ".join(line["late"]) or "-", dropped or "-",
+        ])  # fmt: skip
+    return f"<section><h2>Rounds</h2>{table(['round', 'answered', 'phases', 'late', 'refused'], rows)}</section>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def final_table(folder: Path) -> str:
+    """The same in a few lines of text."""
+    _, summary = read_run(folder)
+    accuracy = summary["accuracy"]
+    start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]
+    rows = [f"{'domain':14}{'start':>9}{'last':>9}{'best by validation':>21}"]
+    for name in [*sorted(n for n in final if n != "mean"), "mean"]:
+        cells = percent(start.get(name)), percent(final.get(name)), percent(best.get(name))
+        rows.append(f"{name:14}{cells[0]:>9}{cells[1]:>9}{cells[2]:>21}")
+    payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
+    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
+    fedavg = sum(summary["fedavg"].values())
+    crossed = f"tensors up {human(payload['up'])}, down {human(payload['down'])}; on the wire {human(wire)}"
+    rows.append(f"{crossed}; FedAvg would have sent {human(fedavg)}")
+    rows.append(f"{VIEWS[summary['reports']]}; messages {summary['security']}")
+    return "\n".join(rows)

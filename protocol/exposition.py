@@ -1,0 +1,80 @@
+"""What a Link's meter holds, for Prometheus: read when it is scraped, so that nothing is counted twice."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily
+
+from protocol.meter import Meter
+
+
+class MetricsError(RuntimeError):
+    """Metrics cannot be served. The message says why, and the way out."""
+
+
+class MeterCollector:
+    """Bytes by method, direction and kind; messages by direction, kind and result."""
+
+    def __init__(self, meter: Meter, method: str) -> None:
+        self._meter, self._method = meter, method
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        labels = ["direction", "kind", "method"]
+        pairs = (
+            ("protofleet_message_bytes", "Tensor bytes, each once", self._meter.payload),
+            ("protofleet_message_wire_bytes", "Bytes of all PUBLISH packets", self._meter.wire),
+        )
+        for name, words, counter in pairs:
+            family = CounterMetricFamily(name, words, labels=labels)
+            for (direction, kind), size in still(counter).items():
+                family.add_metric([direction, kind, self._method], size)
+            yield family
+        messages = CounterMetricFamily(
+            "protofleet_messages", "Messages by what became of them", labels=["direction", "kind", "result"]
+        )
+        for key, number in still(self._meter.messages).items():
+            messages.add_metric(list(key), number)
+        yield messages
+
+
+def still(counter: Counter[Any]) -> dict[Any, int]:
+    """A copy taken while another thread may be adding a key."""
+    while True:
+        try:
+            return dict(counter)
+        except RuntimeError:  # it grew in the middle; it does so a few times in its life
+            continue
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """A scrape every few seconds is no news."""
+
+
+
+
+@contextlib.contextmanager
+def exposed(registry: CollectorRegistry, port: int) -> Iterator[None]:
+    """Serve a registry under /metrics while the `with` lasts; port 0 serves nothing."""
+    if not port:
+        yield
+        return
+    try:
+        server = make_server("", port, make_wsgi_app(registry), handler_class=_Quiet)
+    except OSError as error:
+        raise MetricsError(
+            f"metrics_port is {port}, which cannot be used ({error.strerror}); take another, or 0 for none"
+        ) from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
