@@ -32,10 +32,14 @@ class Bar:
     hollow: bool = False
 
 
-def lines(series: Sequence[Line], y_words: Callable[[float], str], x_label: str, label: str) -> str:
+def lines(
+    series: Sequence[Line], y_words: Callable[[float], str], x_label: str, label: str, from_zero: bool = True
+) -> str:
     xs = [x for line in series for x, _ in line.points] or [0, 1]
     ys = [y for line in series for _, y in line.points] or [0, 1]
-    frame = Frame(min(xs), max(max(xs), min(xs) + 1), min(0.0, min(ys)), nice(max(ys)))
+    room = 0.1 * (max(ys) - min(ys)) or 0.1
+    low, high = (min(0.0, min(ys)), nice(max(ys))) if from_zero else (min(ys) - room, max(ys) + room)
+    frame = Frame(min(xs), max(max(xs), min(xs) + 1), low, high)
     drawn = [frame.axes(y_words, x_label)]
     ends = []
     for line in series:
@@ -58,12 +62,13 @@ def bars(
     last = max((bar.place for bar in groups), default=1.0)
     frame = Frame(0.4, last + 0.6, 0.0, nice(top))
     drawn = [frame.axes(y_words, x_label)]
+    outlined = {name for bar in groups if bar.hollow for name, _ in bar.parts}
     for bar in groups:
         base = 0.0
         for name, size in bar.parts:
             drawn.append(block(frame, bar, base, size, name, colours[name], y_words))
             base += size
-    return svg("".join(drawn) + legend(colours), label)
+    return svg("".join(drawn) + legend(colours, outlined), label)
 
 
 def block(
@@ -124,12 +129,13 @@ def end_labels(ends: Sequence[tuple[float, float, str, str, bool]]) -> str:
     return "".join(drawn)
 
 
-def legend(colours: Mapping[str, str]) -> str:
+def legend(colours: Mapping[str, str], hollow: set[str]) -> str:
     drawn = []
     for i, (name, colour) in enumerate(colours.items()):
         y = TOP + 18 * i
         x = WIDTH - RIGHT + 14
-        drawn.append(f'<rect x="{x}" y="{y}" width="11" height="11" fill="{colour}"/>')
+        paint = f'fill="{colour}"' if name not in hollow else f'fill="none" stroke="{colour}" stroke-dasharray="3 2"'
+        drawn.append(f'<rect x="{x}" y="{y}" width="11" height="11" {paint}/>')
         drawn.append(f'<text x="{x + 17}" y="{y + 10}">{escape(name)}</text>')
     return "".join(drawn)
 

@@ -117,8 +117,8 @@ def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
         drawn = []
         for line in training:
             parts = sorted(line["wire"].get(way, {}).items())
-            drawn.append(Bar(line["round"] - 0.17, parts, 0.44))
-            drawn.append(Bar(line["round"] + 0.26, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True))
+            drawn.append(Bar(line["round"] - 0.16, parts, 0.42))
+            drawn.append(Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True))
         picture = bars(drawn, colours, human, "round", f"bytes {way} by kind and round")
         pictures.append(f"<h3>{way}: {words}</h3>{picture}")
     words = (
@@ -148,7 +148,7 @@ def margins_section(rounds: Rounds) -> str:
         series.append(Line(f"class {name.removeprefix('margin.')}", data, COLOURS[i % len(COLOURS)], labelled=False))
     series.append(Line("mean", [(r, f["margin.mean"]) for r, f in found], "var(--ink)", bold=True))
     words = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
-    picture = lines(series, lambda v: f"{v:.2f}", "round", "margins between anchors over rounds")
+    picture = lines(series, lambda v: f"{v:.2f}", "round", "margins between anchors over rounds", from_zero=False)
     return f"<section><h2>Margins between anchors</h2><p>{words}</p>{picture}</section>"
 
 

@@ -1,0 +1,190 @@
+"""What a run leaves behind says what happened: records, summary, ledger, metrics, events."""
+
+import json
+import re
+import sqlite3
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import CoordinatorSettings
+from coordinator.journal import Journal, RoundFile, read_rounds
+from coordinator.ledger import Ledger
+from coordinator.metrics import Metrics
+from coordinator.observers import model_bytes
+from coordinator.summary import best, curve, summarise, totals
+from edge_client.metrics import Board, DeviceMetrics
+from protocol.exposition import MetricsError, exposed
+from tests.worlds import POLICY, simulation
+
+
+class Moments:
+    def __init__(self):
+        self.seen = []
+
+    def moment(self, what, details):
+        self.seen.append((what, details))
+
+    def round_ended(self, record):
+        self.seen.append(("round", record))
+
+
+def observed(folder, method="fedavg", sinks=(), **more):
+    run = simulation(folder / "world", method, **more)
+    rounds = RoundFile(folder / "rounds.jsonl")
+    journal = Journal(run.service, [rounds, *sinks], model_bytes(run.service))
+    run.service.watchers.append(journal)
+    return run, rounds
+
+
+def settings():
+    return CoordinatorSettings(name="test", rounds=3, classes=3, method={"name": "fedavg"}, size=8)
+
+
+def test_a_line_a_round_and_one_for_the_final_evaluation(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.run()
+    found = read_rounds(tmp_path / "rounds.jsonl")
+    assert [(line["round"], line["kind"]) for line in found] == [
+        (1, "training"), (2, "training"), (3, "training"), (4, "evaluation"),
+    ]  # fmt: skip
+    assert all(line["participants"] == ["device-0", "device-1", "device-2"] for line in found)
+    assert found[0]["accuracy"]["global"]["domain-1"] < found[-1]["accuracy"]["global"]["domain-1"] == 1.0
+    assert found[0]["phases"][0]["answered"] and found[0]["phases"][0]["seconds"] >= 1.0
+
+
+def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.run()
+    meter = run.service.link.meter
+    sums = totals(rounds.records, "payload")
+    for way in ("up", "down"):
+        assert sums[way].get("weights", 0) == meter.payload[way, "weights"]
+    weights = sum(v.nbytes for v in run.agents["device-0"].half.model.state_dict().values() for v in [v.numpy()])
+    assert rounds.records[0]["payload"]["up"]["weights"] == 3 * weights
+    assert 3 * weights < rounds.records[0]["fedavg"]["up"] < 3 * weights + 3000
+
+
+def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):
+    run, _ = observed(tmp_path)
+    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.boot_coordinator()
+    journal = Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], model_bytes(run.service))
+    run.service.watchers.append(journal)
+    run.run()
+    found = read_rounds(tmp_path / "rounds.jsonl")
+    assert [line["round"] for line in found] == [1, 2, 3, 4]
+    assert [line["resumed"] for line in found] == [False, True, False, False]
+    assert len(found[1]["accuracy"]["global"]) == 3  # answers of the earlier life are in it
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert [line["round"] for line in read_rounds(path)] == [1, 2]
+
+
+def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.run()
+    found = summarise(run.service, settings(), rounds.records, "1.0")
+    assert found["reports"] == "global" and found["security"] == "signed, not encrypted"
+    assert found["accuracy"]["final"]["mean"] == 1.0
+    assert len(curve(rounds.records, "global", "accuracy")) == 4
+    json.dumps(found)
+    test = [{"a": 0.9}, {"a": 0.5}, {"a": 0.7}]
+    assert best(test, [{"a": 0.1}, {"a": 0.8}, {"a": 0.8}])["point"] == 1
+
+
+def test_the_ledger_holds_every_round_and_every_answer(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite", 1, "1.0", "{}")
+    run, rounds = observed(tmp_path, sinks=[ledger])
+    run.run()
+    ledger.close()
+    db = sqlite3.connect(tmp_path / "ledger.sqlite")
+    assert db.execute("SELECT COUNT(*) FROM rounds").fetchone() == (4,)
+    assert db.execute("SELECT COUNT(*) FROM moments WHERE what = 'answered'").fetchone() == (12,)
+    up = db.execute("SELECT SUM(payload) FROM bytes WHERE direction = 'up' AND kind = 'weights'").fetchone()[0]
+    assert up == run.service.link.meter.payload["up", "weights"]
+
+
+def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path, caplog):
+    ledger = Ledger(tmp_path / "no such folder" / "ledger.sqlite", 1, "1.0", "{}")
+    run, rounds = observed(tmp_path, sinks=[ledger])
+    assert run.run().service.finished and len(rounds.records) == 4
+    assert sum("ledger is not written" in r.message for r in caplog.records) == 1
+
+
+def test_late_and_refused_answers_are_in_the_record(tmp_path):
+    moments = Moments()
+    policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0)
+    run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
+    run.world.run(lambda: len(run.service.machine.roster) == 3)
+    run._workers["device-1"].seconds = 45.0
+    run.run()
+    late = [details["device"] for what, details in moments.seen if what == "dropped"]
+    assert late == ["device-1"]
+    assert rounds.records[1]["participants"] == ["device-0", "device-2"]
+
+
+def sample(text, name, **labels):
+    for line in text.splitlines():
+        if line.startswith(name + "{") or line.startswith(name + " "):
+            if all(f'{k}="{v}"' in line for k, v in labels.items()):
+                return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no {name} {labels}")
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_metrics_say_what_the_meter_says(tmp_path):
+    run, _ = observed(tmp_path)
+    metrics = Metrics(run.service)
+    run.service.watchers[-1]._sinks.append(metrics)
+    run.run()
+    port = free_port()
+    with metrics.exposed(port):
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    meter = run.service.link.meter
+    found = sample(text, "protofleet_message_bytes_total", direction="up", kind="weights", method="fedavg")
+    assert found == meter.payload["up", "weights"]
+    assert sample(text, "protofleet_round") == 4 and sample(text, "protofleet_participation_ratio") == 1
+    assert sample(text, "protofleet_accuracy_ratio", domain="domain-0", split="test", view="global") == 1
+
+
+def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
+    run, _ = observed(tmp_path)
+    port = free_port()
+    with Metrics(run.service).exposed(port):
+        with pytest.raises(MetricsError, match=f"metrics_port is {port}.*take another"):
+            with exposed(Metrics(run.service).registry, port):
+                pass
+
+
+def test_a_boards_temperature_is_read_where_there_is_one(tmp_path):
+    zone = tmp_path / "thermal_zone0"
+    zone.mkdir()
+    (zone / "type").write_text("cpu-thermal\n")
+    (zone / "temp").write_text("48500\n")
+    (tmp_path / "thermal_zone1").mkdir()
+    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 5 kB\n")
+    heat, memory = Board(tmp_path, tmp_path / "meminfo").collect()
+    assert [(s.labels["zone"], s.value) for s in heat.samples] == [("thermal_zone0:cpu-thermal", 48.5)]
+    assert memory.samples[0].value == 5 * 1024
+
+
+def test_every_metric_is_in_the_documents_and_the_other_way_round(tmp_path):
+    run, _ = observed(tmp_path)
+    run.run()
+    registries = [Metrics(run.service).registry, DeviceMetrics(run.agents["device-0"]).registry]
+    families = {f.name + ("_total" if f.type == "counter" else "") for r in registries for f in r.collect()}
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert families == set(re.findall(r"^\| `(protofleet_\w+)`", text, re.MULTILINE))
