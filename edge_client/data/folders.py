@@ -1,4 +1,5 @@
-"""Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10, PACS, and anyone's own."""
+"""Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10,
+PACS, and anyone's own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LEAST = 2  # training samples: BatchNorm cannot learn from one
 @dataclass(frozen=True)
 class DataSettings:
     source: str = "digits"  # names() lists them
-    root: str = ""  # folder of the data; "": <cache>/<source>, the cache being $PROTOFLEET_DATA or ~/.cache/protofleet
+    root: str = ""  # folder of the data; "": <source> in $PROTOFLEET_DATA or else in ~/.cache/protofleet
     domain: str = ""  # "" or the source's own name: the only one, or all of them pooled
     split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
     part: int = 0  # which share this client has,
@@ -51,7 +51,7 @@ class DataSettings:
             raise ValueError(
                 f"part is {self.part} of parts {self.parts}, it must be 0 to parts - 1, at least one"
             )
-        if not (math.isfinite(self.beta) and 0 < self.beta):
+        if not (math.isfinite(self.beta) and self.beta > 0):
             raise ValueError(f"beta is {self.beta}, it must be above 0; 0.1 is very skewed, 100 hardly")
 
     def _check_sizes(self) -> None:
