@@ -16,7 +16,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from coordinator.events import Accept, Advanced, Close, Command, Drop, Event, Finish, Joined, Left, Rollback, Save
+from coordinator.events import (
+    Accept,
+    Advanced,
+    Close,
+    Command,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Rollback,
+    Save,
+)
 from coordinator.service import Service
 from coordinator.story import Step
 from protocol.messages import Update
@@ -116,7 +128,9 @@ class Journal:
                 self._close(phase, devices, now)
             case Drop(device, number, phase, verdict, reason):
                 self._drop(device, verdict, reason)
-                self._tell("dropped", round=number, phase=phase, device=device, verdict=verdict, reason=reason)
+                self._tell(
+                    "dropped", round=number, phase=phase, device=device, verdict=verdict, reason=reason
+                )
             case Rollback():
                 self._tell("again", round=self._record.round)
             case Finish(rounds):

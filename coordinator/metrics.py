@@ -23,7 +23,7 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self._method = service.plan.method
-        self.registry.register(MeterCollector(service.link.meter, self._method))  # type: ignore[arg-type]
+        self.registry.register(MeterCollector(service.link.meter, self._method))
         self._devices: set[str] = set()
         r = self.registry
         self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
@@ -33,15 +33,16 @@ class Metrics:
         self.commit = Gauge(
             "protofleet_round_last_commit_timestamp_seconds", "When the last round ended", registry=r
         )
-        self.duration = Histogram(
-            "protofleet_round_duration_seconds", "Rounds", buckets=SECONDS, registry=r
-        )
+        self.duration = Histogram("protofleet_round_duration_seconds", "Rounds", buckets=SECONDS, registry=r)
         self.phase = Histogram(
             "protofleet_round_phase_seconds", "Phases, from the ask to the close", ["phase"], buckets=SECONDS,
             registry=r,
         )  # fmt: skip
         self.bytes = Gauge(
-            "protofleet_round_bytes", "Tensor bytes of the last round", ["direction", "kind", "method"], registry=r
+            "protofleet_round_bytes",
+            "Tensor bytes of the last round",
+            ["direction", "kind", "method"],
+            registry=r,
         )
         self.wire = Gauge(
             "protofleet_round_wire_bytes", "All bytes of the last round", ["direction", "method"], registry=r
@@ -55,7 +56,9 @@ class Metrics:
         self.failed = Gauge("protofleet_round_failed", "Answers refused in it", registry=r)
         self.participation = Gauge("protofleet_participation_ratio", "Accepted of invited", registry=r)
         self.updates = Counter("protofleet_updates", "Answers by verdict", ["verdict"], registry=r)
-        self.again = Counter("protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r)
+        self.again = Counter(
+            "protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r
+        )
         self.accuracy = Gauge(
             "protofleet_accuracy_ratio", "By domain", ["domain", "split", "view"], registry=r
         )

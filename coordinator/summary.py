@@ -20,9 +20,7 @@ Lines = Sequence[Mapping[str, Any]]
 Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
 
 
-def summarise(
-    service: Service, settings: CoordinatorSettings, lines: Lines, software: str
-) -> dict[str, Any]:
+def summarise(service: Service, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
     method = service.plan.load()
     points = curve(lines, method.reports, "accuracy")
     return {

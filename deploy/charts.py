@@ -56,7 +56,11 @@ def lines(
 
 
 def bars(
-    groups: Sequence[Bar], colours: Mapping[str, str], y_words: Callable[[float], str], x_label: str, label: str
+    groups: Sequence[Bar],
+    colours: Mapping[str, str],
+    y_words: Callable[[float], str],
+    x_label: str,
+    label: str,
 ) -> str:
     top = max((sum(size for _, size in bar.parts) for bar in groups), default=1.0)
     last = max((bar.place for bar in groups), default=1.0)
@@ -105,7 +109,9 @@ class Frame:
             value = self.y_low + (self.y_high - self.y_low) * i / 4
             y = self.y(value)
             drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_words(value))}</text>')
+            drawn.append(
+                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_words(value))}</text>'
+            )
         step = max(1, math.ceil((self.x_high - self.x_low) / 12))
         for value in range(math.ceil(self.x_low), math.floor(self.x_high) + 1, step):
             drawn.append(
@@ -134,7 +140,11 @@ def legend(colours: Mapping[str, str], hollow: set[str]) -> str:
     for i, (name, colour) in enumerate(colours.items()):
         y = TOP + 18 * i
         x = WIDTH - RIGHT + 14
-        paint = f'fill="{colour}"' if name not in hollow else f'fill="none" stroke="{colour}" stroke-dasharray="3 2"'
+        paint = (
+            f'fill="{colour}"'
+            if name not in hollow
+            else f'fill="none" stroke="{colour}" stroke-dasharray="3 2"'
+        )
         drawn.append(f'<rect x="{x}" y="{y}" width="11" height="11" {paint}/>')
         drawn.append(f'<text x="{x + 17}" y="{y + 10}">{escape(name)}</text>')
     return "".join(drawn)
@@ -151,5 +161,7 @@ def nice(value: float) -> float:
     """A round number at or above a value, for the top of an axis."""
     if value <= 0:
         return 1.0
-    power = 10 ** math.floor(math.log10(value))
-    return next(step * power for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999)
+    power = float(10 ** math.floor(math.log10(value)))
+    return next(
+        step * power for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999
+    )

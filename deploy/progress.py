@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -123,7 +123,12 @@ class Progress:
         title = Text(p.stage, style="bold")
         spent = f"{time.monotonic() - p.began:.0f} s spent"
         left = f", about {p.left:.0f} s left" if p.left is not None else ""
-        rows = [title, ProgressBar(p.rounds, len(p.spent), width=60), self._devices(), self._domains()]
+        rows: list[RenderableType] = [
+            title,
+            ProgressBar(p.rounds, len(p.spent), width=60),
+            self._devices(),
+            self._domains(),
+        ]
         rows += [Text(self._crossed()), Text(spent + left, style="dim")]
         return Group(*rows)
 

@@ -17,7 +17,8 @@ from deploy.run_errors import RunError
 Rounds = Sequence[Mapping[str, Any]]
 KIND_COLOURS = {
     "weights": COLOURS[0], "anchors": COLOURS[1], "prototypes": COLOURS[2], "classifier": COLOURS[3],
-    "amplifier": COLOURS[4], "features": COLOURS[5], "labels": COLOURS[7], "counts": COLOURS[7], "control": COLOURS[6],
+    "amplifier": COLOURS[4], "features": COLOURS[5], "labels": COLOURS[7], "counts": COLOURS[7],
+    "control": COLOURS[6],
 }  # fmt: skip
 VIEWS = {
     "global": "the global model, on every domain's own test images",
@@ -70,7 +71,11 @@ def headline(summary: Mapping[str, Any]) -> str:
         ("tensors sent", human(total), f"up {human(payload['up'])}, down {human(payload['down'])}"),
         ("on the wire", human(wire), f"{wire / total:.4f} of the tensors" if total else "no tensor crossed"),
         ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, no shared broadcast"),
-        ("time", f"{summary['seconds']:.0f} s", f"{summary['rounds']} rounds, {len(summary['devices'])} devices"),
+        (
+            "time",
+            f"{summary['seconds']:.0f} s",
+            f"{summary['rounds']} rounds, {len(summary['devices'])} devices",
+        ),
     ]
     drawn = "".join(
         f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(words)}</small></div>'
@@ -118,14 +123,18 @@ def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
         for line in training:
             parts = sorted(line["wire"].get(way, {}).items())
             drawn.append(Bar(line["round"] - 0.16, parts, 0.42))
-            drawn.append(Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True))
+            drawn.append(
+                Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True)
+            )
         picture = bars(drawn, colours, human, "round", f"bytes {way} by kind and round")
         pictures.append(f"<h3>{way}: {words}</h3>{picture}")
     words = (
         "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
-        "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once for each device."
+        "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once to each."
     )
-    return f"<section><h2>Bytes per round</h2><p>{words}</p>{''.join(pictures)}{bytes_table(summary)}</section>"
+    return (
+        f"<section><h2>Bytes per round</h2><p>{words}</p>{''.join(pictures)}{bytes_table(summary)}</section>"
+    )
 
 
 def bytes_table(summary: Mapping[str, Any]) -> str:
@@ -145,10 +154,14 @@ def margins_section(rounds: Rounds) -> str:
     series = []
     for i, name in enumerate(n for n in names if n != "margin.mean"):
         data = [(r, f[name]) for r, f in found if name in f]
-        series.append(Line(f"class {name.removeprefix('margin.')}", data, COLOURS[i % len(COLOURS)], labelled=False))
+        series.append(
+            Line(f"class {name.removeprefix('margin.')}", data, COLOURS[i % len(COLOURS)], labelled=False)
+        )
     series.append(Line("mean", [(r, f["margin.mean"]) for r, f in found], "var(--ink)", bold=True))
     words = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
-    picture = lines(series, lambda v: f"{v:.2f}", "round", "margins between anchors over rounds", from_zero=False)
+    picture = lines(
+        series, lambda v: f"{v:.2f}", "round", "margins between anchors over rounds", from_zero=False
+    )
     return f"<section><h2>Margins between anchors</h2><p>{words}</p>{picture}</section>"
 
 
@@ -162,7 +175,9 @@ def participation_section(rounds: Rounds) -> str:
             str(line["round"]), f"{len(line['participants'])} of {len(asked)}", phases,
             ", ".join(line["late"]) or "-", dropped or "-",
         ])  # fmt: skip
-    return f"<section><h2>Rounds</h2>{table(['round', 'answered', 'phases', 'late', 'refused'], rows)}</section>"
+    return (
+        f"<section><h2>Rounds</h2>{table(['round', 'answered', 'phases', 'late', 'refused'], rows)}</section>"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -34,7 +34,9 @@ class Board:
             lines = self._memory.read_text().splitlines()
             free = next(line for line in lines if line.startswith("MemAvailable:"))
             yield GaugeMetricFamily(
-                "protofleet_device_memory_available_bytes", "Free for new work", value=int(free.split()[1]) * 1024
+                "protofleet_device_memory_available_bytes",
+                "Free for new work",
+                value=int(free.split()[1]) * 1024,
             )
 
 
@@ -43,8 +45,8 @@ class DeviceMetrics:
 
     def __init__(self, agent: Agent) -> None:
         self.registry = r = CollectorRegistry()
-        r.register(MeterCollector(agent.link.meter, ""))  # type: ignore[arg-type]
-        r.register(Board())  # type: ignore[arg-type]
+        r.register(MeterCollector(agent.link.meter, ""))
+        r.register(Board())
         self.round = Gauge("protofleet_device_round", "The last round it worked in", registry=r)
         self.trainings = Counter("protofleet_device_answers", "Answers worked out", registry=r)
         self.work = Counter("protofleet_device_work_seconds", "Time spent on answers", registry=r)

@@ -54,10 +54,8 @@ def still(counter: Counter[Any]) -> dict[Any, int]:
 
 
 class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, *words: Any) -> None:
         """A scrape every few seconds is no news."""
-
-
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ def blocks(language):
                 yield pytest.param(tag, text, id=f"{path.name}-{i}")
 
 
-@pytest.mark.parametrize(("tag", "text"), blocks("toml"))
+@pytest.mark.parametrize(("tag", "text"), list(blocks("toml")))
 def test_settings_in_the_documents_can_be_used(tag, text):
     table = tomllib.loads(text)
     if tag in KINDS:
@@ -41,7 +41,7 @@ def test_settings_in_the_documents_can_be_used(tag, text):
         decode(DataSettings, table["data"])
 
 
-@pytest.mark.parametrize(("tag", "text"), blocks("sh"))
+@pytest.mark.parametrize(("tag", "text"), list(blocks("sh")))
 def test_commands_in_the_documents_run(tag, text, tmp_path):
     if tag == "long":  # make demo and its like have tests of their own
         return

@@ -50,10 +50,14 @@ class Federation:
             made.run = "test"
             topics = self.topics.coordinator_subscriptions()
             will = made.will(self.topics.coord_state)
-            made.transport = Mqtt(f"{self.topics.federation}-c", self.address, inbox, will=will, subscriptions=topics)
+            made.transport = Mqtt(
+                f"{self.topics.federation}-c", self.address, inbox, will=will, subscriptions=topics
+            )
             return made
 
-        self.service = Service(self.plan, RoundMachine(POLICY, self.plan.seed), spool, ThreadWorker(inbox), link)
+        self.service = Service(
+            self.plan, RoundMachine(POLICY, self.plan.seed), spool, ThreadWorker(inbox), link
+        )
         return self.service, inbox
 
     def device(self, name, i):
@@ -69,7 +73,12 @@ class Federation:
         )  # fmt: skip
         data = shard(i)
         agent = Agent(
-            data, lambda p: p.client_half(data.train, name), link, memory, ThreadWorker(inbox), clock=lambda: 0.0
+            data,
+            lambda p: p.client_half(data.train, name),
+            link,
+            memory,
+            ThreadWorker(inbox),
+            clock=lambda: 0.0,
         )
         self.agents[name], self.inboxes[name] = agent, inbox
         return agent, inbox
@@ -106,12 +115,18 @@ def running(folder, address, federation, method):
 def test_a_federation_over_mosquitto_ends_with_the_simulators_bits(method, tmp_path, broker, federation):
     with running(tmp_path / "real", broker.address, federation, method) as real:
         assert real.service.finished
-        assert_same(SimpleNamespace(service=real.service, agents=real.agents), simulation(tmp_path / "sim", method).run())
+        assert_same(
+            SimpleNamespace(service=real.service, agents=real.agents),
+            simulation(tmp_path / "sim", method).run(),
+        )
 
 
 def test_a_federation_over_the_embedded_broker_ends_with_the_same_bits(tmp_path, embedded, federation):
     with running(tmp_path / "real", embedded.address, federation, "fedavg") as real:
-        assert_same(SimpleNamespace(service=real.service, agents=real.agents), simulation(tmp_path / "sim", "fedavg").run())
+        assert_same(
+            SimpleNamespace(service=real.service, agents=real.agents),
+            simulation(tmp_path / "sim", "fedavg").run(),
+        )
 
 
 def test_what_the_meters_count_is_what_the_broker_counted(tmp_path, federation, peer):
@@ -165,4 +180,7 @@ def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_pat
         thread.join(60)
         assert not thread.is_alive()
     made.close()
-    assert_same(SimpleNamespace(service=made.service, agents=made.agents), simulation(tmp_path / "sim", "fedavg").run())
+    assert_same(
+        SimpleNamespace(service=made.service, agents=made.agents),
+        simulation(tmp_path / "sim", "fedavg").run(),
+    )

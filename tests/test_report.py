@@ -1,5 +1,6 @@
 """What people look at: the report, its pictures, the live display and the plain lines."""
 
+import io
 import json
 import xml.etree.ElementTree as ET
 
@@ -23,7 +24,8 @@ def line(number, rounds):
         "payload": {"up": {"weights": 1000}, "down": {"weights": 500, "anchors": 20}},
         "wire": {"up": {"weights": 1000, "control": 90}, "down": {"weights": 500, "anchors": 20, "control": 60}},
         "fedavg": {"up": 1000, "down": 1000},
-        "accuracy": {"global": {d: value for d in DOMAINS}}, "validation": {"global": {d: value for d in DOMAINS}},
+        "accuracy": {"global": dict.fromkeys(DOMAINS, value)},
+        "validation": {"global": dict.fromkeys(DOMAINS, value)},
         "loss": {}, "figures": {"margin.0": 1.2, "margin.1": 1.3, "margin.mean": 1.25},
     }  # fmt: skip
 
@@ -32,7 +34,7 @@ def line(number, rounds):
 def folder(tmp_path):
     lines = [line(r, 4) for r in range(1, 6)]
     (tmp_path / "rounds.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
-    by_domain = {d: 0.9 for d in DOMAINS}
+    by_domain = dict.fromkeys(DOMAINS, 0.9)
     summary = {
         "name": "demo", "method": "fedlsa", "paper": "A <paper>", "network": "cnn23", "reports": "global",
         "rounds": 4, "seed": 1, "devices": {"a": {}, "b": {}}, "seconds": 10.0,
@@ -90,14 +92,22 @@ def test_pictures_survive_empty_and_constant_data():
 EVENTS = [
     {"event": "joined", "device": "a", "roster": 1},
     {"event": "asked", "round": 1, "phase": "train", "cohort": ["a", "b"]},
-    {"event": "answered", "device": "a", "round": 1, "payload_up": 10, "payload_down": 5, "wire_up": 11, "wire_down": 6},
+    {
+        "event": "answered",
+        "device": "a",
+        "round": 1,
+        "payload_up": 10,
+        "payload_down": 5,
+        "wire_up": 11,
+        "wire_down": 6,
+    },
     {"event": "dropped", "device": "b", "verdict": "late", "reason": "round 2 is in hand"},
     {"event": "round", **line(1, 4)},
 ]
 
 
 def shown(width=None):
-    console = Console(record=True, width=width or 100, force_terminal=False, file=open("/dev/null", "w"))
+    console = Console(record=True, width=width or 100, force_terminal=False, file=io.StringIO())
     with Progress(4, console) as progress:
         for event in EVENTS:
             progress.line(json.dumps(event))
@@ -116,15 +126,21 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_step():
 
 
 def test_the_live_picture_shows_who_has_answered_and_how_far_it_is():
-    progress = Progress(4, Console(file=open("/dev/null", "w")))
+    progress = Progress(4, Console(file=io.StringIO()))
     for event in EVENTS[:-1]:
         progress._picture.take(event)
-    console = Console(record=True, width=100, file=open("/dev/null", "w"))
+    console = Console(record=True, width=100, file=io.StringIO())
     console.print(progress.render())
     text = console.export_text()
     assert "round 1 of 4, train" in text and "✓ a" in text and "· b" in text and "tensors up 10 B" in text
 
 
 def test_sizes_are_said_as_people_read_them():
-    assert [human(n) for n in (0, 999, 1500, 2_340_000, 5e9)] == ["0 B", "999 B", "1.5 kB", "2.3 MB", "5.00 GB"]
+    assert [human(n) for n in (0, 999, 1500, 2_340_000, 5e9)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.3 MB",
+        "5.00 GB",
+    ]
     assert Picture(3, 0.0).left is None

@@ -62,7 +62,9 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
     sums = totals(rounds.records, "payload")
     for way in ("up", "down"):
         assert sums[way].get("weights", 0) == meter.payload[way, "weights"]
-    weights = sum(v.nbytes for v in run.agents["device-0"].half.model.state_dict().values() for v in [v.numpy()])
+    weights = sum(
+        v.nbytes for v in run.agents["device-0"].half.model.state_dict().values() for v in [v.numpy()]
+    )
     assert rounds.records[0]["payload"]["up"]["weights"] == 3 * weights
     assert 3 * weights < rounds.records[0]["fedavg"]["up"] < 3 * weights + 3000
 
@@ -106,7 +108,9 @@ def test_the_ledger_holds_every_round_and_every_answer(tmp_path):
     db = sqlite3.connect(tmp_path / "ledger.sqlite")
     assert db.execute("SELECT COUNT(*) FROM rounds").fetchone() == (4,)
     assert db.execute("SELECT COUNT(*) FROM moments WHERE what = 'answered'").fetchone() == (12,)
-    up = db.execute("SELECT SUM(payload) FROM bytes WHERE direction = 'up' AND kind = 'weights'").fetchone()[0]
+    up = db.execute("SELECT SUM(payload) FROM bytes WHERE direction = 'up' AND kind = 'weights'").fetchone()[
+        0
+    ]
     assert up == run.service.link.meter.payload["up", "weights"]
 
 
@@ -131,9 +135,9 @@ def test_late_and_refused_answers_are_in_the_record(tmp_path):
 
 def sample(text, name, **labels):
     for line in text.splitlines():
-        if line.startswith(name + "{") or line.startswith(name + " "):
-            if all(f'{k}="{v}"' in line for k, v in labels.items()):
-                return float(line.rsplit(" ", 1)[1])
+        named = line.startswith((name + "{", name + " "))
+        if named and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no {name} {labels}")
 
 
@@ -164,9 +168,9 @@ def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
     run, _ = observed(tmp_path)
     port = free_port()
     with Metrics(run.service).exposed(port):
+        taken = exposed(Metrics(run.service).registry, port)
         with pytest.raises(MetricsError, match=f"metrics_port is {port}.*take another"):
-            with exposed(Metrics(run.service).registry, port):
-                pass
+            taken.__enter__()
 
 
 def test_a_boards_temperature_is_read_where_there_is_one(tmp_path):
