@@ -41,7 +41,7 @@ $(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/require
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	@$(PIP) install -c deploy/constraints.txt -e '.[broker,dev]'
+	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[broker,dev]'
 	@touch $@
 
 # The tests need a real Mosquitto; it is installed where that is possible, else one line says how.
