@@ -254,6 +254,7 @@ class Service:
             cohort, holders = list(self.machine.cohort), self._holders[manifest.object]
             self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
             self.spool.broadcasts.keep({manifest.object})
+            self._holders = defaultdict(set, {manifest.object: self._holders[manifest.object]})
         for watcher in self.watchers:
             watcher.stepped(self, step, self._now)
         base = manifest.object if manifest else b""

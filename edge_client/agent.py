@@ -17,6 +17,7 @@ from edge_client.state import Answer, Memory
 from methods.base import Ask, ClientHalf
 from methods.bridge import to_numpy, to_torch
 from methods.plan import Plan, read_plan
+from methods.weights import place_of
 from protocol.device_link import DeviceLink
 from protocol.link import Received
 from protocol.messages import (
@@ -213,7 +214,8 @@ class Agent:
         """On the worker's thread: from the question to a durable answer."""
         begun = self._clock()
         arrays = self.memory.store.open(received.object) if received.object else {}
-        ask = Ask(task.phase, to_torch(arrays))
+        place = place_of(half.model)
+        ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
         half.begin(task.round)
         half.receive(ask.payload)
         metrics = evaluate(half, self.data, view) if view == "global" or ask.phase == "evaluate" else {}

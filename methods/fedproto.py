@@ -38,6 +38,7 @@ from methods.maths import (
 )
 from methods.nets.base import Net
 from methods.wants import Want
+from methods.weights import place_of
 
 Aggregation = Literal["unweighted", "weighted"]
 Source = Literal["training", "eval"]
@@ -135,8 +136,9 @@ class Client(singleset.Client):
 
     def forget(self) -> None:
         classes, size = self.model.classes, self.model.embedding_size
-        self.sums = torch.zeros(classes, size, dtype=torch.float64)
-        self.counts = torch.zeros(classes, dtype=torch.int64)
+        place = place_of(self.model)
+        self.sums = torch.zeros(classes, size, dtype=torch.float64, device=place)
+        self.counts = torch.zeros(classes, dtype=torch.int64, device=place)
 
     def remember(self, z: Tensor, y: Tensor) -> None:
         sums, counts = class_sums(z, y, self.model.classes)
@@ -157,7 +159,9 @@ class Client(singleset.Client):
 def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
     """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
     if "prototypes" not in payload:
-        return torch.zeros(model.classes, model.embedding_size), torch.zeros(model.classes, dtype=torch.bool)
+        place = place_of(model)
+        unknown = torch.zeros(model.classes, dtype=torch.bool, device=place)
+        return torch.zeros(model.classes, model.embedding_size, device=place), unknown
     means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
     return means, counts > 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -48,6 +49,11 @@ def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Want]:
         if name in wants:
             wants[name] = replace(wants[name], low=0)
     return wants
+
+
+def place_of(module: nn.Module) -> torch.device:
+    """Where a module computes; what meets its outputs has to be there too."""
+    return next(module.parameters()).device
 
 
 def snapshot(payload: Payload) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +29,8 @@ def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-_rebuild: Callable[..., Any] = np.zeros(0, np.uint8).__reduce__()[
-    0
-]  # where it lives differs between releases
+# Asked of an array, because the module that it lives in differs between releases of NumPy.
+_rebuild: Any = np.zeros(0, np.uint8).__reduce__()[0]
 HARMLESS: Final[dict[tuple[str, str], object]] = {
     ("numpy.core.multiarray", "_reconstruct"): _rebuild,
     ("numpy._core.multiarray", "_reconstruct"): _rebuild,

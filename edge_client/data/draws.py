@@ -29,7 +29,8 @@ class Draws:
     def below(self, limit: int, *shape: int) -> Integers:
         """0 .. limit-1. Some values are likelier than others, by limit / 2^32."""
         high = self._raw(math.prod(shape)) >> np.uint64(32)
-        return ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64).reshape(shape)
+        drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
+        return drawn.reshape(shape)
 
     def between(self, low: int, high: int, *shape: int) -> Integers:
         """low .. high, both included."""
@@ -44,8 +45,9 @@ class Draws:
         size = math.prod(shape)
         # little-endian on every machine, so that the bytes come in the same order
         raw = self._raw((size + 1) // 2).astype("<u8").view(np.uint8)
-        sums = raw.reshape(-1, 4).sum(1, dtype=np.int32)[:size]
-        return (sums - 510).reshape(shape)
+        sums: NDArray[np.int32] = raw.reshape(-1, 4).sum(1, dtype=np.int32)[:size]
+        sums -= 510
+        return sums.reshape(shape)
 
     def log_gamma_draw(self, shape: float) -> float:
         """The logarithm of a Gamma(shape) draw (Marsaglia and Tsang, 2000): for shape 0.01 the draw itself

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.paint import Canvas, blend, to_pixels
 from edge_client.data.domain import Domain, Held, Indices, Labels
 from edge_client.data.draws import Draws
 from edge_client.data.idx import read_pair
+from edge_client.data.paint import Canvas, blend, to_pixels
 from edge_client.data.photos import crops, draw_places, read_photos
 from edge_client.data.resize import Pixels, resize
 from edge_client.data.source import Source

@@ -37,8 +37,8 @@ def warped(images: Pixels, slant: Slant, draws: Draws) -> Pixels:
     matrix, shift = _maps(len(images), slant, draws)
     side = images.shape[1]
     fine = _sampled(images, matrix, shift, side)
-    quads = fine.reshape(-1, side // 2, 2, side // 2, 2)
-    return ((quads.sum((2, 4), dtype=np.int32) + 2) >> 2).astype(np.uint8)
+    sums: Canvas = fine.reshape(-1, side // 2, 2, side // 2, 2).sum((2, 4), dtype=np.int32)
+    return ((sums + 2) >> 2).astype(np.uint8)
 
 
 def blend(behind: Canvas, before: Canvas, mask: NDArray[np.int32]) -> Canvas:
@@ -52,7 +52,8 @@ def blurred(images: Canvas, strength: Integers) -> Canvas:
     rows = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
     soft = (rows[:, :, :-2] + 2 * rows[:, :, 1:-1] + rows[:, :, 2:] + 8) >> 4
     share = per_image(strength)
-    return (images * (16 - share) + soft * share + 8) >> 4
+    mixed: Canvas = (images * (16 - share) + soft * share + 8) >> 4
+    return mixed
 
 
 def speckled(images: Canvas, deviation: Integers, draws: Draws) -> Canvas:
@@ -102,7 +103,8 @@ def _sampled(images: Pixels, matrix: Canvas, shift: Canvas, side: int) -> Canvas
     right, below = across & 255, down & 255
     top = framed.take(corner) * (256 - right) + framed.take(corner + 1) * right
     bottom = framed.take(corner + row) * (256 - right) + framed.take(corner + row + 1) * right
-    return (top * (256 - below) + bottom * below + (1 << 15)) >> 16
+    found: Canvas = (top * (256 - below) + bottom * below + (1 << 15)) >> 16
+    return found
 
 
 def _place(offset: Canvas, size: int) -> Canvas:

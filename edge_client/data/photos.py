@@ -15,9 +15,17 @@ from edge_client.data.packages import REINSTALL, checked, package_file
 from edge_client.data.resize import Pixels
 
 PHOTOS: Final = {  # file -> fingerprint of its pixels
-    "astronaut": "", "brick": "", "camera": "", "chelsea": "", "coffee": "",
-    "coins": "", "grass": "", "gravel": "", "ihc": "", "motorcycle_left": "",
-}  # fmt: skip
+    "astronaut": "7605af19ba2b975845037d479d9429d3fbc334ff78c7b51f67f112d50f85ed65",
+    "brick": "99a19145a42e52da5b5b773b8119c94ea04cf5c0242e95ffbaa0293713878bb7",
+    "camera": "bf98e824a0e89e0e5fc9883963758bfd21453203a3fb1f22a32c108d939ffac6",
+    "chelsea": "2a48da897e30584d1ae09abf8802730963e97735ab7f4ccede25b412ab11e5dd",
+    "coffee": "013a8175a6f60538e29aa8bee676f3e4b4c9a4388defc9a81368b20fc7b3fe9c",
+    "coins": "8b1c53f5b1e7777136997a7597388c6a234c1306d77175d0de5cbd8ec72b0c20",
+    "grass": "4893a5041b9268d1c29dcc9cdf6e79f40c66c5c37f3c7a5c0dcfecfa3e73bb50",
+    "gravel": "53724b7da1e0a01104d6e14da4dd2ca65a3ead9a2a69f0eb6f20121f8bb7b2ec",
+    "ihc": "d5e9af0ebdb1dc92a7d75c8ab96cea1d3a319323027d0c7926060f8f4eba9519",
+    "motorcycle_left": "6a51b16e82babbafbffdff644108b2085a8ee609f08cfdc0d60bff950e42b6fc",
+}
 
 
 def read_photos() -> list[Pixels]:

@@ -21,7 +21,7 @@ from edge_client.data.sources import find
 
 # One scale for all domains, 0..255 to -1..1: each domain's own mean and deviation would take away the very shift
 # that federated methods are compared on.
-SCALE: Final = ((2 * np.arange(256) - 255) / np.float32(255)).astype(np.float32)
+SCALE: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 
 @dataclass(frozen=True)

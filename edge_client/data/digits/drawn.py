@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_client.data.domain import Labels
+from edge_client.data.draws import Draws, Integers
 from edge_client.data.paint import (
     Canvas,
     Slant,
@@ -23,8 +25,6 @@ from edge_client.data.paint import (
     to_pixels,
     warped,
 )
-from edge_client.data.domain import Labels
-from edge_client.data.draws import Draws, Integers
 from edge_client.data.photos import crops, draw_places
 from edge_client.data.resize import Pixels
 
@@ -56,7 +56,9 @@ def read_glyphs(test: bool) -> Pixels:
     """[fonts, 10, BOX, BOX] of 0 and 255: the shapes for training or those for the test."""
     with np.load(GLYPHS, allow_pickle=False) as file:
         for_test = np.array([str(name).startswith(TEST_FONTS) for name in file["names"]])
-        return np.unpackbits(file["bits"][for_test == test], axis=-1) * np.uint8(255)
+        bits: Pixels = np.unpackbits(file["bits"][for_test == test], axis=-1)
+    bits *= 255
+    return bits
 
 
 def _in_chunks(labels: Labels, paint: Callable[[Labels], Pixels]) -> Pixels:
@@ -126,7 +128,7 @@ def _colours(n: int, gap: int, draws: Draws) -> tuple[Canvas, Canvas]:
 
 def _first(colours: Integers, good: NDArray[np.bool_]) -> Canvas:
     """Of each image's candidates the first good one, else the first."""
-    chosen = colours[np.arange(len(colours)), good.argmax(1)]
+    chosen: Integers = colours[np.arange(len(colours)), good.argmax(1)]
     return chosen.astype(np.int32).reshape(-1, 1, 1, 3)
 
 
@@ -135,5 +137,6 @@ def _ramp(n: int, draws: Draws) -> Canvas:
     axis = (2 * np.arange(SIDE) + 1 - SIDE).astype(np.int32)
     across, down = per_image(draws.between(-20, 20, n)), per_image(draws.between(-20, 20, n))
     colour = draws.below(257, n, 1, 1, 3).astype(np.int32)
-    slope = across * axis[None, None, :, None] + down * axis[None, :, None, None]
-    return slope * colour // (256 * SIDE)
+    slope: Canvas = across * axis[None, None, :, None] + down * axis[None, :, None, None]
+    slope = slope * colour // (256 * SIDE)
+    return slope

@@ -15,7 +15,11 @@ from edge_client.data.resize import Pixels, resize
 
 SIDE: Final = 28
 FRAME: Final = 2
-FINGERPRINTS: Final = {"mnist": "", "optdigits": "", "mfeat": ""}
+FINGERPRINTS: Final = {
+    "mnist": "9ecc2329c2ee10a450fdbd82094baafaf04b9e63d7adf27102b743c1580ada1b",
+    "optdigits": "fa684d0d7dc1521883e980ef0e820ffdbcccbd3133f588761e1cf6e4c52925cb",
+    "mfeat": "fc8484d37a03384ad3441cf2c7213ba2fc075d3abba8f2897cbe703c02479ec5",
+}
 
 
 def mnist() -> tuple[Pixels, Labels]:
