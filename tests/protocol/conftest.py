@@ -4,6 +4,9 @@ import tracemalloc
 
 import pytest
 
+from protocol.store import ObjectStore
+from tests.protocol.objects import ARRAYS, BLOCK
+
 
 @pytest.fixture
 def little_memory():
@@ -13,3 +16,18 @@ def little_memory():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 4 << 20
+
+
+@pytest.fixture
+def source(tmp_path):
+    return ObjectStore(tmp_path / "source", durable=False)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ObjectStore(tmp_path / "store", durable=False)
+
+
+@pytest.fixture
+def manifest(source):
+    return source.put(ARRAYS, BLOCK)

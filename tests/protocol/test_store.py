@@ -2,15 +2,16 @@
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from protocol.arrays import encode, parts
-from protocol.reasons import Reason, Rejected
+from protocol.arrays import parts
+from protocol.reasons import Reason
 from protocol.store import ObjectStore
 from tests.protocol.ends import weights
+from tests.protocol.objects import ARRAYS, BLOCK, BODY, block, fault_of, fill, open_files
+
 
 def test_an_object_is_named_by_its_bytes_and_read_back_whole_or_in_part(source, manifest):
     assert manifest.object == hashlib.sha256(BODY).digest()

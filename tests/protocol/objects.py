@@ -1,0 +1,33 @@
+"""An object of eight blocks, and what tests do with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protocol.arrays import encode
+from protocol.reasons import Rejected
+from tests.protocol.ends import weights
+
+BLOCK = 16_384
+ARRAYS = weights(30_000)  # 120 kB; the last block is short
+BODY = b"".join(encode(ARRAYS))
+
+
+def block(manifest, index):
+    return memoryview(BODY)[index * manifest.block : (index + 1) * manifest.block]
+
+
+def fill(partial, indices):
+    return [partial.write(i, block(partial.manifest, i)) for i in indices]
+
+
+def fault_of(call):
+    with pytest.raises(Rejected) as fault:
+        call()
+    return fault.value.reason
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))
