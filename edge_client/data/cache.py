@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +18,15 @@ from edge_client.data.packages import fingerprint
 from edge_client.data.resize import Pixels
 
 Arrays = Mapping[str, Pixels]
+ELSEWHERE = "give a folder that can be written, by data.root or by the environment variable PROTOFLEET_DATA"
 
 
 def default_folder() -> Path:
     """$PROTOFLEET_DATA, else ~/.cache/protofleet"""
-    return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
+    try:
+        return Path(os.environ.get("PROTOFLEET_DATA") or Path.home() / ".cache" / "protofleet")
+    except RuntimeError:  # a user without an entry, as containers have them
+        raise DataError(f"this user has no home folder to keep data in; {ELSEWHERE}") from None
 
 
 def seal(arrays: Arrays) -> str:
@@ -33,19 +38,12 @@ def kept(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
     time wait for the one that builds. `build` returns the expected arrays or raises."""
     if (found := _read(path, expected)) is not None:
         return found
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_suffix(".lock")):
-            if (found := _read(path, expected)) is not None:
-                return found
-            found = build()
-            _write(path, found)
+    with _alone(path.with_suffix(".lock")):
+        if (found := _read(path, expected)) is not None:
             return found
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be written ({error}); give a folder that can be, by data.root or by the "
-            "environment variable PROTOFLEET_DATA"
-        ) from error
+        found = build()
+        _write(path, found)
+        return found
 
 
 def _read(path: Path, expected: str) -> Arrays | None:
@@ -61,20 +59,32 @@ def _write(path: Path, arrays: Arrays) -> None:
     """Under another name first, so that nobody ever finds half a file. It is not synced: what a power cut leaves
     of it fails its check and is built again."""
     draft = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
-    try:
-        with draft.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with _writing(path):
+        try:
+            with draft.open("wb") as file:
+                np.savez(file, **dict[str, Any](arrays))
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """One process at a time. The kernel opens the lock when a process dies, however it dies."""
-    with path.open("w") as file:
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
         if sys.platform != "win32":  # there, each builds its own and the last one stays
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error}); {ELSEWHERE}") from error

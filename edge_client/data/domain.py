@@ -93,7 +93,7 @@ def narrowed(domain: Domain, classes: tuple[str, ...]) -> Domain:
         raise DataError(
             f"{domain.name} has no class {unknown[0]!r}; it has {', '.join(domain.classes)}. Change data.classes"
         )
-    label = np.full(len(domain.classes), -1)
+    label = np.full(len(domain.classes), -1, np.int64)
     label[[domain.classes.index(name) for name in classes]] = np.arange(len(classes))
 
     def narrow(collection: Collection) -> Collection:

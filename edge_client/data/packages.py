@@ -42,7 +42,8 @@ def checked(content: np.ndarray[tuple[int, ...], np.dtype[np.uint8]], expected: 
     found = fingerprint(content)
     if found != expected:
         raise DataError(
-            f"{path} holds other data than expected (SHA-256 of its values {found[:12]}..., not {expected[:12]}...); {REINSTALL}"
+            f"{path} holds other data than expected (SHA-256 of its values {found[:12]}..., "
+            f"not {expected[:12]}...); {REINSTALL}"
         )
 
 

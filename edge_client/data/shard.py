@@ -102,4 +102,4 @@ def _check(train: Collection, settings: DataSettings, domain: Domain) -> None:
 def _part(some: Collection, size: int) -> Part:
     pixels = some.pixels(np.arange(len(some.labels)), size)
     x = np.ascontiguousarray(SCALE[pixels.transpose(0, 3, 1, 2)])
-    return Part(torch.from_numpy(x), torch.from_numpy(some.labels))
+    return Part(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))

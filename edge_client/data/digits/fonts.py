@@ -4,10 +4,7 @@ The shapes are kept in the package, as bits, because FreeType hints and fills ou
 release to release, and every device must build the same bytes. This is how the file was made; a test draws it
 again and compares it up to such differences.
 
-The fonts may be copied and changed freely: DejaVu (Bitstream Vera's licence), STIX (SIL Open Font Licence 1.1),
-Computer Modern as BaKoMa TrueType fonts (free to use and to copy). Their texts come with matplotlib, in
-`mpl-data/fonts/ttf` and `mpl-data/fonts`. This file holds pictures of ten digits each, and no font can be made
-of it.
+The fonts' licences allow this; glyphs.LICENCE.txt names them.
 """
 
 from __future__ import annotations

@@ -32,11 +32,12 @@ SEALS: Final[Mapping[str, str]] = {
 def build(domain: str) -> Arrays:
     """x_train, y_train, x_test and y_test as bytes, the same on every machine."""
     arrays = RECIPES[domain]()
-    if (found := seal(arrays)) != SEALS[domain]:
+    found, expected = seal(arrays), SEALS[domain]
+    if found != expected:
         raise DataError(
-            f"the digits of {domain} come out as {found[:12]}... on this machine, not as {SEALS[domain][:12]}..., though all "
-            f"that they are made of is right; NumPy {np.__version__} on {platform.machine()} seems to compute "
-            "otherwise. Please report it; meanwhile copy the file from a machine that has built it"
+            f"the digits of {domain} come out as {found[:12]}... here, not as {expected[:12]}..., though all that they "
+            f"are made of is right; NumPy {np.__version__} on {platform.machine()} seems to compute otherwise. "
+            "Please report it, and copy the file from a machine that has built it"
         )
     return arrays
 

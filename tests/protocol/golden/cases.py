@@ -1,0 +1,169 @@
+"""What the golden vectors say: a short run of one device, and the corners of the format."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import astuple, replace
+
+import msgpack
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protocol import arrays, blocks, codec
+from protocol.messages import (
+    Bye,
+    Finished,
+    Hello,
+    Manifest,
+    Message,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Want,
+    Welcome,
+)
+from protocol.seal import Header
+from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused
+
+SECRETS = {"coordinator": bytes([1]) * 32, "board-7": bytes([7]) * 32}  # known to all the world
+KEYS = {
+    name: {"private": secret.hex(), "public": Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()}
+    for name, secret in SECRETS.items()
+}  # fmt: skip
+EPOCH, BOOT = 1_800_000_000, 1_800_000_060
+PLAN = json.dumps(
+    {
+        "classes": 2,
+        "hyper": {"epochs": 1, "lr": 0.05},
+        "method": "fedavg",
+        "network": {"name": "cnn23"},
+        "rounds": 1,
+        "seed": 7,
+        "size": 32,
+    },
+    sort_keys=True,
+).encode()
+
+
+def body(*rows: Array) -> Body:
+    sizes: dict[str, int] = {}
+    for row in rows:
+        item = arrays.DTYPES[row.dtype].itemsize
+        kind = arrays.kind_of(row.name)
+        sizes[kind] = sizes.get(kind, 0) + item * len(row.values)
+    table = msgpack.packb([[a.name, a.dtype, list(a.shape)] for a in rows])
+    return Body(rows, (("control", 4 + len(table)), *sizes.items()))
+
+
+def manifest(of: Body, block: int) -> Manifest:
+    return blocks.manifest_of([of.encode()], of.parts, block)
+
+
+def says(
+    sender: str, sequence: int, message: Message, attachment: bytes | Manifest | None = None
+) -> Envelope:
+    """A frame of the run: the coordinator to the device, the device to the coordinator, births to everybody."""
+    mine = sender == "coordinator"
+    other = "board-7" if mine else "coordinator"
+    place = codec.place_of(message)
+    header = Header(
+        1, 0, 0, codec.KINDS[type(message)], "lab", "spring", EPOCH, sender, EPOCH if mine else BOOT, sequence,
+        "*" if isinstance(message, State) else other, place.round, place.phase, place.base,
+    )  # fmt: skip
+    return Envelope(header, message, attachment)
+
+
+def unheard(envelope: Envelope) -> Envelope:
+    """Said by a device that has not heard the coordinator yet: it knows neither run nor epoch."""
+    return replace(envelope, header=replace(envelope.header, run="", epoch=0))
+
+
+DOWN = body(
+    Array("classifier.bias", "float32", (2,), (0.5, -0.5)),
+    Array("weights.conv", "float32", (2, 3), (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)),
+)
+UP = body(
+    Array("counts", "int64", (2,), (3, 4)),
+    Array("weights.conv", "float32", (2, 3), (0.5, 1.5, 2.5, 3.5, 4.5, 5.5)),
+)
+BROADCAST, OFFER = manifest(DOWN, 64), manifest(UP, 64)
+DIGEST = hashlib.sha256(PLAN).digest()
+CORNERS = body(
+    Array("odd", "bool", (3,), (True, False, True)),
+    Array("steps", "int64", (), (-1,)),
+    Array("anchors", "float16", (1, 2), (1.5, -0.0)),
+    Array("features", "float64", (0, 4), ()),
+    Array("labels", "uint8", (2, 1, 2), (0, 1, 254, 255)),
+    Array("prototypes.a", "int16", (1,), (-2,)),
+    Array("prototypes.b", "int32", (1,), (70_000,)),
+    Array("prototypes.c", "int8", (1,), (-128,)),
+)
+HELLO = Hello("board-7", 2, 7, "garden", "protofleet 0.1.0")
+ANSWER = Update("board-7", 1, "train", 7, BROADCAST.object, {}, {"loss.mean": 0.25, "seconds.work": 2.0})
+
+CASES: dict[str, Case] = {
+    "state of a device, its will": unheard(says("board-7", 1, State(False, "connection lost"))),
+    "state of a device, its birth": unheard(says("board-7", 2, State(True))),
+    "hello, the first": unheard(says("board-7", 3, HELLO)),
+    "welcome": says("coordinator", 2, Welcome(PLAN)),
+    "hello, on the plan": says(
+        "board-7", 4, replace(HELLO, plan=DIGEST, counts=(3, 4), holds=(BROADCAST.object,))
+    ),
+    "body of the broadcast": DOWN,
+    "task": says("coordinator", 3, Task(1, "train", BROADCAST, 60.0)),
+    "want, of a device": says("board-7", 5, Want(BROADCAST.object, ((0, 2),))),
+    "block 0": Block(BROADCAST.object, 0, DOWN.encode()[:64]),
+    "block 1": Block(BROADCAST.object, 1, DOWN.encode()[64:]),
+    "body of the answer": UP,
+    "update, inline": says("board-7", 6, ANSWER, UP.encode()),
+    "update, offered": says("board-7", 7, ANSWER, OFFER),
+    "want, of the coordinator": says("coordinator", 4, Want(OFFER.object, ((0, 1), (1, 2)), again=True)),
+    "receipt": says("coordinator", 5, Receipt(1, "train", "accepted")),
+    "finished": says("coordinator", 6, Finished(1)),
+    "state of the coordinator": says("coordinator", 1, State(True)),
+    "bye": says("board-7", 8, Bye("signal SIGTERM")),
+    "refusal": says("coordinator", 7, Refusal("it has 7 classes, this run has 2")),
+    "receipt, refused": says(
+        "coordinator", 8, Receipt(1, "train", "refused", "weights.conv is (3, 3), not (2, 3)")
+    ),
+    "task without a broadcast": says("coordinator", 9, Task(1, "train", None, 0.5)),
+    "body of nothing": body(),
+    "body of corners": CORNERS,
+}
+
+
+def signed(fields: list[object], payload: bytes, domain: bytes = b"protofleet/1 envelope\x00") -> bytes:
+    """An envelope of board-7, put together by hand, so that it does not depend on the code under test."""
+    packed = msgpack.packb(fields)
+    frame = b"PF\x01" + struct.pack("<H", len(packed)) + packed + payload
+    return frame + Ed25519PrivateKey.from_private_bytes(SECRETS["board-7"]).sign(domain + frame)
+
+
+def hand_made() -> dict[str, Case]:
+    hello = CASES["hello, the first"]
+    assert isinstance(hello, Envelope)
+    fields, payload = list(astuple(hello.header)), codec.encode(hello.message)
+    more = msgpack.packb({**msgpack.unpackb(payload), "colour": "green"})
+    later = replace(hello, header=replace(hello.header, minor=3))
+    good = hello.encode()
+    body_of_three = struct.pack("<I", 18) + msgpack.packb([["w", "float32", [1 << 39]]])
+    return {
+        "hello of a later minor version": Later(later, signed([1, 3, *fields[2:], "shape"], more)),
+        "a bit of the payload flipped": Refused(
+            "bad_signature", "the last byte before the signature", good[:-65] + bytes([good[-65] ^ 1]) + good[-64:]
+        ),
+        "a signature without its domain": Refused("bad_signature", "over the frame alone", signed(fields, payload, b"")),
+        "another major version": Refused("version", "major 2", signed([2, *fields[1:]], payload)),
+        "a sealed suite": Refused("version", "suite 1", signed([*fields[:2], 1, *fields[3:]], payload)),
+        "an unknown sender": Refused("unknown_sender", "board-8", signed([*fields[:7], "board-8", *fields[8:]], payload)),
+        "a short header": Refused("malformed", "13 fields", signed(fields[:13], payload)),
+        "a payload that is no map": Refused("malformed", "a list", signed(fields, msgpack.packb([1]))),
+        "an empty block": Refused("malformed", "no data", b"PF\x02" + bytes(20)),
+        "a table that promises too much": Refused("bad_body", "2^39 numbers in a body of 23 bytes", body_of_three),
+    }  # fmt: skip
+
+
+CASES |= hand_made()

@@ -1,0 +1,162 @@
+"""Cases <-> JSON that a person can read and another language can use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protocol import arrays, blocks, codec, messages
+from protocol.codec import Attachment, Place
+from protocol.messages import Message
+from protocol.seal import Header, seal, unseal
+
+FILE = Path(__file__).parent / "wire_1.json"
+
+
+@dataclass(frozen=True)
+class Array:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[Any, ...]  # flat, in rows
+
+
+@dataclass(frozen=True)
+class Body:
+    arrays: tuple[Array, ...]
+    parts: tuple[tuple[str, int], ...]
+
+    def encode(self) -> bytes:
+        values = {a.name: np.array(a.values, a.dtype).reshape(a.shape) for a in self.arrays}
+        assert arrays.parts(values) == self.parts
+        return b"".join(arrays.encode(values))
+
+    @staticmethod
+    def decode(data: bytes, _: object) -> Body:
+        body = arrays.Body(lambda start, stop: data[start:stop], len(data))
+        found = [(name, body[name]) for name in body]
+        return Body(
+            tuple(Array(n, a.dtype.name, a.shape, tuple(a.reshape(-1).tolist())) for n, a in found),
+            body.parts,
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    object: bytes
+    index: int
+    data: bytes
+
+    def encode(self) -> bytes:
+        return blocks.pack(self.object, self.index, self.data)
+
+    @staticmethod
+    def decode(data: bytes, expected: object) -> Block:
+        prefix, index, block = blocks.unpack(data)
+        assert isinstance(expected, Block) and prefix == expected.object[:16]
+        return Block(expected.object, index, bytes(block))
+
+
+@dataclass(frozen=True)
+class Envelope:
+    header: Header
+    message: Message
+    attachment: Attachment = None
+
+    def encode(self) -> bytes:
+        return seal(self.header, codec.encode(self.message, self.attachment), key(self.header.sender))
+
+    @staticmethod
+    def decode(data: bytes, _: object) -> Envelope:
+        header, payload = unseal(data, ring())
+        place = Place(header.round, header.phase, header.base)
+        return Envelope(header, *codec.decode(header.kind, payload, header.sender, place))
+
+
+@dataclass(frozen=True)
+class Later:
+    """What a later minor version could say: it is understood, and never said by us."""
+
+    understood_as: Envelope
+    frame: bytes
+
+    def encode(self) -> bytes:
+        return self.frame
+
+    @staticmethod
+    def decode(data: bytes, _: object) -> Later:
+        return Later(Envelope.decode(data, None), data)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What must be refused, with this reason."""
+
+    reason: str
+    why: str
+    frame: bytes
+
+    def encode(self) -> bytes:
+        return self.frame
+
+
+Case = Body | Block | Envelope | Later | Refused
+
+
+def load() -> dict[str, Any]:
+    book: dict[str, Any] = json.loads(FILE.read_text())
+    return book
+
+
+def dump(book: dict[str, Any]) -> None:
+    FILE.write_text(json.dumps(book, indent=1) + "\n")
+
+
+def key(name: str) -> Ed25519PrivateKey:
+    from tests.protocol.golden.cases import KEYS
+
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(KEYS[name]["private"]))
+
+
+def ring() -> dict[str, bytes]:
+    from tests.protocol.golden.cases import KEYS
+
+    return {name: bytes.fromhex(pair["public"]) for name, pair in KEYS.items()}
+
+
+def vector_of(name: str, case: Case) -> dict[str, Any]:
+    return {"name": name, "content": plain(case), "hex": case.encode().hex()}
+
+
+def plain(value: object) -> Any:
+    """JSON for a case. `is` names its type; bytes are objects with the one key `hex`."""
+    if is_dataclass(value):
+        return {"is": type(value).__name__, **{f.name: plain(getattr(value, f.name)) for f in fields(value)}}
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    if isinstance(value, tuple):
+        return [plain(v) for v in value]
+    return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+
+TYPES = {
+    c.__name__: c
+    for c in (Array, Body, Block, Envelope, Later, Refused, Header, messages.Manifest, *codec.KINDS)
+}
+
+
+def lively(value: Any) -> Any:
+    """The case that JSON describes."""
+    if isinstance(value, list):
+        return tuple(lively(v) for v in value)
+    if not isinstance(value, dict):
+        return value
+    if set(value) == {"hex"}:
+        return bytes.fromhex(value["hex"])
+    content = {k: lively(v) for k, v in value.items() if k != "is"}
+    return TYPES[value["is"]](**content) if "is" in value else content

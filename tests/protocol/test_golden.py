@@ -1,0 +1,66 @@
+"""What was once sent is understood for ever, and said in the same bytes."""
+
+import pytest
+
+from protocol import arrays, codec
+from protocol.blocks import is_block, unpack
+from protocol.messages import Task, Update
+from protocol.reasons import Rejected
+from protocol.seal import MINOR
+from tests.protocol.golden.cases import CASES, KEYS
+from tests.protocol.golden.vectors import Block, Body, Envelope, Later, Refused, key, lively, load, plain
+
+BOOK = load()
+VECTORS = [pytest.param(lively(v["content"]), bytes.fromhex(v["hex"]), id=v["name"]) for v in BOOK["vectors"]]
+
+
+def understand(data):
+    """Read as what the first bytes say it is."""
+    if is_block(data):
+        return unpack(data)
+    if data[:3] == b"PF\x01":
+        return Envelope.decode(data, None)
+    return Body.decode(data, None)
+
+
+@pytest.mark.parametrize(("case", "data"), VECTORS)
+def test_every_vector_is_understood(case, data):
+    if isinstance(case, Refused):
+        with pytest.raises(Rejected) as fault:
+            understand(data)
+        assert fault.value.reason.value == case.reason
+    else:
+        assert type(case).decode(data, case) == case
+
+
+@pytest.mark.parametrize(("case", "data"), VECTORS)
+def test_every_vector_is_said_in_the_same_bytes(case, data):
+    # A later minor version of ours may say more than the vectors of an earlier one.
+    if not isinstance(case, Envelope) or case.header.minor == MINOR:
+        assert case.encode() == data
+
+
+def test_every_case_has_its_vector_and_the_other_way_round():
+    assert {v["name"]: v["content"] for v in BOOK["vectors"]} == {n: plain(c) for n, c in CASES.items()}
+    assert len(BOOK["vectors"]) == len(CASES)
+    assert BOOK["keys"] == KEYS
+    assert all(key(n).public_key().public_bytes_raw().hex() == pair["public"] for n, pair in KEYS.items())
+
+
+def test_every_kind_of_message_and_every_type_of_number_has_a_vector():
+    cases = [lively(v["content"]) for v in BOOK["vectors"]]
+    assert {c.header.kind for c in cases if isinstance(c, Envelope)} == set(codec.DECODERS)
+    assert {a.dtype for c in cases if isinstance(c, Body) for a in c.arrays} == set(arrays.DTYPES)
+    assert {type(c) for c in cases} == {Body, Block, Envelope, Later, Refused}
+
+
+def test_the_vectors_fit_together():
+    cases = {v["name"]: lively(v["content"]) for v in BOOK["vectors"]}
+    task, inline, offered = cases["task"].message, cases["update, inline"], cases["update, offered"]
+    blocks = [cases["block 0"], cases["block 1"]]
+    assert isinstance(task, Task) and task.broadcast is not None
+    assert b"".join(b.data for b in blocks) == cases["body of the broadcast"].encode()
+    assert all(b.object == task.broadcast.object for b in blocks)
+    assert inline.attachment == cases["body of the answer"].encode()
+    assert isinstance(inline.message, Update) and inline.message == offered.message
+    assert inline.message.base == task.broadcast.object
