@@ -112,7 +112,7 @@ class Processes:
 
     def last_word(self, name: str) -> str:
         lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1].removeprefix("protofleet: ") if lines else "it said nothing"
 
     def wait(self) -> None:
         """Give everybody the time to end by himself."""

@@ -5,14 +5,13 @@ It never decides when a round ends, and it believes nothing delivered until the 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from edge_client.evaluate import Splits, evaluate
+from edge_client.outgoing import Outgoing, question_of
 from edge_client.state import Answer, Memory
 from methods.base import Ask, ClientHalf
 from methods.bridge import to_numpy, to_torch
@@ -28,7 +27,6 @@ from protocol.messages import (
     Refusal,
     State,
     Task,
-    Update,
     Welcome,
 )
 from protocol.party import Worker
@@ -39,23 +37,11 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 log = logging.getLogger("protofleet.device")
 
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
-RESEND_SECONDS: Final = 5.0  # before an answer without receipt is said again; doubles up to the longest
-LONGEST_RESEND_SECONDS: Final = 60.0
-
 Build = Callable[[Plan], ClientHalf]
 
 
 class Watcher(Protocol):
     def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
-
-
-@dataclass
-class Outgoing:
-    """An answer that waits for its receipt."""
-
-    answer: Answer
-    again_at: float
-    patience: float = RESEND_SECONDS
 
 
 class Agent:
@@ -198,7 +184,7 @@ class Agent:
     def _asked(self, task: Task, received: Received) -> None:
         if self.plan is None or self.half is None:
             return  # a task for an earlier life of this process: the hello after the welcome brings it again
-        question = _question(received, task)
+        question = question_of(received, task)
         if answer := self.memory.answer_to(question):
             self._outgoing = Outgoing(answer, self._now)
             self._say_answer(self._outgoing)
@@ -245,13 +231,8 @@ class Agent:
 
     def _say_answer(self, outgoing: Outgoing) -> None:
         answer = outgoing.answer
-        update = Update(
-            self.link.me.name, answer.round, answer.phase, answer.examples,
-            bytes.fromhex(answer.base), {}, answer.metrics,
-        )  # fmt: skip
-        self.link.send_update(update, bytes.fromhex(answer.object))
-        outgoing.again_at = self._now + outgoing.patience
-        outgoing.patience = min(2 * outgoing.patience, LONGEST_RESEND_SECONDS)
+        self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(answer.object))
+        outgoing.said(self._now)
 
     def _receipted(self, receipt: Receipt) -> None:
         waiting = self._outgoing
@@ -275,9 +256,3 @@ class Agent:
     def _notify(self, what: str, **figures: float) -> None:
         for watcher in self.watchers:
             watcher.happened(self, what, **figures)
-
-
-def _question(received: Received, task: Task) -> str:
-    """The name of what is asked: equal names demand equal answers."""
-    parts = f"{received.run}/{task.round}/{task.phase}/{received.object.hex()}"
-    return hashlib.sha256(parts.encode()).hexdigest()

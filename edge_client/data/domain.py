@@ -84,6 +84,15 @@ class Domain:
     train: Collection
     test: Collection
 
+    def __post_init__(self) -> None:
+        for collection in (self.train, self.test):
+            labels = collection.labels
+            if len(labels) and not 0 <= labels.min() <= labels.max() < len(self.classes):
+                raise DataError(
+                    f"{self.name} has labels {labels.min()} to {labels.max()} for its {len(self.classes)} classes; "
+                    "the files are of another data set or damaged, copy them again"
+                )
+
 
 def narrowed(domain: Domain, classes: tuple[str, ...]) -> Domain:
     """Only these classes, and labels that count through them; all of them where none are named."""

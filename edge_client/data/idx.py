@@ -31,8 +31,8 @@ def read_pair(folders: Sequence[Path], split: str) -> Held:
 
 
 def read_idx(path: Path, dimensions: int) -> Pixels:
-    with reading(path):
-        data = (gzip.open if path.suffix == ".gz" else open)(path, "rb").read()
+    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        data = file.read()
         header = np.frombuffer(data, ">i4", count=1 + dimensions)
         if header[0] != BYTES << 8 | dimensions:
             raise ValueError(f"it is no idx file of bytes in {dimensions} dimensions")

@@ -100,6 +100,10 @@ def _check(train: Collection, settings: DataSettings, domain: Domain) -> None:
 
 
 def _part(some: Collection, size: int) -> Part:
-    pixels = some.pixels(np.arange(len(some.labels)), size)
-    x = np.ascontiguousarray(SCALE[pixels.transpose(0, 3, 1, 2)])
+    pixels = some.pixels(np.arange(len(some.labels)), size).transpose(0, 3, 1, 2)
+    x = np.empty(pixels.shape, np.float32)
+    for image, found in zip(
+        x, pixels, strict=True
+    ):  # all at once would take eight times the memory for a moment
+        image[:] = SCALE[found]
     return Part(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))

@@ -22,12 +22,15 @@ def read(folder: Path, domain: str) -> Domain:
 def _held(path: Path) -> Held:
     with reading(path, WAY_OUT), path.open("rb") as file:
         try:
-            from scipy.io import loadmat
+            from scipy.io.matlab import MatReadError, loadmat
         except ImportError:
             raise DataError(
                 f"{path} is a MATLAB file, and scipy, which reads it, is missing: pip install scipy"
             ) from None
-        table = loadmat(file, variable_names=["X", "y"])
+        try:
+            table = loadmat(file, variable_names=["X", "y"])
+        except (MatReadError, NotImplementedError, TypeError) as error:  # not all of scipy's are ValueErrors
+            raise ValueError(error) from error
         images, labels = np.asarray(table["X"]), np.asarray(table["y"]).astype(np.int64).ravel()
         if images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:
             raise ValueError(f"X is {images.dtype} {images.shape}, not bytes (32, 32, 3, {len(labels)})")

@@ -7,11 +7,22 @@ from protocol.blocks import is_block, unpack
 from protocol.messages import Task, Update
 from protocol.reasons import Rejected
 from protocol.seal import MINOR
-from tests.protocol.golden.cases import CASES, KEYS
-from tests.protocol.golden.vectors import Block, Body, Envelope, Later, Refused, key, lively, load, plain
+from tests.protocol.golden.cases import CASES
+from tests.protocol.golden.vectors import (
+    SECRETS,
+    Block,
+    Body,
+    Envelope,
+    Later,
+    Refused,
+    case_of,
+    load,
+    plain,
+    ring,
+)
 
 BOOK = load()
-VECTORS = [pytest.param(lively(v["content"]), bytes.fromhex(v["hex"]), id=v["name"]) for v in BOOK["vectors"]]
+VECTORS = [pytest.param(case_of(v), bytes.fromhex(v["hex"]), id=v["name"]) for v in BOOK["vectors"]]
 
 
 def understand(data):
@@ -43,19 +54,18 @@ def test_every_vector_is_said_in_the_same_bytes(case, data):
 def test_every_case_has_its_vector_and_the_other_way_round():
     assert {v["name"]: v["content"] for v in BOOK["vectors"]} == {n: plain(c) for n, c in CASES.items()}
     assert len(BOOK["vectors"]) == len(CASES)
-    assert BOOK["keys"] == KEYS
-    assert all(key(n).public_key().public_bytes_raw().hex() == pair["public"] for n, pair in KEYS.items())
+    assert BOOK["keys"] == {n: {"private": SECRETS[n].hex(), "public": ring()[n].hex()} for n in SECRETS}
 
 
 def test_every_kind_of_message_and_every_type_of_number_has_a_vector():
-    cases = [lively(v["content"]) for v in BOOK["vectors"]]
+    cases = [case_of(v) for v in BOOK["vectors"]]
     assert {c.header.kind for c in cases if isinstance(c, Envelope)} == set(codec.DECODERS)
     assert {a.dtype for c in cases if isinstance(c, Body) for a in c.arrays} == set(arrays.DTYPES)
     assert {type(c) for c in cases} == {Body, Block, Envelope, Later, Refused}
 
 
 def test_the_vectors_fit_together():
-    cases = {v["name"]: lively(v["content"]) for v in BOOK["vectors"]}
+    cases = {v["name"]: case_of(v) for v in BOOK["vectors"]}
     task, inline, offered = cases["task"].message, cases["update, inline"], cases["update, offered"]
     blocks = [cases["block 0"], cases["block 1"]]
     assert isinstance(task, Task) and task.broadcast is not None

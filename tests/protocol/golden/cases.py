@@ -8,7 +8,6 @@ import struct
 from dataclasses import astuple, replace
 
 import msgpack
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol import arrays, blocks, codec
 from protocol.messages import (
@@ -26,13 +25,8 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.seal import Header
-from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused
+from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused, key
 
-SECRETS = {"coordinator": bytes([1]) * 32, "board-7": bytes([7]) * 32}  # known to all the world
-KEYS = {
-    name: {"private": secret.hex(), "public": Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw().hex()}
-    for name, secret in SECRETS.items()
-}  # fmt: skip
 EPOCH, BOOT = 1_800_000_000, 1_800_000_060
 PLAN = json.dumps(
     {
@@ -92,9 +86,9 @@ UP = body(
 BROADCAST, OFFER = manifest(DOWN, 64), manifest(UP, 64)
 DIGEST = hashlib.sha256(PLAN).digest()
 CORNERS = body(
+    Array("anchors", "float16", (1, 2), (1.5, -0.0)),
     Array("odd", "bool", (3,), (True, False, True)),
     Array("steps", "int64", (), (-1,)),
-    Array("anchors", "float16", (1, 2), (1.5, -0.0)),
     Array("features", "float64", (0, 4), ()),
     Array("labels", "uint8", (2, 1, 2), (0, 1, 254, 255)),
     Array("prototypes.a", "int16", (1,), (-2,)),
@@ -139,7 +133,7 @@ def signed(fields: list[object], payload: bytes, domain: bytes = b"protofleet/1 
     """An envelope of board-7, put together by hand, so that it does not depend on the code under test."""
     packed = msgpack.packb(fields)
     frame = b"PF\x01" + struct.pack("<H", len(packed)) + packed + payload
-    return frame + Ed25519PrivateKey.from_private_bytes(SECRETS["board-7"]).sign(domain + frame)
+    return frame + key("board-7").sign(domain + frame)
 
 
 def hand_made() -> dict[str, Case]:
@@ -149,21 +143,25 @@ def hand_made() -> dict[str, Case]:
     more = msgpack.packb({**msgpack.unpackb(payload), "colour": "green"})
     later = replace(hello, header=replace(hello.header, minor=3))
     good = hello.encode()
-    body_of_three = struct.pack("<I", 18) + msgpack.packb([["w", "float32", [1 << 39]]])
+    huge = msgpack.packb([["w", "float32", [1 << 39]]])
+    flipped = good[:-65] + bytes([good[-65] ^ 1]) + good[-64:]
+    stranger = [*fields[:7], "board-8", *fields[8:]]
     return {
         "hello of a later minor version": Later(later, signed([1, 3, *fields[2:], "shape"], more)),
-        "a bit of the payload flipped": Refused(
-            "bad_signature", "the last byte before the signature", good[:-65] + bytes([good[-65] ^ 1]) + good[-64:]
+        "a bit of the payload flipped": Refused("bad_signature", "the last before the signature", flipped),
+        "a signature without its domain": Refused(
+            "bad_signature", "of the frame", signed(fields, payload, b"")
         ),
-        "a signature without its domain": Refused("bad_signature", "over the frame alone", signed(fields, payload, b"")),
         "another major version": Refused("version", "major 2", signed([2, *fields[1:]], payload)),
         "a sealed suite": Refused("version", "suite 1", signed([*fields[:2], 1, *fields[3:]], payload)),
-        "an unknown sender": Refused("unknown_sender", "board-8", signed([*fields[:7], "board-8", *fields[8:]], payload)),
+        "an unknown sender": Refused("unknown_sender", "board-8", signed(stranger, payload)),
         "a short header": Refused("malformed", "13 fields", signed(fields[:13], payload)),
         "a payload that is no map": Refused("malformed", "a list", signed(fields, msgpack.packb([1]))),
         "an empty block": Refused("malformed", "no data", b"PF\x02" + bytes(20)),
-        "a table that promises too much": Refused("bad_body", "2^39 numbers in a body of 23 bytes", body_of_three),
-    }  # fmt: skip
+        "a table that promises too much": Refused(
+            "bad_body", "2^39 numbers and no bytes", struct.pack("<I", len(huge)) + huge
+        ),
+    }
 
 
 CASES |= hand_made()

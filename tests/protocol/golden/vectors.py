@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protocol import arrays, blocks, codec, messages
+from protocol import arrays, blocks, codec
 from protocol.codec import Attachment, Place
-from protocol.messages import Message
+from protocol.messages import Manifest, Message
 from protocol.seal import Header, seal, unseal
 
 FILE = Path(__file__).parent / "wire_1.json"
+SECRETS = {"coordinator": bytes([1]) * 32, "board-7": bytes([7]) * 32}  # known to all the world
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Later:
     """What a later minor version could say: it is understood, and never said by us."""
 
     understood_as: Envelope
-    frame: bytes
+    frame: bytes = b""
 
     def encode(self) -> bytes:
         return self.frame
@@ -99,7 +100,7 @@ class Refused:
 
     reason: str
     why: str
-    frame: bytes
+    frame: bytes = b""
 
     def encode(self) -> bytes:
         return self.frame
@@ -118,25 +119,28 @@ def dump(book: dict[str, Any]) -> None:
 
 
 def key(name: str) -> Ed25519PrivateKey:
-    from tests.protocol.golden.cases import KEYS
-
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(KEYS[name]["private"]))
+    return Ed25519PrivateKey.from_private_bytes(SECRETS[name])
 
 
 def ring() -> dict[str, bytes]:
-    from tests.protocol.golden.cases import KEYS
-
-    return {name: bytes.fromhex(pair["public"]) for name, pair in KEYS.items()}
+    return {name: key(name).public_key().public_bytes_raw() for name in SECRETS}
 
 
 def vector_of(name: str, case: Case) -> dict[str, Any]:
     return {"name": name, "content": plain(case), "hex": case.encode().hex()}
 
 
+def case_of(vector: dict[str, Any]) -> Case:
+    case: Case = lively(vector["content"])
+    is_frame = isinstance(case, (Later, Refused))
+    return replace(case, frame=bytes.fromhex(vector["hex"])) if is_frame else case
+
+
 def plain(value: object) -> Any:
     """JSON for a case. `is` names its type; bytes are objects with the one key `hex`."""
     if is_dataclass(value):
-        return {"is": type(value).__name__, **{f.name: plain(getattr(value, f.name)) for f in fields(value)}}
+        named = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "frame"}
+        return {"is": type(value).__name__, **named}
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, tuple):
@@ -144,9 +148,8 @@ def plain(value: object) -> Any:
     return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
-TYPES = {
-    c.__name__: c
-    for c in (Array, Body, Block, Envelope, Later, Refused, Header, messages.Manifest, *codec.KINDS)
+TYPES: dict[str, type] = {
+    c.__name__: c for c in (Array, Body, Block, Envelope, Later, Refused, Header, Manifest, *codec.KINDS)
 }
 
 

@@ -1,0 +1,222 @@
+"""The FedAvg of `rounds.py` with Flower's real processes, and with ours beside it in the same run.
+
+Flower: a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in a
+virtual environment of its own that holds Flower and NumPy. Its app trains nothing and needs no torch, so it
+is as light as Flower can be; our devices carry torch and train a real network. Telemetry and the check for
+updates are off, and so is `uv sync` for every task; nothing else is set.
+
+A round of theirs is timed from the end of the one before, ours from the ask to the last answer. The bytes of
+both are counted by the same proxy, in front of the superlink and of the broker, from the moment at which all
+devices are there to the end of the last round: whatever the devices' TCP streams carry, polls included. What
+Flower's processes of one device send to each other is not counted. Idle memory is that of all processes,
+with all devices present and before the first round: RSS counts shared pages in each process, PSS once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.fleet import Clockwork, broker, conduct, members
+from benchmarks.flower_app.processes import LOOPBACK, CountingProxy, Family, free_port, listens
+from benchmarks.rounds import DEVICES, MODEL, ROUNDS, one, ratio
+from coordinator.events import Command, Event, Joined, Policy
+from coordinator.service import Service
+from protocol.broker import BrokerAddress
+
+WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
+EXAMPLES = 31
+INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 180.0, 300.0
+SHAPES = [list(w.shape) for w in MODEL.model().state_dict().values()]
+PAYLOAD = 2 * DEVICES * sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+}
+CONFIG = """\
+[superlink]
+default = "bench"
+
+[superlink.bench]
+address = "{address}"
+insecure = true
+"""
+
+
+class NotInstalled(Exception):  # noqa: N818
+    pass
+
+
+def measure() -> dict[str, object]:
+    try:
+        python = environment()
+    except NotInstalled as reason:
+        print(f"flower is skipped: {reason}", file=sys.stderr, flush=True)
+        return {"skipped": str(reason)}
+    return {
+        "devices": DEVICES,
+        "payload_bytes_a_round": PAYLOAD,
+        "flower": {"versions": versions(python), **theirs(python.parent)},
+        "ours": ours(),
+    }
+
+
+def environment() -> Path:
+    """The Python of a virtual environment with Flower in it, kept from one run to the next."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "protofleet" / "flower-venv"
+    python = folder / "bin" / "python"
+    try:
+        if not python.exists():
+            asked([sys.executable, "-m", "venv", str(folder)])
+        asked([str(python), "-m", "pip", "install", "--quiet", *WANTED])
+    except NotInstalled:
+        shutil.rmtree(folder, ignore_errors=True)  # half an environment would fail for ever
+        raise
+    return python
+
+
+def asked(command: Sequence[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout or "it said nothing").strip().splitlines()
+        raise NotInstalled(f"{' '.join(command[1:])}: {said[-1]}") from None
+    except subprocess.TimeoutExpired:
+        raise NotInstalled(f"{' '.join(command[1:])}: no end after {INSTALL_SECONDS:.0f} s") from None
+
+
+def versions(python: Path) -> dict[str, str]:
+    code = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))"
+    names = ("flwr", "numpy", "httpx", "uvicorn")
+    told = subprocess.run(
+        [python, "-c", code % (names,)], capture_output=True, text=True, check=True, timeout=60
+    )
+    return dict(json.loads(told.stdout))
+
+
+def theirs(programs: Path) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        folder = Path(place)
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # a superlink starts its helpers by name
+        family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": place, "PATH": path}))
+        link = superlink(family)
+        proxy = stack.enter_context(CountingProxy(link))
+        supernodes(family, proxy.port)
+        idle = family.settled_memory()
+        notes = submit(family, link)
+        marks = follow(notes, proxy)
+        if len(marks) < 2:
+            raise RuntimeError(f"Flower ended no round; {family.last_words()}")
+    seconds = [after - before for (before, _), (after, _) in zip(marks, marks[1:], strict=False)]
+    return {
+        "rounds": len(seconds),
+        "round_seconds_median": round(statistics.median(seconds), 2),
+        "round_seconds": [round(s, 2) for s in seconds],
+        "bytes_over_payload": ratio(marks[-1][1] - marks[0][1], PAYLOAD * len(seconds)),
+        "idle": idle,
+    }
+
+
+def superlink(family: Family) -> int:
+    port = free_port()
+    family.start("superlink", "flower-superlink", "--insecure", "--host", LOOPBACK, "--port", str(port))
+    until("the superlink listens", lambda: listens(port), family)
+    return port
+
+
+def supernodes(family: Family, link: int) -> None:
+    place = ("--superlink", f"{LOOPBACK}:{link}", "--host", LOOPBACK)
+    logs = [
+        family.start(f"supernode-{i}", "flower-supernode", "--insecure", *place, "--port", str(free_port()))
+        for i in range(DEVICES)
+    ]
+    until("all supernodes are registered", lambda: all("SuperNode ID" in l.read_text() for l in logs), family)
+
+
+def until(what: str, true: Callable[[], bool], family: Family) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not true():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"not after {START_SECONDS:.0f} s: {what}; {family.last_words()}")
+        time.sleep(0.2)
+
+
+def submit(family: Family, link: int) -> Path:
+    """Hand the app to the superlink. Its server part will note the end of each round in this file."""
+    (family.folder / "config.toml").write_text(CONFIG.format(address=f"{LOOPBACK}:{link}"))
+    notes, wish = family.folder / "notes", family.folder / "run.toml"
+    wish.write_text(
+        f'shapes = "{json.dumps(SHAPES)}"\ndevices = {DEVICES}\nrounds = {ROUNDS}\nnotes = "{notes}"\n'
+    )
+    app = Path(__file__).parent / "flower_app"
+    family.finish("run", START_SECONDS, "flwr", "run", str(app), "bench", "--run-config", str(wish))
+    return notes
+
+
+def follow(notes: Path, proxy: CountingProxy) -> list[tuple[float, int]]:
+    """(end of a round, bytes until then), with the beginning of the first round as the first of them."""
+    marks: list[tuple[float, int]] = []
+    deadline = time.monotonic() + START_SECONDS
+    while len(marks) <= ROUNDS and time.monotonic() < deadline:
+        ended = notes.read_text().split("\n")[:-1] if notes.exists() else []
+        if ended and not marks:
+            deadline = time.monotonic() + LIMIT_SECONDS
+        marks += [(float(moment), proxy.bytes) for moment in ended[len(marks) :]]
+        time.sleep(0.1)
+    return marks
+
+
+def ours() -> dict[str, object]:
+    """In a process of its own, so that its memory is a coordinator's and its end is in our hands."""
+    with tempfile.TemporaryDirectory() as place, Family(Path(place)) as family:
+        told = family.finish("ours", LIMIT_SECONDS, sys.executable, "-m", "benchmarks.flower", place)
+        return dict(json.loads(told.splitlines()[-1]))
+
+
+def in_child(folder: Path) -> dict[str, object]:
+    watcher = Present(Family(folder))
+    policy = Policy(ROUNDS, quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+    (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
+    names = [f"device-{i}" for i in range(DEVICES)]
+    with broker(folder) as running, CountingProxy(running.address.port) as proxy:
+        watcher.proxy = proxy
+        with members(folder, names, BrokerAddress(port=proxy.port), EXAMPLES):
+            conduct(folder, MODEL, policy, running.address, watcher)
+            counted = proxy.bytes - watcher.before
+    return {
+        "rounds": ROUNDS,
+        **one(MODEL, EXAMPLES),
+        "bytes_over_payload": ratio(counted, PAYLOAD * ROUNDS),
+        "idle": watcher.idle,
+    }
+
+
+class Present(Clockwork):
+    """Takes the idle memory, and notes the bytes so far, when the last device has joined."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self.family, self.joined, self.before = family, 0, 0
+        self.idle: dict[str, float] = {}
+        self.proxy: CountingProxy | None = None
+
+    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
+        self.joined += isinstance(event, Joined)
+        if self.proxy is not None and self.joined == DEVICES and not self.idle:
+            self.idle = self.family.settled_memory()
+            self.before = self.proxy.bytes
+
+
+if __name__ == "__main__":
+    print(json.dumps(in_child(Path(sys.argv[1]))))

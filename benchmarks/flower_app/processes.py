@@ -1,0 +1,182 @@
+"""Processes that can be found, weighed and ended together, and a proxy that counts what they send."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+
+LOOPBACK = "127.0.0.1"
+MARK = "PROTOFLEET_BENCHMARK"
+MB = 1e6
+KILL_SECONDS, SETTLE_SECONDS = 10.0, 90.0
+
+
+class Family:
+    """Processes below one folder's mark in their environment, which their children inherit.
+
+    A process group would not do: Flower's superlink starts its helper in a session of its own.
+    """
+
+    def __init__(self, folder: Path, extra: dict[str, str] | None = None) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, **(extra or {}), MARK: str(folder)}
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Family:
+        self._before = signal.signal(signal.SIGTERM, _leave)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._before)
+        deadline = time.monotonic() + KILL_SECONDS
+        while alive := self.members():  # again, for what was just being started
+            for process in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"processes {alive} do not end")
+            time.sleep(0.05)
+        for child in self.started:
+            child.wait(KILL_SECONDS)
+
+    def start(self, name: str, *command: str) -> Path:
+        """Its log is the answer."""
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as out:
+            self.started.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    env=self.environment,
+                    start_new_session=True,
+                )  # fmt: skip
+            )
+        return log
+
+    def finish(self, name: str, seconds: float, *command: str) -> str:
+        """Run it to its end, and return what it said."""
+        said = self.start(name, *command)
+        try:
+            code = self.started[-1].wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = -1
+        if code != 0:
+            raise RuntimeError(f"{name} failed or took over {seconds:.0f} s; {self.last_words()}")
+        return said.read_text()
+
+    def members(self) -> list[int]:
+        mark = f"{MARK}={self.folder}".encode()
+        return [int(p.parent.name) for p in Path("/proc").glob("[0-9]*/environ") if mark in _variables(p)]
+
+    def settled_memory(self) -> dict[str, float]:
+        """What all of them hold, once it has stopped growing."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        before, now = self.memory(), self.memory()
+        while time.monotonic() < deadline:
+            time.sleep(4.0)
+            before, now = now, self.memory()
+            if before["processes"] == now["processes"] and abs(now["pss_MB"] / before["pss_MB"] - 1) < 0.005:
+                break
+        return now
+
+    def memory(self) -> dict[str, float]:
+        rollups = [text for p in self.members() if (text := _rollup(p))]
+        return {
+            "processes": len(rollups),
+            "rss_MB": round(sum(_field(text, "Rss:") for text in rollups), 1),
+            "pss_MB": round(sum(_field(text, "Pss:") for text in rollups), 1),
+        }
+
+    def last_words(self) -> str:
+        ends = [(log.name, log.read_text(errors="replace")[-600:]) for log in self.folder.glob("*.log")]
+        return "\n".join(
+            f"{name} ends with:\n{end}" for name, end in sorted(ends) if "supernode-" not in name
+        )
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)  # so that every `with` is left
+
+
+def _variables(environ: Path) -> list[bytes]:
+    with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        return environ.read_bytes().split(b"\0")
+    return []
+
+
+def _rollup(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/smaps_rollup").read_text()
+    return ""
+
+
+def _field(rollup: str, name: str) -> float:
+    return sum(int(line.split()[1]) * 1024 / MB for line in rollup.splitlines() if line.startswith(name))
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        return int(sock.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.settimeout(1.0)
+        return sock.connect_ex((LOOPBACK, port)) == 0
+
+
+class CountingProxy(socketserver.ThreadingTCPServer):
+    """Passes TCP streams on to a port of this machine, and counts their bytes in both directions."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, target: int) -> None:
+        super().__init__((LOOPBACK, 0), _Hop)
+        self.target, self.bytes = target, 0
+        self.port = int(self.server_address[1])
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CountingProxy:
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # one of the two ends is gone, and so is the other soon
+            while data := source.recv(1 << 18):
+                with self._lock:
+                    self.bytes += len(data)
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+class _Hop(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        proxy = self.server
+        assert isinstance(proxy, CountingProxy)
+        with contextlib.suppress(ConnectionError), socket.create_connection((LOOPBACK, proxy.target)) as far:
+            for end in (self.request, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=proxy.pump, args=(far, self.request), daemon=True)
+            back.start()
+            proxy.pump(self.request, far)
+            back.join()
