@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import selectors
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from protocol.broker import BrokerAddress, preflight
 from protocol.settings import SettingsError, encode, write_toml
 
 EXIT_SECONDS = 10.0
+LITTLE = 1 << 20  # bytes: a disk with less room is as good as full
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> Path:
@@ -111,6 +113,9 @@ class Processes:
         return {n: self.last_word(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
     def last_word(self, name: str) -> str:
+        """Why a child ended, as its log says; on a full disk the log may say nothing."""
+        if shutil.disk_usage(self._folder).free < LITTLE:
+            return f"the disk that holds {self._folder} is full; make room and run the same command again"
         lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("protofleet: ") if lines else "it said nothing"
 
