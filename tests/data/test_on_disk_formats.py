@@ -146,11 +146,16 @@ def test_folders_by_domain_and_class(tmp_path, source, domains, test):
         assert found.classes == 2 and (len(found.train.y), len(found.test.y)) == (20 - test, test)
 
 
+DOMAINNET = [
+    (0, "aircraft_carrier"), (7, "bird"), (9, "feather"), (2, "headphones"), (3, "ice_cream"), (4, "teapot"),
+    (5, "tiger"), (6, "whale"), (8, "windmill"), (10, "wine_glass"), (11, "zebra"),
+]  # fmt: skip
+
+
 def test_domainnet_from_its_lists_with_its_ten_classes_by_default(tmp_path):
     for split, n in (("train", 6), ("test", 3)):
         lines = []
-        for label, name in ((0, "aircraft_carrier"), (7, "bird"), (9, "feather"), (2, "headphones"), (3, "ice_cream"),
-                            (4, "teapot"), (5, "tiger"), (6, "whale"), (8, "windmill"), (10, "wine_glass"), (11, "zebra")):  # fmt: skip
+        for label, name in DOMAINNET:
             for i in range(n):
                 path = f"clipart/{name}/{split}_{i}.jpg"
                 picture(tmp_path / path, label * 20)
