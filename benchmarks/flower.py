@@ -15,6 +15,7 @@ with all devices present and before the first round: RSS counts shared pages in 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -118,7 +119,7 @@ def theirs(programs: Path) -> dict[str, object]:
         marks = follow(notes, proxy)
         if len(marks) < 2:
             raise RuntimeError(f"Flower ended no round; {family.last_words()}")
-    seconds = [after - before for (before, _), (after, _) in zip(marks, marks[1:], strict=False)]
+    seconds = [after - before for (before, _), (after, _) in itertools.pairwise(marks)]
     return {
         "rounds": len(seconds),
         "round_seconds_median": round(statistics.median(seconds), 2),
@@ -141,7 +142,11 @@ def supernodes(family: Family, link: int) -> None:
         family.start(f"supernode-{i}", "flower-supernode", "--insecure", *place, "--port", str(free_port()))
         for i in range(DEVICES)
     ]
-    until("all supernodes are registered", lambda: all("SuperNode ID" in l.read_text() for l in logs), family)
+    until(
+        "all supernodes are registered",
+        lambda: all("SuperNode ID" in log.read_text() for log in logs),
+        family,
+    )
 
 
 def until(what: str, true: Callable[[], bool], family: Family) -> None:

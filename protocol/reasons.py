@@ -20,11 +20,7 @@ class Reason(str, Enum):
     BAD_BODY = "bad_body"  # tensors that do not decode
     TOO_LARGE = "too_large"
     BAD_BLOCK = "bad_block"  # a block that does not match its hash
-    UNKNOWN_OBJECT = "unknown_object"  # a block or a wish for something we do not have in hand
-    STALE_ROUND = "stale_round"
-    NOT_INVITED = "not_invited"
-    BAD_UPDATE = "bad_update"  # decodes, but is not what the method asked for
-    BAD_DEVICE = "bad_device"  # cannot take part: classes, version ...
+    UNKNOWN_OBJECT = "unknown_object"  # a block of something that is not being fetched
     NO_ROOM = "no_room"  # the disk is full
 
 

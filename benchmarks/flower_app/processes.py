@@ -62,7 +62,7 @@ class Family:
                     stderr=out,
                     env=self.environment,
                     start_new_session=True,
-                )  # fmt: skip
+                )
             )
         return log
 

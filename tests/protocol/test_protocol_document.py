@@ -1,0 +1,147 @@
+"""docs/protocol.md says what the code does: its tables, its numbers and every byte of its example."""
+
+import importlib
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from protocol.arrays import DTYPES, KINDS
+from protocol.broker import FINAL, BrokerError
+from protocol.codec import DECODERS
+from protocol.link import FRAME_ROOM
+from protocol.reasons import Reason
+from protocol.seal import _TYPES, DOMAIN, Header
+from protocol.topics import PREFIX, TABLE
+from tests.protocol.ends import Ends
+from tests.protocol.golden.vectors import load
+from tests.protocol.test_codec import FIELDS
+
+TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+FLAT = " ".join(TEXT.split())
+EXAMPLES = re.findall(r"^\*\*(.+?)\*\*.*?\n\n```hex\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+TYPES = {int: "int", str: "str", bytes: "bin", bool: "bool", list: "array", dict: "map", type(None): "nil"}
+
+
+def section(title):
+    return re.split(r"^#+ ", TEXT.split(title, 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text):
+    """The cells of a section's tables, without their head."""
+    found = [
+        [cell.strip() for cell in line.strip("|").split(" |")]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    ]
+    return [row for row in found if not set("".join(row)) <= set("-|")]
+
+
+def number(text):
+    return float(text.replace(",", ""))
+
+
+@pytest.mark.parametrize(("name", "block"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
+def test_every_byte_of_the_example_is_that_of_its_vector(name, block):
+    lines = [re.fullmatch(r"((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?", line) for line in block.splitlines()]
+    shown = " ".join(line[1] for line in lines)
+    (vector,) = (v for v in load()["vectors"] if v["name"] == name)
+    assert bytes.fromhex(shown).hex() == vector["hex"]
+
+
+def test_the_example_shows_frames_of_both_types_and_a_body():
+    assert len(EXAMPLES) == TEXT.count("```hex") >= 8
+
+
+LIMITS = [(row[1], row[2].strip("`")) for row in rows(section("## 8. Limits"))[1:]]
+
+
+@pytest.mark.parametrize(("value", "path"), LIMITS, ids=[path for _, path in LIMITS])
+def test_a_limit_is_the_one_of_the_code(value, path):
+    module, _, name = path.partition(
+        re.search(r"\.[A-Z]", path)[0][:1] + re.search(r"[A-Z]\w*(\.\w+)?$", path)[0]
+    )
+    found = importlib.import_module(module)
+    for part in path.removeprefix(module + ".").split("."):
+        found = getattr(found, part)
+    assert number(value) == found
+
+
+def test_no_limit_of_the_wire_is_left_out():
+    named = {path for _, path in LIMITS}
+    for module in ("arrays", "codec", "seal", "fetch", "broadcast"):
+        constants = vars(importlib.import_module(f"protocol.{module}"))
+        for name in constants:
+            if re.fullmatch(r"MAX_\w+|\w+_SECONDS", name) and f"protocol.{module}.{name}" not in named:
+                imported = {f"protocol.{m}.{name}" for m in ("codec", "arrays")} & named
+                assert imported, f"{module}.{name} is not in the table"
+
+
+def test_every_reason_is_in_the_table_and_no_other():
+    table = [row[0].strip("`") for row in rows(section("## 7. What is not used"))[1:]]
+    assert table == [reason.value for reason in Reason]
+
+
+def test_the_header_is_described_field_by_field():
+    table = [
+        (int(r[0]), r[1].strip("`"), r[2]) for r in rows(section("## 3. The envelope")) if r[0].isdigit()
+    ]
+    expected = [(i, f.name, TYPES[t]) for i, (f, t) in enumerate(zip(fields(Header), _TYPES)) if f.name]
+    # The first table of the section counts bytes, the second one fields.
+    assert table[-len(expected) :] == expected
+    assert f"the {len(DOMAIN)} bytes `{DOMAIN[:-1].decode()}` 0x00" in FLAT
+
+
+def test_every_key_of_every_message_is_described_with_its_type():
+    described, kind = {name: {} for name in DECODERS}, ""
+    for row in rows(section("## 5. Messages"))[1:]:
+        kind = row[0].strip("`") or kind
+        if len(row) > 4 and row[2]:
+            described[kind][row[2].strip("`")] = (set(row[3].split(" or ")), row[4] == "no")
+    number_or = {frozenset({int, float}): {"number"}}
+    expected = {
+        name: {
+            key: (number_or.get(frozenset(types)) or {TYPES[t] for t in types}, may_miss)
+            for key, (types, may_miss) in keys.items()
+        }
+        for name, keys in FIELDS.items()
+    }
+    expected["update"]["arrays"] = (
+        {"bin", "array"},
+        False,
+    )  # nil is refused by the coordinator, not by the codec
+    assert described == expected
+
+
+def test_topics_dtypes_and_kinds_are_those_of_the_code():
+    table = [(r[0].strip("`"), r[1]) for r in rows(section("## 2. MQTT")) if r[0].startswith("`protofleet")]
+    short = {"{device}": "<device>", "{digest}": "<sha256 in hex>"}
+    for row in TABLE:
+        pattern = row.pattern
+        for placeholder, words in short.items():
+            pattern = pattern.replace(placeholder, words)
+        writer = "that device" if row.writer == "device" else "coordinator"
+        assert (f"{PREFIX}/<federation>/{pattern}", writer) in table
+    assert len(table) == len(TABLE)
+    listed = re.search(r"dtypes are (.*?) \(one byte", FLAT)[1]
+    assert re.findall(r"`(\w+)`", listed) == list(DTYPES)
+    listed = re.search(r"if that is one of (.*?), and else `control`", FLAT)[1]
+    assert set(re.findall(r"`(\w+)`", listed)) == KINDS
+
+
+def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
+    listed = re.search(r"After the reason codes (.*?), in a CONNACK", FLAT)[1]
+    codes = set()
+    for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
+        codes |= set(range(int(first), int(last or first) + 1))
+    assert codes == set(FINAL)
+
+
+def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
+    least = int(number(re.search(r"A broker that takes less than ([\d,]+) bytes", FLAT)[1]))
+    link = Ends(tmp_path, "a").coordinator
+    link.adapt(least)
+    assert link.inline == link.block == least - FRAME_ROOM
+    with pytest.raises(BrokerError):
+        link.adapt(least - 1)
