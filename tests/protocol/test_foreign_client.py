@@ -1,0 +1,169 @@
+"""A device written from docs/protocol.md alone, with nothing of ours but the made-up broker, takes part in a run."""
+
+import hashlib
+import json
+import struct
+
+import msgpack
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from deploy.world import Weather
+from protocol.transport import Arrived, Connected
+from tests.worlds import CLASSES, simulation
+
+DOMAIN, ME, BASE = b"protofleet/1 envelope\0", "foreign", "protofleet/1/simulated/"
+
+
+class Foreign:
+    """It gives back what it got, and says that it has learned from ten examples."""
+
+    def __init__(self, run, key, coordinator_key):
+        self.key, self.coordinator_key, self.world = (
+            key,
+            Ed25519PublicKey.from_public_bytes(coordinator_key),
+            run.world,
+        )
+        self.run, self.epoch, self.sequence, self.plan, self.verdicts = "", 0, 0, b"", []
+        self.objects, self.coming, self.task, self.answer, self.finished = {}, None, None, None, False
+        topics = {BASE + t for t in ("coord/state", "round", f"down/{ME}")}
+        self.session = run.broker.session(ME, self.take, topics)
+        self.tick()
+
+    def take(self, item):
+        if isinstance(item, Connected):
+            self.hello()
+        elif isinstance(item, Arrived) and item.frame[:3] == b"PF\x01":
+            self.message(item.frame)
+        elif isinstance(item, Arrived) and item.frame[:3] == b"PF\x02":
+            self.block(item.frame)
+
+    def tick(self):
+        """Every second: whatever waits for an answer is said again."""
+        if self.answer:
+            self.update()
+        elif self.coming:
+            self.want(again=True)
+        else:
+            self.hello()
+        if not self.finished:
+            self.world.at(self.world.now + 1.0, self.tick)
+
+    def say(self, kind, fields, round=0, phase="", base=b""):
+        self.sequence += 1
+        header = msgpack.packb(
+            [
+                1,
+                0,
+                0,
+                kind,
+                "simulated",
+                self.run,
+                self.epoch,
+                ME,
+                1,
+                self.sequence,
+                "coordinator",
+                round,
+                phase,
+                base,
+            ]
+        )
+        frame = b"PF\x01" + struct.pack("<H", len(header)) + header + msgpack.packb(fields)
+        self.session.publish(BASE + f"up/{ME}", frame + self.key.sign(DOMAIN + frame))
+
+    def message(self, frame):
+        self.coordinator_key.verify(frame[-64:], DOMAIN + frame[:-64])
+        (length,) = struct.unpack("<H", frame[3:5])
+        _, _, _, kind, _, self.run, self.epoch, _, _, _, _, round, phase, _ = msgpack.unpackb(
+            frame[5 : 5 + length]
+        )
+        fields = msgpack.unpackb(frame[5 + length : -64])
+        if kind == "welcome":
+            assert json.loads(fields["plan"])["classes"] == CLASSES
+            self.plan = hashlib.sha256(fields["plan"]).digest()
+            self.hello()
+        elif kind == "task":
+            self.asked(round, phase, fields["broadcast"])
+        elif kind == "want" and self.answer:
+            self.serve(fields["object"], fields["ranges"])
+        elif kind == "receipt":
+            self.verdicts.append(fields["verdict"])
+            if self.answer and self.answer[:2] == (round, phase):
+                self.answer = None
+        elif kind == "finished":
+            self.finished = True
+
+    def hello(self):
+        self.say("hello", {"classes": CLASSES, "examples": 10, "protocol": [1, 1], "plan": self.plan})
+
+    def asked(self, round, phase, manifest):
+        self.task = round, phase, manifest[0]
+        if manifest[0] in self.objects:
+            self.work()
+        elif not self.coming or self.coming[0][0] != manifest[0]:
+            self.coming = manifest, {}
+            self.session.subscribe(BASE + f"bcast/{manifest[0].hex()}")
+            self.want(again=False)
+
+    def want(self, again):
+        (name, size, block, _, _), here = self.coming
+        missing = [i for i in range(-(-size // block)) if i not in here][:64]
+        self.say("want", {"object": name, "ranges": [n for i in missing for n in (i, i + 1)], "again": again})
+
+    def block(self, frame):
+        (index,) = struct.unpack("<I", frame[19:23])
+        if not self.coming or frame[3:19] != self.coming[0][0][:16]:
+            return
+        (name, size, block, hashes, _), here = self.coming
+        if hashlib.sha256(frame[23:]).digest()[:16] == hashes[16 * index : 16 * index + 16]:
+            here[index] = frame[23:]
+        if len(here) * block >= size:
+            self.objects[name] = b"".join(here[i] for i in sorted(here))
+            assert hashlib.sha256(self.objects[name]).digest() == name
+            self.coming = None
+            self.work()
+
+    def work(self):
+        round, phase, base = self.task
+        body = self.objects[base] if phase == "train" else struct.pack("<I", 1) + b"\x90"
+        self.answer = round, phase, base, body
+        self.update()
+
+    def update(self):
+        round, phase, base, body = self.answer
+        self.say("update", {"examples": 10, "metrics": {}, "arrays": self.manifest(body)}, round, phase, base)
+
+    def manifest(self, body):
+        """In blocks of 5,000 bytes even where it need not be, to be asked for them."""
+        if len(body) < 100:
+            return body
+        (table,) = struct.unpack("<I", body[:4])
+        blocks = [body[i : i + 5000] for i in range(0, len(body), 5000)]
+        hashes = b"".join(hashlib.sha256(b).digest()[:16] for b in blocks)
+        parts = [["control", 4 + table], ["weights", len(body) - 4 - table]]
+        return [hashlib.sha256(body).digest(), len(body), 5000, hashes, parts]
+
+    def serve(self, name, ranges):
+        body = self.answer[3]
+        for first, last in zip(ranges[::2], ranges[1::2]):
+            for i in range(first, last):
+                frame = b"PF\x02" + name[:16] + struct.pack("<I", i) + body[5000 * i : 5000 * i + 5000]
+                self.session.publish(BASE + f"up/{ME}", frame)
+
+
+@pytest.mark.parametrize(
+    "weather", [Weather(), Weather(jitter=0.2, loss=0.2, repeat=0.2)], ids=["fair", "foul"]
+)
+def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path, weather):
+    run = simulation(tmp_path, "fedavg", weather)
+    key = Ed25519PrivateKey.generate()
+    run.kill("device-2")
+    run._ring[ME] = key.public_key().public_bytes_raw()
+    foreign = Foreign(run, key, run._ring["coordinator"])
+    run.run()
+    assert run.service.finished and ME in run.service.members
+    assert foreign.verdicts.count("accepted") >= 4 and set(foreign.verdicts) <= {"accepted", "late"}
+    assert not [
+        k for k in run.service.link.meter.messages if k[0] == "up" and k[2] not in ("accepted", "duplicate")
+    ]
