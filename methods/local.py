@@ -26,7 +26,7 @@ BATCH = 256  # of a pass without gradient
 
 @dataclass(frozen=True)
 class LocalHyper:
-    """Local SGD; defaults as in FedLSA and FPL's code (methods.md 1.6). Every method's Hyper extends it."""
+    """Local SGD; defaults as in FedLSA and in FPL's code. Every method's Hyper extends it."""
 
     epochs: int = 5
     batch: int = 64
