@@ -112,10 +112,15 @@ class Processes:
         """Children that ended in error, each with its last word."""
         return {n: self.last_word(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
+    def no_room(self) -> str:
+        if shutil.disk_usage(self._folder).free >= LITTLE:
+            return ""
+        return f"the disk that holds {self._folder} is full; make room and run the same command again"
+
     def last_word(self, name: str) -> str:
         """Why a child ended, as its log says; on a full disk the log may say nothing."""
-        if shutil.disk_usage(self._folder).free < LITTLE:
-            return f"the disk that holds {self._folder} is full; make room and run the same command again"
+        if words := self.no_room():
+            return words
         lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("protofleet: ") if lines else "it said nothing"
 
@@ -144,6 +149,8 @@ def watch(experiment: Experiment, processes: Processes, progress: Progress) -> N
 
 def check(experiment: Experiment, processes: Processes) -> None:
     """A run that can no longer reach its quorum ends now, with the reason, and not at a deadline."""
+    if words := processes.no_room():  # devices would wait for room, and nobody would know for what
+        raise RunError(words)
     failed = processes.failed()
     failed.pop("coordinator", None)
     if len(experiment.shards()) - len(failed) < experiment.rules().quorum:

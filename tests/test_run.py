@@ -189,3 +189,32 @@ def test_keys_are_never_overwritten(place):
     assert protofleet("keys", "a", cwd=place).returncode == 0
     done = protofleet("keys", "a", cwd=place)
     assert done.returncode == 2 and "exists" in done.stderr
+
+
+def mount(place, size):
+    """A small disk of its own; only root may make one."""
+    place.mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
+
+
+def test_a_full_disk_is_one_clear_line_and_the_run_continues_when_there_is_room(place):
+    runs = place / "runs"
+    mount(runs, "3m")
+    try:
+        done = protofleet(
+            "run", "small.toml", "--set", "rounds=3", "--set", "network.feature_size=400", cwd=place
+        )
+        assert done.returncode == 1 and "is full; make room" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+        subprocess.run(["mount", "-o", "remount,size=100m", str(runs)], check=True)
+        done = protofleet(
+            "run", "small.toml", "--set", "rounds=3", "--set", "network.feature_size=400", cwd=place
+        )
+        assert done.returncode == 0, done.stderr
+        assert [r["round"] for r in lines(place)] == [1, 2, 3, 4]
+    finally:
+        subprocess.run(["umount", str(runs)], check=True)
