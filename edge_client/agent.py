@@ -121,6 +121,8 @@ class Agent:
 
     def _heard(self, received: Received) -> None:
         self._hello_at = self._now + HELLO_SECONDS
+        if received.run != self.memory.book.run and not self._question:
+            self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
         match received.message:
             case Welcome(text):
                 self._welcomed(text, received.run)
@@ -130,10 +132,15 @@ class Agent:
                 self._receipted(receipt)
             case State(online=True):
                 self._hello()
+            case State(online=False, reason="finished") if received.run == self.memory.book.run:
+                self._run_over()  # the word itself may have been lost
             case Refusal(reason):
                 self._end(f"the coordinator refuses this device: {reason}")
             case Finished():
                 self._run_over()
+
+    def _forget(self) -> None:
+        self.plan = self.half = self._outgoing = self._next = None
 
     def _hello(self) -> None:
         book, plan = self.memory.book, self.plan
@@ -178,6 +185,7 @@ class Agent:
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
         if isinstance(half, Exception):
             raise half
+        self._forget()
         self.plan, self.half, self._question = plan, half, ""
         self._hello()
 

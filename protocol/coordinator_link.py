@@ -116,6 +116,8 @@ class CoordinatorLink(Link):
     ) -> list[Received]:
         store = self._stores(received.sender)
         assert attachment is not None
+        if received.run != self.run:
+            return []  # of another run; its device has heard of this one by now
         size = len(attachment) if isinstance(attachment, bytes) else attachment.size
         if not self._gate.admit(update, size):
             return []

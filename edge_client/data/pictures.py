@@ -14,6 +14,7 @@ from edge_client.data.errors import DataError, reading
 from edge_client.data.resize import Pixels
 
 SUFFIXES: Final = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+WAY_OUT: Final = "replace it, or take it out of the data"
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,10 @@ def _picture(path: Path, size: int) -> Pixels:
     from PIL import Image
 
     try:
-        with reading(path, "replace or remove it"), Image.open(path) as image:
+        with reading(path, WAY_OUT), Image.open(path) as image:
             return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
     except (
         SyntaxError,
         Image.DecompressionBombError,
     ) as error:  # Pillow raises the first for some broken PNGs
-        raise DataError(f"{path} cannot be read ({error}); replace or remove it") from error
+        raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from error

@@ -50,6 +50,11 @@ def test_a_damaged_file_is_built_again(tmp_path, damage):
     assert same(kept(path, seal(ARRAYS), build)) and build.calls == 2
 
 
+def test_a_whole_file_with_other_content_is_built_again(tmp_path):
+    np.savez(tmp_path / "a.npz", **{**ARRAYS, "y": np.zeros(50, np.uint8)})
+    assert same(kept(tmp_path / "a.npz", seal(ARRAYS), Builder()))
+
+
 def test_a_failed_build_leaves_nothing_behind(tmp_path):
     def fail():
         raise DataError("no")

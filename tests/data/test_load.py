@@ -82,6 +82,10 @@ def test_a_cap_balances_classes_but_keeps_a_skew_that_was_asked_for(pictures):
     assert even.counts().tolist() == [10, 10, 10]
     mixed = shard(pictures, samples=36, validation=0.0, split="iid")
     assert mixed.counts().tolist() == [16, 12, 8]
+    shared = {"split": "dirichlet", "beta": 0.3, "parts": 2, "part": 1, "validation": 0.0, "seed": 2}
+    whole, cut = shard(pictures, **shared).counts(), shard(pictures, samples=12, **shared).counts()
+    assert whole.max() > 2 * whole.min() and cut.sum() == 12
+    assert ((cut - whole * 12 / whole.sum()).abs() <= 1).all()
 
 
 def test_clients_of_a_domain_report_on_the_same_test_samples(pictures):

@@ -135,9 +135,10 @@ HUGE = [
 ]
 
 
+@pytest.mark.parametrize("raw", [b"", b"x"])
 @pytest.mark.parametrize("table", HUGE, ids=range(len(HUGE)))
-def test_what_a_table_declares_is_checked_before_memory_is_taken(table, little_memory):
-    assert refused(with_table(table, b"x")) is Reason.BAD_BODY
+def test_what_a_table_declares_is_checked_before_memory_is_taken(table, raw, little_memory):
+    assert refused(with_table(table, raw)) is Reason.BAD_BODY
 
 
 def test_the_largest_empty_shapes_are_still_shapes():

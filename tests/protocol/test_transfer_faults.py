@@ -59,7 +59,7 @@ def test_what_was_forgotten_can_be_fetched_again(tmp_path):
     ends = Ends(tmp_path, "a")
     for turn in (1, 2):
         ends.broadcast(weights(LARGE), "a", round=turn)
-        ends.update("a", weights(LARGE), round=turn)
+        ends.update("a", weights(LARGE, seed=1), round=turn)
         ends.run()
         ends.links["a"].store.keep(set())
         ObjectStore(ends.folder / "spool-a", durable=False).keep(set())
@@ -122,6 +122,26 @@ def test_a_coordinator_whose_disk_was_full_takes_the_answer_when_there_is_room(t
     ends.update("a", weights(LARGE))
     ends.run(60)
     assert rounds_heard(ends, "coordinator") == [1] and not ends.gate.faults
+
+
+def test_an_answer_that_found_no_room_for_its_name_is_not_refused(tmp_path, monkeypatch):
+    ends, real, full = Ends(tmp_path, "a"), ObjectStore._finish, [True]
+
+    def full_disk(store, *arguments):
+        if full and store.folder.name == "spool-a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(store, *arguments)
+
+    monkeypatch.setattr(ObjectStore, "_finish", full_disk)
+    ends.update("a", weights(LARGE))
+    ends.run(30)
+    assert [fault.reason for fault in ends.rejected["coordinator"]] == [
+        Reason.NO_ROOM
+    ] and not ends.gate.faults
+    full.clear()
+    ends.update("a", weights(LARGE))
+    ends.run(30)
+    assert rounds_heard(ends, "coordinator") == [1]
 
 
 def test_an_answer_said_twice_is_payload_once(tmp_path):
