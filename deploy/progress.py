@@ -125,12 +125,18 @@ class Progress:
         left = f", about {p.left:.0f} s left" if p.left is not None else ""
         rows: list[RenderableType] = [
             title,
-            ProgressBar(p.rounds, len(p.spent), width=60),
+            self._bar(),
             self._devices(),
             self._domains(),
         ]
         rows += [Text(self._crossed()), Text(spent + left, style="dim")]
         return Group(*rows)
+
+    def _bar(self) -> Table:
+        """In a table, because a bar alone does not end its line."""
+        table = Table.grid()
+        table.add_row(ProgressBar(self._picture.rounds, len(self._picture.spent), width=60))
+        return table
 
     def _devices(self) -> Text:
         p = self._picture
