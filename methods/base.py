@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from methods.cost import Cost, Sizes
 from methods.nets.base import Net
 from methods.wants import Want, problem_with
 
 Payload: TypeAlias = Mapping[str, Tensor]
+Predict: TypeAlias = Callable[[Tensor], Tensor]  # x [B, ...] -> class scores [B, C]
 
 
 class Samples(Protocol):
@@ -130,6 +132,17 @@ class ClientHalf(ABC):
         scores: Tensor = self.model(x)
         return scores
 
+    def ways(self) -> Mapping[str, Predict]:
+        """Other ways to predict than `predict`, measured beside it: {"classifier": ...}."""
+        return {}
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """[B, D]: the space of the method's prototypes or anchors, as its pictures show it."""
+        return self.model.embed(x)
+
+    def settle(self) -> None:  # noqa: B027 - most methods do nothing
+        """After the last round, before the last evaluation: what the paper does to a personal model first."""
+
     @abstractmethod
     def state(self) -> Payload:
         """All that must survive a reboot, and a round that this device sits out."""
@@ -146,5 +159,7 @@ class Method:
     Client: type[ClientHalf]
     reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
     needs_counts: bool = False  # devices state samples per class when they join
+    mixed_networks: bool = False  # devices may run different networks of one embedding size
+    cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from methods.averaging import weighted_mean
 from methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
 from methods.local import LocalHyper, train
-from methods.maths import weighted_mean
 from methods.weights import load_weights, snapshot, weight_wants, weights_of
 
 

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from methods import fedavg
 from methods.base import Method, Payload, Round, Samples, seeded
 from methods.local import LocalHyper, demand, demand_one_of
-from methods.maths import anchor_cross_entropy, compactness, margins, separation, unit
+from methods.maths.anchors import anchor_cross_entropy, compactness, separation
+from methods.maths.geometry import margins, unit
 from methods.nets.base import Net, initialised_from
 from methods.weights import load_weights, snapshot, weights_of
 

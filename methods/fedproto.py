@@ -26,16 +26,16 @@ from torch import Tensor
 from methods import singleset
 from methods.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf
 from methods.local import LocalHyper, demand, demand_one_of, embed, train
-from methods.maths import (
+from methods.maths.geometry import squared_distances
+from methods.maths.means import (
     ClassMeans,
     average_class_means,
     class_means,
     class_sums,
     means_of,
     merge_class_means,
-    prototype_mse,
-    squared_distances,
 )
+from methods.maths.pulls import prototype_mse
 from methods.nets.base import Net
 from methods.wants import Want
 from methods.weights import place_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from methods import fedavg
 from methods.base import Method, Payload
 from methods.local import LocalHyper, demand
-from methods.maths import proximal
+from methods.maths.pulls import proximal
 
 
 @dataclass(frozen=True)

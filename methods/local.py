@@ -7,7 +7,7 @@ What is random comes from the caller's generator: the order of the samples, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -64,22 +64,30 @@ def train(
     hyper: LocalHyper,
     generator: torch.Generator,
     before_epoch: Callable[[], object] | None = None,
+    optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> None:
-    """SGD over shuffled batches; no sample is dropped, and a device without samples changes nothing."""
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay
-    )
+    """Shuffled batches; no sample is dropped, and a device without samples changes nothing.
+
+    `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters.
+    """
+    steps = optimizers or [sgd(model.parameters(), hyper)]
     with _drawing_from(generator), _mode(model, training=True):
         for _ in range(hyper.epochs):
             if before_epoch:
                 before_epoch()
             for x, y in _batches(data, hyper.batch, generator):
                 _batch_norms_learn(model, len(y) > 1)
-                optimizer.zero_grad()
+                for optimizer in steps:
+                    optimizer.zero_grad()
                 torch.autograd.backward(objective(x, y))
                 if hyper.clip is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), hyper.clip)
-                optimizer.step()
+                for optimizer in steps:
+                    optimizer.step()
+
+
+def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
 
 
 def embed(model: Net, x: Tensor) -> Tensor:

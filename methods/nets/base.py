@@ -21,7 +21,7 @@ class Net(nn.Module):
 
     features: nn.Module  # [B, ch, H, W] -> [B, feature_size], flat
     projector: nn.Module  # [B, feature_size] -> [B, embedding_size]; Identity where the network has none
-    head: nn.Linear  # [B, embedding_size] -> [B, classes]; FedPall puts its deeper classifier here
+    head: nn.Module  # [B, embedding_size] -> [B, classes]; one linear layer, or FedPall's deeper classifier
     feature_size: int
     embedding_size: int
     classes: int

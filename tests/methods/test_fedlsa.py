@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from methods import fedavg, fedlsa
 from methods.base import Ask
 from methods.local import LocalHyper
-from methods.maths import anchor_cross_entropy, margins, separation
+from methods.maths.anchors import anchor_cross_entropy, separation
+from methods.maths.geometry import margins
 from methods.weights import snapshot, weights_of
 from tests.methods.tiny import answer, clients_of, floats, normal, play, same, server_of
 

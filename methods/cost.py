@@ -1,0 +1,50 @@
+"""What a participant sends and receives in a round, in closed form: numbers by kind, as the papers count them.
+
+Kinds are the first parts of the wire's array names ("weights.head.bias" is of kind "weights"). Labels, ids and
+counts are one number each. Weights are parameters: BatchNorm's statistics travel too, but no paper counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from methods.nets.base import Net
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """All that a method's cost can depend on. The letters are those of the papers."""
+
+    model: Net
+    held: int  # |C_i|: classes that the device holds
+    examples: int = 0  # N_i
+    clients: int = 1  # N
+    local_prototypes: int = 0  # sum over classes of J_i^c, where a method has several a class
+    global_prototypes: int = 0  # sum over classes of C^m
+    first_round: bool = False
+
+    @property
+    def weights(self) -> int:
+        return parameters(self.model)
+
+    @property
+    def C(self) -> int:  # noqa: N802 - the papers' letter
+        return self.model.classes
+
+    @property
+    def D(self) -> int:  # noqa: N802
+        """Of the space of prototypes and anchors."""
+        return self.model.embedding_size
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    up: Mapping[str, int] = field(default_factory=dict)
+    down: Mapping[str, int] = field(default_factory=dict)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

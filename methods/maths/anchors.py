@@ -1,0 +1,35 @@
+"""FedLSA's three losses around anchors on a sphere (eqs. 3, 4 and 8)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.maths.geometry import diagonal
+from methods.maths.reduction import REDUCE
+
+
+def separation(anchors: Tensor, tau: float, *, tau_inside: bool = True, reduction: str = "mean") -> Tensor:
+    """L_SEP of FedLSA, eq. 4: log of the mean over j != i of exp(a_i . a_j / tau), for every anchor i.
+
+    Eq. 4 prints exp(a_i . a_j) / tau, where tau only shifts the value: that is tau_inside=False. It prints no
+    sum over i. Only unit anchors have a smallest value.
+    """
+    cosines = (anchors @ anchors.T).masked_fill(diagonal(anchors), -math.inf)
+    logs = torch.logsumexp(cosines / tau, 1) if tau_inside else torch.logsumexp(cosines, 1) - math.log(tau)
+    return REDUCE[reduction](logs - math.log(len(anchors) - 1))
+
+
+def compactness(h: Tensor, y: Tensor, anchors: Tensor, tau: float, *, reduction: str = "mean") -> Tensor:
+    """L_COM of FedLSA, eq. 8: -log of the own anchor's share under von Mises-Fisher with kappa = 1 / tau."""
+    return F.cross_entropy(h @ anchors.T / tau, y, reduction=reduction)
+
+
+def anchor_cross_entropy(head: nn.Module, anchors: Tensor, *, reduction: str = "mean") -> Tensor:
+    """L_ACE of FedLSA, eq. 3: the classifier is to take anchor i for class i."""
+    return F.cross_entropy(
+        head(anchors), torch.arange(len(anchors), device=anchors.device), reduction=reduction
+    )

@@ -1,0 +1,38 @@
+"""Lengths, angles and distances: [B, D] against [C, D]. Gradients stay finite at zero."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+SHORTEST = 1e-12  # a shorter vector has no direction
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length 1. A zero row stays zero and has a finite gradient, which x / |x| has not."""
+    norms = x.norm(dim=-1, keepdim=True)
+    return x / torch.where(norms > SHORTEST, norms, 1.0)
+
+
+def squared_distances(x: Tensor, centres: Tensor) -> Tensor:
+    """[B, D], [C, D] -> [B, C], centre by centre: [B, C, D] is too large for a small device.
+
+    x^2 - 2 x c + c^2 (FedSA's and FedTGP's code) loses all digits of a small distance and can turn negative.
+    """
+    return torch.stack([(x - centre).square().sum(dim=-1) for centre in centres], dim=-1)
+
+
+def distances(x: Tensor, centres: Tensor) -> Tensor:
+    """Euclidean, [B, C]. The small number keeps the gradient finite where a sample meets its centre."""
+    return (squared_distances(x, centres) + 1e-12).sqrt()
+
+
+def margins(points: Tensor) -> Tensor:
+    """[C]: how far each prototype's or anchor's nearest neighbour is (FedLSA, fig. 1)."""
+    return distances(points, points).masked_fill(diagonal(points), math.inf).min(dim=1).values
+
+
+def diagonal(rows: Tensor) -> Tensor:
+    return torch.eye(len(rows), dtype=torch.bool, device=rows.device)

@@ -1,0 +1,52 @@
+"""Class means: a table [C, D] with counts or a mask [C] beside it; an absent class's row is never read.
+
+Sums over samples and devices are taken in float64 and cast back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
+
+
+def class_sums(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None) -> ClassMeans:
+    """Sum of each class's rows [C, D] in float64, and their number [C]; a row may stand for `counts` rows."""
+    each = torch.ones_like(y) if counts is None else counts
+    total = each.new_zeros(classes).index_add_(0, y, each)
+    sums = z.new_zeros(classes, z.shape[1], dtype=torch.float64)
+    return sums.index_add_(0, y, z.double() * each.unsqueeze(1)), total
+
+
+def means_of(sums: Tensor, counts: Tensor) -> Tensor:
+    return sums / counts.clamp(min=1).unsqueeze(1)
+
+
+def class_means(z: Tensor, y: Tensor, classes: int, counts: Tensor | None = None) -> ClassMeans:
+    """Mean row and count of each class; a class without samples has count 0 and a row that means nothing."""
+    sums, total = class_sums(z, y, classes, counts)
+    return means_of(sums, total).to(z.dtype), total
+
+
+def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
+    """Devices' class means weighted by their counts: what pooling the samples gives (FedProto, eq. 6)."""
+    remaining = iter(pieces)
+    means, counts = next(remaining)
+    dtype, sums, total = means.dtype, _weighed(means, counts), counts
+    for means, counts in remaining:
+        sums, total = sums + _weighed(means, counts), total + counts
+    return means_of(sums, total).to(dtype), total
+
+
+def average_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
+    """Every device that holds a class counts once (FedProto's code; FedLSA, eq. 2). Counts are devices."""
+    return merge_class_means((means, counts.clamp(max=1)) for means, counts in pieces)
+
+
+def _weighed(means: Tensor, counts: Tensor) -> Tensor:
+    column = counts.unsqueeze(1)
+    return torch.where(column > 0, means.double() * column, 0.0)

@@ -1,0 +1,14 @@
+"""Losses are means over the batch; tests and tables want them per sample, or as sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+REDUCE: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "none": torch.Tensor.clone,
+}
