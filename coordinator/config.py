@@ -33,6 +33,7 @@ class CoordinatorSettings:
     folder: str = "runs"  # results go to <folder>/<name>/
     seed: int = 0
     size: int = 32  # images are size x size
+    channels: int = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
     policy: Rules = field(default_factory=Rules)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
@@ -59,7 +60,7 @@ class CoordinatorSettings:
 
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)
-        return Plan(name, self.classes, self.rounds, self.seed, self.size, self.network, hyper)
+        return Plan(name, self.classes, self.rounds, self.seed, self.size, self.network, hyper, self.channels)
 
 
 def split_method(table: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +64,7 @@ class RoundRecord:
     accuracy: ByView = field(default_factory=dict)
     validation: ByView = field(default_factory=dict)
     loss: ByView = field(default_factory=dict)
+    pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
     figures: dict[str, float] = field(default_factory=dict)
 
 
@@ -164,6 +165,7 @@ class Journal:
         record.accuracy = self._by_domain(service, "accuracy.test")
         record.validation = self._by_domain(service, "accuracy.validation")
         record.loss = self._by_domain(service, "loss.test")
+        record.pooled = pooled(self._metrics.values())
         for sink in self._sinks:
             sink.round_ended(record)
 
@@ -191,6 +193,20 @@ class Journal:
     def _tell(self, what: str, **details: Any) -> None:
         for sink in self._sinks:
             sink.moment(what, details)
+
+
+def pooled(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Test accuracy by view with every device weighted by its test samples, as FedSA reports it."""
+    right: dict[str, float] = {}
+    samples: dict[str, float] = {}
+    for metrics in measured:
+        weight = metrics.get("samples.test", 0.0)
+        for key, value in metrics.items():
+            if weight and key.startswith("accuracy.test."):
+                view = key.removeprefix("accuracy.test.")
+                right[view] = right.get(view, 0.0) + weight * value
+                samples[view] = samples.get(view, 0.0) + weight
+    return {view: right[view] / samples[view] for view in right}
 
 
 def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:

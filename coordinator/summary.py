@@ -22,7 +22,6 @@ Points = list[dict[str, float]]  # by domain; the place in the list is the numbe
 
 def summarise(service: Service, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
     method = service.plan.load()
-    points = curve(lines, method.reports, "accuracy")
     return {
         "name": settings.name,
         "method": service.plan.method,
@@ -39,14 +38,28 @@ def summarise(service: Service, settings: CoordinatorSettings, lines: Lines, sof
         "payload": totals(lines, "payload"),
         "wire": totals(lines, "wire"),
         "fedavg": {way: sum(line["fedavg"].get(way, 0) for line in lines) for way in (UP, DOWN)},
-        "accuracy": {
-            "start": with_mean(points[0] if points else {}),
-            "final": with_mean(points[-1] if points else {}),
-            "best_by_validation": best(points, curve(lines, method.reports, "validation")),
-        },
+        "accuracy": measured(lines, method.reports),
+        "views": {view: measured(lines, view) for view in views(lines)},
         "broker": settings.broker_words or str(settings.broker),
         "security": SECURITY,
         "versions": {"protofleet": software, "python": platform.python_version(), "torch": torch.__version__},
+    }
+
+
+def views(lines: Lines) -> list[str]:
+    """Whose accuracy was measured: "global", "personal", "personal-classifier" ..."""
+    return sorted({view for line in lines for view in line["accuracy"]})
+
+
+def measured(lines: Lines, view: str) -> dict[str, Any]:
+    """One view over the run. `pooled` is all devices' correct answers over all their test samples."""
+    points = curve(lines, view, "accuracy")
+    pooled = [line["pooled"][view] for line in lines if view in line.get("pooled", {})]
+    return {
+        "start": with_mean(points[0] if points else {}),
+        "final": with_mean(points[-1] if points else {}),
+        "pooled": pooled[-1] if pooled else None,
+        "best_by_validation": best(points, curve(lines, view, "validation")),
     }
 
 

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coordinator.config import CoordinatorSettings, Rules, split_method
 from edge_client.config import DeviceSettings
 from edge_client.data import DataSettings, domains
+from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
 from protocol.settings import SettingsError, decode, override, read_toml
@@ -22,6 +25,7 @@ class Fleet:
     clients: dict[str, int] = field(default_factory=dict)  # domain -> how many devices share it
     count: int = 0  # so many devices share the data, as data.split says
     per_domain: int = 1  # so many for every domain of the source
+    networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
 
     def __post_init__(self) -> None:
         for domain, number in self.clients.items():
@@ -58,6 +62,7 @@ class Experiment:
     devices: Fleet = field(default_factory=Fleet)
     policy: Rules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)
+    pictures: Pictures = field(default_factory=Pictures)
     compute: str = "auto"
     metrics_port: int = 0
 
@@ -65,9 +70,12 @@ class Experiment:
         valid_name(self.name)
         split_method(self.method)
         # Every file that a run writes is checked before anything starts.
-        coordinator_settings(self, BrokerAddress(), Path("runs"), "")
+        plan = coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
         for name, data in self.shards().items():
             DeviceSettings(name, data=data, compute=self.compute)
+        with torch.device("meta"):  # shapes without numbers
+            for network in set(self.networks().values()):
+                plan.device_model(network)
 
     def shards(self) -> dict[str, DataSettings]:
         """Device name -> its part of the data."""
@@ -86,6 +94,15 @@ class Experiment:
                 found[name.replace("_", "-")] = replace(self.data, domain=domain, part=i, parts=number)
         return found
 
+    def networks(self) -> dict[str, Network]:
+        """Device name -> its own network, where the fleet is mixed."""
+        mixed = self.devices.networks
+        return {
+            name: replace(self.network, name=mixed[i % len(mixed)])
+            for i, name in enumerate(self.shards())
+            if mixed
+        }
+
     def rules(self) -> Rules:
         everybody = len(self.shards())
         return self.policy or Rules(quorum=everybody, settle_seconds=0.0)
@@ -97,7 +114,30 @@ class Experiment:
 
 
 def read_experiment(path: Path, assignments: list[str]) -> Experiment:
-    return decode(Experiment, override(read_toml(path), assignments))
+    return decode(Experiment, override(read_tables(path), assignments))
+
+
+def read_tables(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The file on top of its `base`, which may have one itself."""
+    chain = (*above, path.resolve())
+    if chain[-1] in above:
+        raise SettingsError(f"bases go round in a circle: {' -> '.join(p.name for p in chain)}")
+    table = read_toml(path)
+    base = table.pop("base", None)
+    if base is None:
+        return table
+    if not isinstance(base, str) or not (path.parent / base).is_file():
+        raise SettingsError(f"{path}: base is {base!r}, it must be a TOML file's path as seen from this file")
+    return merged(read_tables(path.parent / base, chain), table)
+
+
+def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Tables key by key; anything else takes the place of what is below."""
+    both = {**below, **above}
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], dict) and isinstance(above[key], dict):
+            both[key] = merged(below[key], above[key])
+    return both
 
 
 def coordinator_settings(
@@ -110,7 +150,8 @@ def coordinator_settings(
         raise SettingsError(f"policy.quorum is {rules.quorum}, but there are {len(e.shards())} devices")
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
-        folder=str(runs), seed=e.seed, size=e.data.size, network=e.network, policy=rules, broker=broker,
+        folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
+        network=e.network, policy=rules, broker=broker,
         key=str(keys / "coordinator.key"), devices=str(keys / "public"), threads=1,
         metrics_port=e.metrics_port, broker_words=words,
     )  # fmt: skip
@@ -123,5 +164,6 @@ def device_settings(
     return DeviceSettings(
         name=name, federation=experiment.name, folder=str(folder / "devices" / name),
         key=str(folder / "keys" / f"{name}.key"), coordinator_key=str(folder / "keys" / "coordinator.pub"),
-        broker=broker, data=data, compute=experiment.compute, threads=1, stays=False,
+        broker=broker, data=data, network=experiment.networks().get(name), pictures=experiment.pictures,
+        compute=experiment.compute, threads=1, stays=False,
     )  # fmt: skip

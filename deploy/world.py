@@ -144,7 +144,11 @@ class VirtualWorker:
     alive: bool = True
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        result = work()
+        result: T | Exception
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - as a ThreadWorker does: `then` raises it again
+            result = error
         self.world.at(self.world.now + self.seconds, lambda: self._home(Done(lambda: then(result))))
 
     def _home(self, done: Done) -> None:

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from edge_client.evaluate import Splits, evaluate
+from edge_client.evaluate import Splits
 from edge_client.outgoing import Outgoing, question_of
+from edge_client.pictures import Pictures, save_picture
 from edge_client.state import Answer, Memory
+from edge_client.work import work
 from methods.base import Ask, ClientHalf
 from methods.bridge import to_numpy, to_torch
 from methods.plan import Plan, read_plan
@@ -47,11 +49,13 @@ class Watcher(Protocol):
 class Agent:
     def __init__(
         self, data: Splits, build: Build, link: DeviceLink, memory: Memory, worker: Worker, *,
-        software: str = "", stays: bool = False, watchers: tuple[Watcher, ...] = (),
+        software: str = "", stays: bool = False, pictures: Pictures | None = None,
+        watchers: tuple[Watcher, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.data, self.link, self.memory, self.worker = data, link, memory, worker
         self.software, self.stays, self.watchers = software, stays, watchers
+        self.pictures = pictures or Pictures()
         self.half: ClientHalf | None = None
         self.plan: Plan | None = None
         self.finished = False
@@ -166,8 +170,7 @@ class Agent:
                     f"the run has {plan.classes} classes, this device's data {self.data.classes}"
                 )
         except SettingsError as error:
-            self.link.send(Bye(str(error)))
-            self._end(f"this device cannot follow the run's plan: {error}")
+            self._cannot_follow(error)
             return
         if self.plan == plan and self.half is not None:
             self._hello()
@@ -183,11 +186,18 @@ class Agent:
         return half
 
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
+        if isinstance(half, ValueError):  # this device's network does not go with the method or the images
+            self._cannot_follow(half)
+            return
         if isinstance(half, Exception):
             raise half
         self._forget()
         self.plan, self.half, self._question = plan, half, ""
         self._hello()
+
+    def _cannot_follow(self, error: ValueError) -> None:
+        self.link.send(Bye(str(error)))
+        self._end(f"this device cannot follow the run's plan: {error}")
 
     def _asked(self, task: Task, received: Received) -> None:
         if self.plan is None or self.half is None:
@@ -210,12 +220,10 @@ class Agent:
         arrays = self.memory.store.open(received.object) if received.object else {}
         place = place_of(half.model)
         ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
-        half.begin(task.round)
-        half.receive(ask.payload)
-        metrics = evaluate(half, self.data, view) if view == "global" or ask.phase == "evaluate" else {}
-        payload = half.run(ask) if ask.phase != "evaluate" else {}
-        if view == "personal" and ask.phase != "evaluate":
-            metrics = evaluate(half, self.data, view)
+        payload, metrics = work(half, self.data, ask, task.round, view)
+        if self.pictures.wanted(task.round, task.phase):
+            album, most = self.memory.folder / "pictures", self.pictures.samples
+            save_picture(album, most, task.round, half, self.data, ask.payload, payload)
         name = self.memory.store.put(to_numpy(payload), self.link.block).object.hex()
         metrics["seconds.work"] = self._clock() - begun
         answer = Answer(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edge_client.data import DataSettings
+from edge_client.pictures import Pictures
+from methods.plan import Network
 from protocol.broker import BrokerAddress
 from protocol.topics import valid_device, valid_name
 
@@ -20,6 +22,8 @@ class DeviceSettings:
     coordinator_key: str = "keys/coordinator.pub"
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
+    network: Network | None = None  # a network of its own, where the run's method allows it
+    pictures: Pictures = field(default_factory=Pictures)
     compute: str = "auto"  # auto, cpu or cuda
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import torch
 import torch.nn.functional as F
 
-from methods.base import ClientHalf, Samples
+from methods.base import ClientHalf, Predict, Samples
 
 BATCH: Final = 256
 
@@ -28,23 +28,29 @@ class Splits(Protocol):
 
 
 def evaluate(half: ClientHalf, data: Splits, view: str) -> dict[str, float]:
-    """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now."""
-    found: dict[str, float] = {}
+    """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now.
+
+    The half's other ways to predict are views of their own: "personal-classifier" beside "personal".
+    """
+    ways = {view: half.predict, **{f"{view}-{way}": predict for way, predict in half.ways().items()}}
+    found: dict[str, float] = {"samples.test": float(len(data.test.y))}
     for split, samples in {"test": data.test, "validation": data.validation}.items():
-        if len(samples.y):
-            accuracy, loss = _measure(half, samples)
-            found[f"accuracy.{split}.{view}"], found[f"loss.{split}.{view}"] = accuracy, loss
+        if not len(samples.y):
+            continue
+        for name, predict in ways.items():
+            accuracy, loss = _measure(half, predict, samples)
+            found[f"accuracy.{split}.{name}"], found[f"loss.{split}.{name}"] = accuracy, loss
     return found
 
 
 @torch.no_grad()
-def _measure(half: ClientHalf, samples: Samples) -> tuple[float, float]:
+def _measure(half: ClientHalf, predict: Predict, samples: Samples) -> tuple[float, float]:
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0
     for start in range(0, len(samples.y), BATCH):
         x, y = samples.x[start : start + BATCH], samples.y[start : start + BATCH]
-        scores = half.predict(x)
+        scores = predict(x)
         right += int((scores.argmax(1) == y).sum())
         loss += float(F.cross_entropy(scores, y, reduction="sum"))
     half.model.train(mode)

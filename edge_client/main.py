@@ -57,10 +57,12 @@ def run_device(settings: DeviceSettings, software: str) -> str:
         wait_for_broker(inbox, settings.patience_seconds)
 
         def build(plan: Plan) -> ClientHalf:
-            model = plan.model().to(place)
-            return plan.load().Client(model, data.train, plan.settings(), plan.seed, settings.name)
+            return plan.client_half(data.train, settings.name, settings.network, place)
 
-        agent = Agent(data, build, link, memory, ThreadWorker(inbox), software=software, stays=settings.stays)
+        agent = Agent(
+            data, build, link, memory, ThreadWorker(inbox),
+            software=software, stays=settings.stays, pictures=settings.pictures,
+        )  # fmt: skip
         with watch_device(agent, settings.metrics_port):
             stop_on_signals(inbox)
             serve(agent, inbox, time.monotonic)

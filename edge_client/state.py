@@ -43,7 +43,7 @@ class Book:
 class Memory:
     def __init__(self, folder: Path, durable: bool = True) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._durable = folder / "device.json", durable
+        self.folder, self._path, self._durable = folder, folder / "device.json", durable
         self.store = ObjectStore(folder / "objects", durable)
         self.book = self._read()
 

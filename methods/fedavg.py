@@ -12,6 +12,7 @@ from torch import Tensor
 
 from methods.averaging import weighted_mean
 from methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
+from methods.cost import Cost, Sizes
 from methods.local import LocalHyper, train
 from methods.weights import load_weights, snapshot, weight_wants, weights_of
 
@@ -52,4 +53,8 @@ class Client(ClientHalf):
         """Every round starts from the global model."""
 
 
-METHOD = Method("arXiv:1602.05629", LocalHyper, Server, Client)
+def cost(sizes: Sizes) -> Cost:
+    return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights})
+
+
+METHOD = Method("arXiv:1602.05629", LocalHyper, Server, Client, cost=cost)

@@ -29,7 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods import fedavg
-from methods.base import Method, Payload, Round, Samples, seeded
+from methods.base import Method, Payload, Predict, Round, Samples, seeded
+from methods.cost import Cost, Sizes
 from methods.local import LocalHyper, demand, demand_one_of
 from methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from methods.maths.geometry import margins, unit
@@ -156,6 +157,16 @@ class Client(fedavg.Client):
         scores: Tensor = self.model.head(self.sphere(x))
         return scores
 
+    def ways(self) -> Mapping[str, Predict]:
+        return {} if self.anchors is None else {"anchor": self.nearest}
+
+    def nearest(self, x: Tensor) -> Tensor:
+        assert self.anchors is not None
+        return self.sphere(x) @ self.anchors.T
+
+    def embedding(self, x: Tensor) -> Tensor:
+        return self.sphere(x)
+
     def sphere(self, x: Tensor) -> Tensor:
         """h [B, L]."""
         return unit(self.model.embed(x))
@@ -175,4 +186,10 @@ COM: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "none": nothing,
 }
 
-METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client)
+
+def cost(sizes: Sizes) -> Cost:
+    anchors = sizes.C * sizes.D
+    return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights, "anchors": anchors})
+
+
+METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, cost=cost)

@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods import singleset
-from methods.base import Ask, Method, Payload, Reply, Round, Samples, ServerHalf
+from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
+from methods.cost import Cost, Sizes
 from methods.local import LocalHyper, demand, demand_one_of, embed, train
 from methods.maths.geometry import squared_distances
 from methods.maths.means import (
@@ -150,7 +151,14 @@ class Client(singleset.Client):
         return means_of(self.sums, self.counts).to(self.prototypes.dtype), self.counts
 
     def predict(self, x: Tensor) -> Tensor:
-        if self.hyper.inference == "classifier" or not self.known.any():
+        return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
+
+    def ways(self) -> Mapping[str, Predict]:
+        ways = {"prototype": self.nearest, "classifier": super().predict}
+        return {name: way for name, way in ways.items() if name != self.hyper.inference}
+
+    def nearest(self, x: Tensor) -> Tensor:
+        if not self.known.any():
             return super().predict(x)
         scores = -squared_distances(self.model.embed(x), self.prototypes)  # [B, C]
         return scores.masked_fill(~self.known, -math.inf)
@@ -166,4 +174,10 @@ def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
     return means, counts > 0
 
 
-METHOD = Method("arXiv:2105.00243", Hyper, Server, Client, reports="personal")
+def cost(sizes: Sizes) -> Cost:
+    """The paper's is without labels and counts; down comes what anybody has ever held."""
+    up = {"prototypes": sizes.held * sizes.D, "labels": sizes.held, "counts": sizes.held}
+    return Cost(up, {} if sizes.first_round else {"prototypes": sizes.C * sizes.D, "labels": sizes.C})
+
+
+METHOD = Method("arXiv:2105.00243", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost)

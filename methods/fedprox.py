@@ -37,4 +37,4 @@ class Client(fedavg.Client):
         return super().objective(x, y) + self.hyper.mu * proximal(self.model, self.received)
 
 
-METHOD = Method("arXiv:1812.06127", Hyper, fedavg.Server, Client)
+METHOD = Method("arXiv:1812.06127", Hyper, fedavg.Server, Client, cost=fedavg.cost)

@@ -7,20 +7,27 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from methods import load, nets
+import torch
+
+from methods import load, names, nets
 from methods.base import ClientHalf, Method, Samples, ServerHalf
 from methods.nets.base import Net
 from protocol.settings import SettingsError, decode, encode
+
+CHANNELS = (1, 3)
 
 
 @dataclass(frozen=True)
 class Network:
     name: str = "cnn23"
     feature_size: int | None = None
+    head: str = "linear"
 
     def __post_init__(self) -> None:
         if self.name not in nets.names():
             raise ValueError(f"no network {self.name!r}; there are {', '.join(nets.names())}")
+        if self.head not in nets.HEADS:
+            raise ValueError(f"head is {self.head!r}, it must be one of {', '.join(nets.HEADS)}")
 
 
 @dataclass(frozen=True)
@@ -32,10 +39,13 @@ class Plan:
     size: int = 32  # images are size x size
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
+    channels: int = 3  # of an image: 3, or 1 for shades of grey
 
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"classes is {self.classes}, it must be at least 2")
+        if self.channels not in CHANNELS:
+            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
         try:
             decode(self.load().Hyper, self.hyper, "method")
         except LookupError as error:
@@ -47,19 +57,43 @@ class Plan:
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")
 
-    def model(self) -> Net:
-        """The same first weights everywhere."""
-        image = (3, self.size, self.size)
-        network = self.network
+    def model(self, network: Network | None = None) -> Net:
+        """The same first weights everywhere. A device that runs a network of its own names it."""
+        chosen = network or self.network
         return nets.build(
-            network.name, classes=self.classes, image=image, feature_size=network.feature_size, seed=self.seed
-        )
+            chosen.name, classes=self.classes, image=(self.channels, self.size, self.size),
+            feature_size=chosen.feature_size, head=chosen.head, seed=self.seed,
+        )  # fmt: skip
 
     def server_half(self) -> ServerHalf:
         return self.load().Server(self.model(), self.settings(), self.seed)
 
-    def client_half(self, data: Samples, device: str) -> ClientHalf:
-        return self.load().Client(self.model(), data, self.settings(), self.seed, device)
+    def client_half(
+        self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None
+    ) -> ClientHalf:
+        model = self.device_model(network).to(place or torch.device("cpu"))
+        return self.load().Client(model, data, self.settings(), self.seed, device)
+
+    def device_model(self, network: Network | None = None) -> Net:
+        """The network of a device, refused with SettingsError where the method cannot take it in this run."""
+        if network is None or network == self.network:
+            return self.model()
+        if not self.load().mixed_networks:
+            raise SettingsError(
+                f"{self.method} needs the same network on every device: the run's is {self.network.name}, "
+                f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
+                f"{', '.join(mixing())}"
+            )
+        return self._of_the_same_size(self.model(network), network)
+
+    def _of_the_same_size(self, own: Net, network: Network) -> Net:
+        common = self.model().embedding_size
+        if own.embedding_size != common:
+            raise SettingsError(
+                f"the run's prototypes have {common} numbers, this device's network {network.name} gives "
+                f"{own.embedding_size}; set network.feature_size = {common} on the device and in the run"
+            )
+        return own
 
     def encode(self) -> bytes:
         return json.dumps(encode(self), sort_keys=True).encode()
@@ -67,6 +101,11 @@ class Plan:
     @property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encode()).digest()
+
+
+def mixing() -> list[str]:
+    """Methods whose devices may run different networks."""
+    return [name for name in names() if load(name).mixed_networks]
 
 
 def read_plan(text: bytes) -> Plan:

@@ -9,6 +9,7 @@ from edge_client.data.shares import SPLITS
 from edge_client.data.sources import find
 
 SIZES = (8, 512)  # pixels
+CHANNELS = (1, 3)
 LEAST = 2  # training samples: BatchNorm cannot learn from one
 
 
@@ -25,6 +26,7 @@ class DataSettings:
     test_samples: int | None = None  # at most so many for the test
     validation: float = 0.1  # the share of the training samples that is held out
     size: int = 32  # images are brought to size x size
+    channels: int = 3  # and to 3, or to 1: shades of grey
     classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
     seed: int = 0
 
@@ -63,5 +65,7 @@ class DataSettings:
             )
         if not 0 <= self.validation <= 0.9:
             raise ValueError(f"validation is {self.validation}, it must be from 0 to 0.9")
+        if self.channels not in CHANNELS:
+            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
         if not SIZES[0] <= self.size <= SIZES[1]:
             raise ValueError(f"size is {self.size} pixels, it must be from {SIZES[0]} to {SIZES[1]}")

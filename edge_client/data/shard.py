@@ -15,6 +15,7 @@ from edge_client.data.domain import Collection, Domain, narrowed, pooled, take
 from edge_client.data.draws import Draws
 from edge_client.data.errors import DataError
 from edge_client.data.picks import stratified, without
+from edge_client.data.resize import Pixels
 from edge_client.data.settings import LEAST, DataSettings
 from edge_client.data.shares import SPLITS, Thin
 from edge_client.data.sources import find
@@ -26,7 +27,7 @@ SCALE: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
 @dataclass(frozen=True)
 class Part:
-    x: Tensor  # float32 [N, 3, size, size], -1 to 1
+    x: Tensor  # float32 [N, channels, size, size], -1 to 1
     y: Tensor  # int64 [N]
 
 
@@ -56,7 +57,7 @@ def load(settings: DataSettings) -> Shard:
     train, validation = _held_out(settings.validation, train, Draws(*own, "validation"))
     _check(train, settings, domain)
     mixed = Draws(*own, "order").order(len(train.labels))
-    parts = (_part(some, settings.size) for some in (take(train, mixed), validation, test))
+    parts = (_part(some, settings.size, settings.channels) for some in (take(train, mixed), validation, test))
     return Shard(domain.name, len(domain.classes), *parts)
 
 
@@ -99,11 +100,22 @@ def _check(train: Collection, settings: DataSettings, domain: Domain) -> None:
         )
 
 
-def _part(some: Collection, size: int) -> Part:
-    pixels = some.pixels(np.arange(len(some.labels)), size).transpose(0, 3, 1, 2)
+def _part(some: Collection, size: int, channels: int) -> Part:
+    pixels = some.pixels(np.arange(len(some.labels)), size)
+    if channels == 1:
+        pixels = grey(pixels)
+    pixels = pixels.transpose(0, 3, 1, 2)
     x = np.empty(pixels.shape, np.float32)
     for image, found in zip(
         x, pixels, strict=True
     ):  # all at once would take eight times the memory for a moment
         image[:] = SCALE[found]
     return Part(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))
+
+
+def grey(pixels: Pixels) -> Pixels:
+    """[N, h, w, 3] -> [N, h, w, 1] by ITU-R BT.601's luma, in whole numbers; a grey image keeps its shades."""
+    red, green, blue = (pixels[..., i].astype(np.uint32) for i in range(3))
+    luma = (299 * red + 587 * green + 114 * blue + 500) // 1000
+    found: Pixels = luma.astype(np.uint8)[..., None]
+    return found

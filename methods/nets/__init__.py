@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from methods.nets import cnn, flat, zoo
 from methods.nets.base import Image, Net, initialised_from
+from methods.nets.mlp import fedpall_classifier
 from methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from methods.nets.resnet10 import resnet10
 
@@ -47,6 +48,9 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
+HEADS = ("linear", "mlp")
+
+
 def names() -> list[str]:
     return sorted(RECIPES)
 
@@ -57,11 +61,13 @@ def build(
     classes: int,
     image: tuple[int, int, int] = (3, 32, 32),
     feature_size: int | None = None,
+    head: str = "linear",
     seed: int = 0,
 ) -> Net:
     """An untrained network on the CPU: the same for the same arguments, whatever was drawn before.
 
-    feature_size None is the network's own; set, `features` gives that many (each builder says how).
+    feature_size None is the network's own; set, `features` gives that many (each builder says how). HEADS are
+    "linear", the network's own, and "mlp", FedPall's deeper classifier in its place.
     """
     recipe = RECIPES.get(name)
     if recipe is None:
@@ -73,7 +79,10 @@ def build(
     if feature_size is not None and feature_size < 1:
         raise ValueError(f"feature_size is {feature_size}, below 1: leave it out for the network's own")
     with initialised_from(seed):
-        return recipe.make(image, classes, feature_size)
+        model = recipe.make(image, classes, feature_size)
+    if head == "mlp":
+        model.head = fedpall_classifier(model.embedding_size, classes, seed=seed)
+    return model
 
 
 def _or_another_network(image: Image) -> str:

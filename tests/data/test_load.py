@@ -180,3 +180,23 @@ def test_the_document_tells_of_every_setting_source_and_domain():
         + [d for name in names() for d in domains(name)]
     )
     assert [word for word in wanted if word not in text] == []
+
+
+def test_one_channel_holds_the_luma_of_three():
+    colour = load(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16))
+    grey = load(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16, channels=1))
+    assert grey.train.x.shape == (*colour.train.x.shape[:1], 1, 16, 16)
+    share = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    rounding = 1 / 255 + 1e-6  # half a shade of 255, on a scale of 2
+    assert (grey.train.x - (colour.train.x * share).sum(1, keepdim=True)).abs().max() <= rounding
+    assert torch.equal(grey.train.y, colour.train.y)
+
+
+def test_shades_of_grey_keep_their_values():
+    three, one = (load(DataSettings(domain="mnist", samples=10, size=28, channels=n)) for n in (3, 1))
+    assert torch.equal(three.train.x[:, :1], one.train.x)
+
+
+def test_two_channels_are_refused():
+    with pytest.raises(ValueError, match="channels is 2, it must be 1 .grey. or 3"):
+        DataSettings(channels=2)

@@ -14,9 +14,9 @@ from methods import fedavg, fedlsa
 from methods.base import Ask
 from methods.local import LocalHyper
 from methods.maths.anchors import anchor_cross_entropy, separation
-from methods.maths.geometry import margins
+from methods.maths.geometry import margins, unit
 from methods.weights import snapshot, weights_of
-from tests.methods.tiny import answer, clients_of, floats, normal, play, same, server_of
+from tests.methods.tiny import CLASSES, answer, clients_of, floats, normal, play, same, server_of
 
 HYPER = fedlsa.Hyper(epochs=2, batch=8, lr=0.05, server_epochs=20)
 
@@ -244,3 +244,13 @@ def test_impossible_settings_name_value_and_limit(setting, value, limit):
     with pytest.raises(ValueError) as error:
         fedlsa.Hyper(**{setting: value})
     assert str(error.value) == f"{setting} is {shown}, it must be {limit}"
+
+
+def test_nearest_anchor_is_measured_beside_the_classifier():
+    client = clients_of(fedlsa.METHOD, fedlsa.Hyper())["device-0"]
+    assert client.ways() == {}
+    client.receive({"anchors": unit(normal(CLASSES, 6).float())})
+    h, scores = client.embedding(client.data.x), client.ways()["anchor"](client.data.x)
+    assert_close(h.norm(dim=1), torch.ones(len(h)))
+    gaps = torch.cdist(h, client.anchors)
+    assert torch.equal(scores.argmax(1), gaps.argmin(1))

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from methods import fedproto
 from methods.base import Ask, Reply
 from methods.local import embed
-from tests.methods.tiny import clients_of, floats, normal, play, server_of
+from tests.methods.tiny import CLASSES, clients_of, floats, normal, play, server_of
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 
@@ -140,3 +140,17 @@ def test_impossible_settings_name_value_and_limit(make, problem):
     with pytest.raises(ValueError) as error:
         make()
     assert str(error.value) == problem
+
+
+@pytest.mark.parametrize(("inference", "other"), [("prototype", "classifier"), ("classifier", "prototype")])
+def test_fedproto_measures_the_other_inference_beside_its_own(inference, other):
+    one, two = (
+        clients_of(fedproto.METHOD, fedproto.Hyper(inference=which))["device-0"]
+        for which in (inference, other)
+    )
+    table = {"prototypes": normal(CLASSES, 6).float(), "labels": torch.arange(CLASSES)}
+    for client in (one, two):
+        client.receive(table)
+    x = one.data.x
+    assert list(one.ways()) == [other] and torch.equal(one.ways()[other](x), two.predict(x))
+    assert not torch.equal(one.predict(x), two.predict(x))

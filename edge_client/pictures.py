@@ -1,0 +1,64 @@
+"""What the report's pictures of the feature space need: embeddings, and the prototypes or anchors around them.
+
+They stay on the device, in <folder>/pictures/round-0003.npz; nothing of them crosses the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from edge_client.evaluate import Splits
+from methods.base import ClientHalf, Payload
+from methods.bridge import to_numpy
+from methods.local import in_batches
+
+LARGEST: Final = (
+    1 << 20
+)  # bytes of an array of the exchange that is kept: prototypes, not everybody's features
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The [pictures] table."""
+
+    samples: int = 0  # training samples whose embedding is kept; 0: no pictures
+    rounds: tuple[int, ...] = ()  # after whose training; the last evaluation is always one
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ValueError(f"samples is {self.samples}, it must be 0 (no pictures) or more")
+        if any(number < 1 for number in self.rounds):
+            raise ValueError(f"rounds is {list(self.rounds)}, rounds count from 1")
+
+    def wanted(self, number: int, phase: str) -> bool:
+        return self.samples > 0 and (phase == "evaluate" or (phase == "train" and number in self.rounds))
+
+
+def save_picture(
+    folder: Path, most: int, number: int, half: ClientHalf, data: Splits, received: Payload, sent: Payload
+) -> Path:
+    x, y = data.train.x[:most], data.train.y[:most]  # shares are in a drawn order: a prefix is a sample
+    arrays = {
+        "features": in_batches(half.model, half.embedding, x).cpu().numpy(),
+        "labels": y.cpu().numpy(),
+        "domain": np.array(data.domain),
+        **_small("received", received),
+        **_small("sent", sent),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"round-{number:04}.npz"
+    with path.with_suffix(".new").open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    path.with_suffix(".new").replace(path)
+    return path
+
+
+def _small(way: str, payload: Payload) -> Mapping[str, np.ndarray]:
+    """Arrays with a name of one word: the weights of a module have dots in theirs."""
+    chosen = {name: payload[name] for name in payload if "." not in name}
+    return {f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= LARGEST}
