@@ -19,19 +19,27 @@ def add_all(jobs: Jobs) -> None:
 
 
 def add_run(jobs: Jobs) -> None:
-    job = jobs.add_parser("run", help="a whole federation on this machine, from one TOML file")
-    job.add_argument("experiment", type=Path, help="for example experiments/demo.toml")
+    job = jobs.add_parser(
+        "run", help="a whole federation on this machine, from one TOML file; or many, in turn"
+    )
+    job.add_argument("experiments", type=Path, nargs="+", help="for example experiments/demo.toml")
     job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting")
     job.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     job.add_argument("--fresh", action="store_true", help="put an earlier run of this name aside")
+    job.add_argument(
+        "--seeds", type=int, nargs="+", default=[], help="run each file once for each, as <name>-s<seed>"
+    )
     job.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
     from deploy.experiment import read_experiment
     from deploy.run import make_way, run_experiment
+    from deploy.sweep import Sweep
 
-    experiment = read_experiment(options.experiment, options.set)
+    if options.seeds or len(options.experiments) > 1:
+        return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
+    experiment = read_experiment(options.experiments[0], options.set)
     make_way(experiment, options.runs, options.fresh)
     print(f"report: {run_experiment(experiment, options.runs)}")
     return 0

@@ -22,6 +22,7 @@ class Picture:
 
     rounds: int
     began: float
+    view: str = "global"  # whose accuracy to show
     round: int = 0
     phase: str = "waiting for devices"
     cohort: list[str] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Picture:
                 self.answered.append(device)
                 self.bytes = {k: v for k, v in event.items() if k.startswith(("payload_", "wire_"))}
             case {"event": "round", "accuracy": dict(views)}:
-                self.accuracy = next(iter(views.values()), self.accuracy)
+                self.accuracy = views.get(self.view) or self.accuracy
                 self.fedavg += sum(event.get("fedavg", {}).values())
                 self.spent.append(event.get("seconds", 0.0))
 
@@ -68,10 +69,10 @@ class Picture:
 class Progress:
     """Fed with the lines that the coordinator prints; a line that is no event is shown as it is."""
 
-    def __init__(self, rounds: int, console: Console | None = None) -> None:
+    def __init__(self, rounds: int, console: Console | None = None, view: str = "global") -> None:
         self._console = console or Console(file=sys.stdout, highlight=False)
         self._lively = self._console.is_terminal and os.environ.get("TERM") != "dumb"
-        self._picture = Picture(rounds, time.monotonic())
+        self._picture = Picture(rounds, time.monotonic(), view)
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
