@@ -21,6 +21,7 @@ CHANNELS = (1, 3)
 class Network:
     name: str = "cnn23"
     feature_size: int | None = None
+    embedding_size: int | None = None  # of a linear projector behind the features, as FedLSA's varphi
     head: str = "linear"
 
     def __post_init__(self) -> None:
@@ -62,7 +63,7 @@ class Plan:
         chosen = network or self.network
         return nets.build(
             chosen.name, classes=self.classes, image=(self.channels, self.size, self.size),
-            feature_size=chosen.feature_size, head=chosen.head, seed=self.seed,
+            feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=self.seed,
         )  # fmt: skip
 
     def server_half(self) -> ServerHalf:

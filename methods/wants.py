@@ -63,7 +63,8 @@ def _problem(name: str, want: Want, value: Tensor, lengths: dict[str, int]) -> s
     for length, dim in zip(value.shape, want.shape, strict=True):
         expected = lengths.setdefault(dim, length) if isinstance(dim, str) else dim
         if length != expected:
-            return f"{name} is {tuple(value.shape)}, not {want.shape} with {dim} = {expected}"
+            where = f" with {dim} = {expected}" if isinstance(dim, str) else ""
+            return f"{name} is {tuple(value.shape)}, not {want.shape}{where}"
         if isinstance(dim, str) and length > want.most:
             return f"{name} is {tuple(value.shape)}, over the limit of {want.most} for {dim}"
     if value.is_floating_point() and not all(bool(part.isfinite().all()) for part in _slices(value)):

@@ -61,13 +61,15 @@ def build(
     classes: int,
     image: tuple[int, int, int] = (3, 32, 32),
     feature_size: int | None = None,
+    embedding_size: int | None = None,
     head: str = "linear",
     seed: int = 0,
 ) -> Net:
     """An untrained network on the CPU: the same for the same arguments, whatever was drawn before.
 
-    feature_size None is the network's own; set, `features` gives that many (each builder says how). HEADS are
-    "linear", the network's own, and "mlp", FedPall's deeper classifier in its place.
+    feature_size None is the network's own; set, `features` gives that many (each builder says how). embedding_size
+    puts a linear projector of that width behind the features, as FedLSA's varphi, in place of the network's own.
+    HEADS are "linear" and "mlp", FedPall's deeper classifier.
     """
     recipe = RECIPES.get(name)
     if recipe is None:
@@ -78,8 +80,12 @@ def build(
         raise ValueError(f"classes is {classes}, below 2: state how many classes the whole federation has")
     if feature_size is not None and feature_size < 1:
         raise ValueError(f"feature_size is {feature_size}, below 1: leave it out for the network's own")
+    if embedding_size is not None and embedding_size < 1:
+        raise ValueError(f"embedding_size is {embedding_size}, below 1: leave it out for the network's own")
     with initialised_from(seed):
         model = recipe.make(image, classes, feature_size)
+        if embedding_size is not None:
+            model.project(embedding_size)
     if head == "mlp":
         model.head = fedpall_classifier(model.embedding_size, classes, seed=seed)
     return model

@@ -43,6 +43,11 @@ class Net(nn.Module):
         self.projector = nn.Identity() if projector is None else projector
         self.head = nn.Linear(self.embedding_size, classes, bias=head_bias)
 
+    def project(self, size: int) -> None:
+        """A linear projector of this width, and a head behind it."""
+        self.projector, self.embedding_size = nn.Linear(self.feature_size, size), size
+        self.head = nn.Linear(size, self.classes)
+
     def embed(self, x: Tensor) -> Tensor:
         embedding: Tensor = self.projector(self.features(x))
         return embedding

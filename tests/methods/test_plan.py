@@ -47,7 +47,7 @@ def test_who_may_mix_is_who_sends_no_weights():
 
 
 def test_a_deep_head_is_fedpall_s_classifier():
-    net = Plan("fedavg", 10, 1, network=Network("cnn_bn", 256, "mlp")).model()
+    net = Plan("fedavg", 10, 1, network=Network("cnn_bn", 256, head="mlp")).model()
     linear = [m for m in net.head.modules() if isinstance(m, torch.nn.Linear)]
     assert [m.out_features for m in linear] == [512, 512, 10] and linear[0].in_features == 256
     with pytest.raises(ValueError, match="head is 'deep', it must be one of linear, mlp"):
@@ -60,3 +60,12 @@ def test_grey_images_need_networks_for_one_channel():
     assert read_plan(plan.encode()) == plan
     with pytest.raises(ValueError, match="channels is 2, it must be 1"):
         Plan("fedavg", 10, 1, channels=2)
+
+
+def test_any_network_can_have_a_projector():
+    net = Plan("fedlsa", 10, 1, network=Network("cnn_bn", 64, embedding_size=21)).model()
+    assert (net.feature_size, net.embedding_size) == (64, 21)
+    assert net.embed(torch.zeros(2, 3, 32, 32)).shape == (2, 21) and net.head.in_features == 21
+    assert net.embed(torch.randn(8, 3, 32, 32)).min() < 0  # the whole sphere, not one orthant of it
+    with pytest.raises(ValueError, match="embedding_size is 0, below 1"):
+        Plan("fedlsa", 10, 1, network=Network("cnn_bn", embedding_size=0)).model()

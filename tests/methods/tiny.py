@@ -63,7 +63,7 @@ def server_of(method: Method, hyper: object, **network: bool) -> ServerHalf:
 
 def play(server: ServerHalf, clients: Mapping[str, ClientHalf], number: int) -> list[dict[str, Payload]]:
     """One round, called as the coordinator and the agents call it. What was sent up, by phase and device."""
-    server.begin(number, [Member(name, len(c.data.y)) for name, c in sorted(clients.items())])
+    server.begin(number, [member(name, c) for name, c in sorted(clients.items())])
     story, uploads = server.round(), []
     ask = next(story)
     while True:
@@ -73,6 +73,11 @@ def play(server: ServerHalf, clients: Mapping[str, ClientHalf], number: int) -> 
             ask = story.send([Reply(n, len(clients[n].data.y), p) for n, p in answers.items()])
         except StopIteration:
             return uploads
+
+
+def member(name: str, client: ClientHalf) -> Member:
+    y = client.data.y
+    return Member(name, len(y), tuple(y.bincount(minlength=CLASSES).tolist()))
 
 
 def answer(client: ClientHalf, ask: Ask, number: int) -> Payload:

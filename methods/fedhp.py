@@ -1,0 +1,240 @@
+"""FedHP (Fonio et al., ESANN 2024): prototypes are parameters, kept apart by anchors spread over a sphere.
+
+Server, once : anchors <- argmin L_U(P), |P_j| = 1;  pi_g <- anchors              (eq. 3)
+Client i     : minimise L_D(theta, pi_i) + lam * L_H(pi_i), from pi_i = pi_g      (eqs. 1, 2, 4)
+Server       : pi_g^j <- sum_i w_ij pi_i^j / sum_i w_ij,  w_ij = N_i^j / N_i      (eq. 5, scaled)
+
+theta is everything but the head and never leaves the device; the prediction is the nearest prototype. After
+the last broadcast every device fits once more (`settle`; final_fit=false leaves it out).
+
+Where the text cannot be followed, or says nothing:
+  eq. 5        its weights do not sum to 1: with C equal classes, lengths shrink by C each round. We scale them
+               so that they do, and keep pi_g^j if nobody holds j. "counts" has w_ij = N_i^j; "paper" is eq. 5
+               to the letter, zero for a class that nobody holds. pi_g is not made unit again.
+  eq. 4        is a sum over classes; lh_reduction="mean" is that of the authors' library, C times weaker.
+  eq. 3        the start (uniform in [0, 1)), 1000 steps of SGD at 0.1, momentum and decay are the library's.
+  optimizers   both keep their state while a device sits out, as in the library. reset_adam forgets Adam's
+               moments when pi_g replaces the prototypes they belong to. `clip` is about theta alone.
+  N_i^j        are stated once, on joining; N_i is their sum.
+  anchors      one broadcast goes to a whole cohort, so they are in it while any of the cohort has not answered
+               one with anchors, and always in the last evaluation. A device whose memory was lost says
+               "lacks", does without L_H in that round, and is sent them when it is next selected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from methods import singleset
+from methods.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
+from methods.cost import Cost, Sizes
+from methods.local import LocalHyper, demand, demand_one_of, sgd, train
+from methods.maths.geometry import distances, margins
+from methods.maths.hyperspheres import (
+    aggregate,
+    aggregate_as_printed,
+    cosine_distance,
+    distance_cross_entropy,
+    spread,
+)
+from methods.maths.means import ClassMeans
+from methods.nets.base import Net
+from methods.wants import Want
+from methods.weights import place_of, snapshot
+
+Aggregation = Literal["normalised", "counts", "paper"]
+Reduction = Literal["sum", "mean"]
+
+AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans], Tensor], Tensor]] = {
+    "normalised": aggregate,
+    "counts": partial(aggregate, by_counts=True),
+    "paper": aggregate_as_printed,
+}
+FARTHEST = 1e6  # a number of a prototype, which starts at length 1; squares of it stay far from infinity
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    weight_decay: float = 1e-4
+    lam: float = 0.1  # lambda
+    proto_lr: float = 0.005  # of Adam
+    lh_reduction: Reduction = "sum"
+    aggregation: Aggregation = "normalised"
+    final_fit: bool = True
+    reset_adam: bool = False
+    init_steps: int = 1000
+    init_lr: float = 0.1
+    init_momentum: float = 0.9
+    init_weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand("lam", self.lam, self.lam >= 0, "at least 0")
+        demand("proto_lr", self.proto_lr, self.proto_lr > 0, "above 0")
+        demand_one_of("lh_reduction", self.lh_reduction, get_args(Reduction))
+        demand_one_of("aggregation", self.aggregation, get_args(Aggregation))
+        demand("init_steps", self.init_steps, self.init_steps >= 0, "at least 0")
+        demand("init_lr", self.init_lr, self.init_lr > 0, "above 0")
+        demand("init_momentum", self.init_momentum, 0 <= self.init_momentum < 1, "at least 0 and below 1")
+        demand("init_weight_decay", self.init_weight_decay, self.init_weight_decay >= 0, "at least 0")
+
+
+class Server(ServerHalf):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        self.anchors = self.first_anchors()  # [C, D]
+        self.prototypes = self.anchors  # pi_g [C, D]
+        self.holders: frozenset[str] = frozenset()  # devices that have the anchors
+
+    def first_anchors(self) -> Tensor:
+        h, generator = self.hyper, seeded(self.seed, "server", "anchors")
+        start = torch.rand(self.model.classes, self.model.embedding_size, generator=generator)
+        anchors = spread(start, h.init_steps, h.init_lr, h.init_momentum, h.init_weight_decay)
+        return anchors.to(place_of(self.model))
+
+    def round(self) -> Round:
+        replies = yield Ask("train", self.news(), self.wants())
+        pieces = ((r.payload["prototypes"], self.counts_of(r.device)) for r in replies)
+        self.prototypes = AGGREGATE[self.hyper.aggregation](pieces, self.prototypes)
+        lacking = {r.device for r in replies if "lacks" in r.payload}
+        self.holders = (self.holders | {r.device for r in replies}) - lacking
+
+    def payload(self) -> Payload:
+        return {"prototypes": self.prototypes, "anchors": self.anchors}
+
+    def news(self) -> Payload:
+        """The payload, without the anchors if the whole cohort has them."""
+        known = bool(self.cohort) and self.holders.issuperset(m.device for m in self.cohort)
+        return {"prototypes": self.prototypes} if known else self.payload()
+
+    def wants(self) -> Mapping[str, Want]:
+        shape = self.model.classes, self.model.embedding_size
+        return {
+            "prototypes": Want(shape, low=-FARTHEST, high=FARTHEST),
+            "lacks": Want((1,), "bool", optional=True),
+        }
+
+    def counts_of(self, device: str) -> Tensor:
+        """N_i^j [C], as the device stated them on joining."""
+        counts = next((m.counts for m in self.cohort if m.device == device), ())
+        if len(counts) != self.model.classes:
+            raise ValueError(
+                f"{device} has stated counts of {len(counts)} classes, FedHP needs all {self.model.classes}; "
+                "a device states them when it joins"
+            )
+        return torch.tensor(counts, dtype=torch.int64)
+
+    def state(self) -> Payload:
+        holders = torch.tensor([*json.dumps(sorted(self.holders)).encode()], dtype=torch.uint8)
+        return {**self.payload(), "holders": holders}
+
+    def restore(self, state: Payload) -> None:
+        place = place_of(self.model)
+        self.prototypes, self.anchors = state["prototypes"].to(place), state["anchors"].to(place)
+        self.holders = frozenset(json.loads(bytes(state["holders"].tolist())))
+
+    def monitor(self) -> Mapping[str, float]:
+        found = margins(self.prototypes)
+        by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
+        return {**by_class, "margin.mean": float(found.mean())}
+
+
+class Client(singleset.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        first = torch.zeros(model.classes, model.embedding_size, device=place_of(model))
+        self.prototypes = nn.Parameter(first)  # pi_i [C, D]
+        self.anchors: Tensor | None = None
+        theta = chain(model.features.parameters(), model.projector.parameters())
+        self.sgd = sgd(theta, hyper)
+        self.adam = torch.optim.Adam([self.prototypes], lr=hyper.proto_lr)
+
+    @torch.no_grad()
+    def receive(self, payload: Payload) -> None:
+        self.anchors = payload.get("anchors", self.anchors)
+        if "prototypes" not in payload:
+            return
+        self.prototypes.copy_(payload["prototypes"])
+        if self.hyper.reset_adam:
+            self.adam.state.clear()
+
+    def run(self, ask: Ask) -> Payload:
+        self.fit(ask.phase)
+        sent = {"prototypes": self.prototypes.detach().clone()}
+        return sent if self.anchors is not None else {**sent, "lacks": torch.ones(1, dtype=torch.bool)}
+
+    def settle(self) -> None:
+        if self.hyper.final_fit:
+            self.fit("settle")
+
+    def fit(self, purpose: str) -> None:
+        both, generator = [self.sgd, self.adam], self.generator(purpose)
+        train(self.model, self.data, self.objective, self.hyper, generator, optimizers=both)
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = distance_cross_entropy(self.model.embed(x), y, self.prototypes)
+        if self.anchors is None:
+            return loss
+        drift = cosine_distance(self.anchors, self.prototypes, reduction=self.hyper.lh_reduction)
+        return loss + self.hyper.lam * drift
+
+    def predict(self, x: Tensor) -> Tensor:
+        return -distances(self.model.embed(x), self.prototypes)
+
+    def state(self) -> Payload:
+        anchors = {} if self.anchors is None else {"anchors": self.anchors}
+        own = {"prototypes": self.prototypes, **anchors}
+        return {**super().state(), **snapshot(own), **moments(self.sgd, "sgd"), **moments(self.adam, "adam")}
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        with torch.no_grad():
+            self.prototypes.copy_(state["prototypes"])
+        self.anchors = state["anchors"].to(self.prototypes.device) if "anchors" in state else None
+        load_moments(self.sgd, state, "sgd")
+        load_moments(self.adam, state, "adam")
+
+
+def moments(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
+    """Copies of what an optimizer remembers: <prefix>.<number of the parameter>.<name>."""
+    return {
+        f"{prefix}.{number}.{name}": value.detach().clone()
+        for number, kept in optimizer.state_dict()["state"].items()
+        for name, value in kept.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_moments(optimizer: torch.optim.Optimizer, state: Payload, prefix: str) -> None:
+    """What the state holds under this prefix and nothing else: an optimizer that has not stepped holds none."""
+    kept: dict[int, dict[str, Tensor]] = {}
+    for key in state:
+        if key.startswith(f"{prefix}."):
+            _, number, name = key.split(".")
+            kept.setdefault(int(number), {})[name] = state[key].clone()
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
+
+
+def cost(sizes: Sizes) -> Cost:
+    """`first_round` is the device's own, in which it is sent the anchors."""
+    table = sizes.C * sizes.D
+    anchors = {"anchors": table} if sizes.first_round else {}
+    return Cost(up={"prototypes": table}, down={"prototypes": table, **anchors})
+
+
+METHOD = Method(
+    "Fonio et al., ESANN 2024", Hyper, Server, Client,
+    reports="personal", needs_counts=True, mixed_networks=True, cost=cost,
+)  # fmt: skip
