@@ -1,0 +1,285 @@
+"""FedSA (Zhou et al., AAAI 2025): devices gather around semantic anchors; models never travel.
+
+Client i: minimise CE + lambda1 L_R + lambda2 L_MCL + lambda3 L_CC              (eqs. 5 to 9)
+          d* = max(d_global, d_i) once a round, then P_i^c = mean of f_i(x)     (eqs. 2 and 6)
+Server  : P^c <- mean of P_i^c over the devices that hold c                     (eq. 3)
+          A^c <- alpha A^c + (1 - alpha) P^c                                    (eq. 10)
+
+d_i is between the device's own prototypes of its last participation, in which its model last moved. In its first
+one, and with one class, d* = d_global. Anchors of classes that nobody sent stay; so do rows of P.
+
+Where the text cannot be followed, or the authors' code does otherwise (settings that follow it are named):
+  A, round 1    no loss trains the "trainable embedding layer", and in the code it never moves: its output for
+                random class anchors is where the anchors start. "random" is Table 4 without ER.
+  eq. 5         has no gradient where P_i^c is a mean over all data. Default as in the code: each sample's mean
+                squared gap, lambda1 = 10. "batch_prototypes": eq. 5 on means of the batch, lambda1 = 0.1.
+                The gap is a mean over D, and 10 is for D = 512: short embeddings with momentum want less.
+  eq. 7         likewise on samples (code), or mcl_on = "batch_prototypes", their mean.
+  eq. 6         prints N (N - 1) terms over (N - 1)^2 (margin = "paper"); we take their mean. Code: "nearest".
+  eq. 8         has no bias; the code's head has, and it is the head that predicts. cc_bias = false is eq. 8.
+  eq. 3         divides by |N_c| though its weights sum to 1 already (aggregation = "paper"); we do not.
+                Code: "unweighted".
+  eq. 2         after training, in evaluation mode. Code: proto_source = "training", the features seen in all of
+                the round's epochs.
+  lambda2       0.01 for unlike data, 1 for unlike networks; 1 in all of the code's scripts.
+  prediction    not stated. Code: the nearest P^c, squared distance, and only of the last round
+                (keep_prototypes = false). "classifier" is the device's own, and serves until there is a P.
+  P for tests   doubles the download; send_prototypes = false saves it and leaves the classifier.
+The code neither shuffles nor keeps the last small batch; we do. Rows of Table 4: anchors = "random" or not,
+lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would learn statistics of the anchors too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods import singleset
+from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
+from methods.cost import Cost, Sizes
+from methods.fedproto import MOST_EXAMPLES, table_of
+from methods.local import LocalHyper, demand, demand_one_of, embed, train
+from methods.maths.geometry import margins, squared_distances
+from methods.maths.margins import (
+    AGGREGATE,
+    anchor_distance,
+    anchor_mse,
+    batch_prototypes,
+    classifier_calibration,
+    client_margin,
+    ema,
+    margin_contrast,
+    weight_of,
+)
+from methods.maths.means import ClassMeans, class_means, class_sums, means_of
+from methods.nets.base import Net, initialised_from
+from methods.wants import Want
+from methods.weights import place_of
+
+Anchors = Literal["projected", "random"]
+Rows = Literal["samples", "batch_prototypes"]
+Margin = Literal["pairs", "nearest", "paper"]
+Source = Literal["eval", "training"]
+Aggregation = Literal["weighted", "unweighted", "paper"]
+Inference = Literal["prototype", "classifier"]
+
+LAMBDA1: Mapping[Rows, float] = {"samples": 10.0, "batch_prototypes": 0.1}
+FARTHEST = 1e6  # a number of a prototype, whatever the network; squares of it stay far from infinity
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    epochs: int = 1
+    batch: int = 10
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lambda1: float | None = None  # of L_R; left out, what goes with its reading
+    lambda2: float = 0.01  # of L_MCL
+    lambda3: float = 1.0  # of L_CC
+    decay: float = 0.9999  # alpha
+    anchors: Anchors = "projected"
+    regularisation: Rows = "samples"
+    mcl_on: Rows = "samples"
+    margin: Margin = "pairs"
+    cc_bias: bool = True
+    proto_source: Source = "eval"
+    aggregation: Aggregation = "weighted"
+    inference: Inference = "prototype"
+    send_prototypes: bool = True
+    keep_prototypes: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lambda1", "lambda2", "lambda3"):
+            if (value := getattr(self, name)) is not None:
+                demand(name, value, value >= 0, "at least 0")
+        demand("decay", self.decay, 0 <= self.decay <= 1, "between 0 and 1")
+        demand_one_of("anchors", self.anchors, get_args(Anchors))
+        demand_one_of("regularisation", self.regularisation, get_args(Rows))
+        demand_one_of("mcl_on", self.mcl_on, get_args(Rows))
+        demand_one_of("margin", self.margin, get_args(Margin))
+        demand_one_of("proto_source", self.proto_source, get_args(Source))
+        demand_one_of("aggregation", self.aggregation, get_args(Aggregation))
+        demand_one_of("inference", self.inference, get_args(Inference))
+        possible = self.send_prototypes or self.inference == "classifier"
+        demand("inference", repr(self.inference), possible, "'classifier' where send_prototypes is false")
+
+    def weight_of_regularisation(self) -> float:
+        return LAMBDA1[self.regularisation] if self.lambda1 is None else self.lambda1
+
+
+def check_head(model: Net, hyper: Hyper) -> None:
+    if not hyper.cc_bias:
+        weight_of(model.head)
+
+
+def embedding_layer(size: int) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Linear(size, size), nn.BatchNorm1d(size), nn.ReLU()),
+        *(nn.Linear(size, size), nn.BatchNorm1d(size), nn.ReLU()),
+    )
+
+
+class Server(ServerHalf):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        check_head(model, hyper)
+        self.anchors = self.first_anchors()  # A [C, D]
+        self.prototypes, self.known = table_of({}, model)  # P [C, D]
+
+    @torch.no_grad()
+    def first_anchors(self) -> Tensor:
+        """The batch norms see the C class anchors as one batch."""
+        C, D = self.model.classes, self.model.embedding_size
+        with initialised_from(seeded(self.seed, "server", "anchors").initial_seed()):
+            class_anchors = torch.randn(C, D)
+            projected: Tensor = embedding_layer(D)(class_anchors)
+        first = projected if self.hyper.anchors == "projected" else class_anchors
+        return first.to(place_of(self.model))
+
+    def round(self) -> Round:
+        replies = yield Ask("train", self.payload(), self.wants())
+        merged, counts = AGGREGATE[self.hyper.aggregation](self.class_means_of(r) for r in replies)
+        held = counts > 0
+        self.anchors = ema(self.anchors, merged, held, self.hyper.decay)
+        self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
+        self.known = self.known | held if self.hyper.keep_prototypes else held
+
+    def wants(self) -> Mapping[str, Want]:
+        classes, size = self.model.classes, self.model.embedding_size
+        return {
+            "prototypes": Want(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
+            "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
+            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes),
+        }
+
+    def class_means_of(self, reply: Reply) -> ClassMeans:
+        """A device's rows as a table. A class that it names twice is pooled: it has one voice."""
+        sent = reply.payload
+        return class_means(sent["prototypes"], sent["labels"], self.model.classes, sent["counts"])
+
+    def payload(self) -> Payload:
+        return self.state() if self.hyper.send_prototypes else {"anchors": self.anchors}
+
+    def state(self) -> Payload:
+        if not self.known.any():
+            return {"anchors": self.anchors}
+        labels = self.known.nonzero().squeeze(1)
+        return {"anchors": self.anchors, "prototypes": self.prototypes[self.known], "labels": labels}
+
+    def restore(self, state: Payload) -> None:
+        self.anchors = state["anchors"].to(place_of(self.model))
+        self.prototypes, self.known = table_of(state, self.model)
+
+    def monitor(self) -> Mapping[str, float]:
+        found = margins(self.anchors)
+        by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
+        return {**by_class, "margin.mean": float(found.mean())}
+
+
+class Client(singleset.Client):
+    hyper: Hyper
+    anchors: Tensor  # A [C, D], with every broadcast
+    margin: Tensor  # d* of this round
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        check_head(model, hyper)
+        self.prototypes, self.known = table_of({}, model)
+        self.own = torch.zeros(
+            0, model.embedding_size, device=place_of(model)
+        )  # P_i of the last participation
+
+    def receive(self, payload: Payload) -> None:
+        self.anchors = payload["anchors"]
+        self.prototypes, self.known = table_of(payload, self.model)
+
+    def run(self, ask: Ask) -> Payload:
+        self.margin = client_margin(self.anchors, self.own, self.hyper.margin)
+        self.forget()
+        train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        means, counts = self.own_prototypes()
+        held = counts > 0
+        self.own = means[held]  # [C_i, D]
+        return {"prototypes": self.own, "labels": held.nonzero().squeeze(1), "counts": counts[held]}
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        """Eq. 9."""
+        hyper, z = self.hyper, self.model.embed(x)  # [B, D]
+        if hyper.proto_source == "training":
+            self.remember(z.detach(), y)
+        loss = F.cross_entropy(self.model.head(z), y)
+        if weight := hyper.weight_of_regularisation():
+            loss = loss + weight * self.regularisation(z, y)
+        if hyper.lambda2:
+            loss = loss + hyper.lambda2 * self.contrast(z, y)
+        if hyper.lambda3:
+            calibration = classifier_calibration(self.model.head, self.anchors, bias=hyper.cc_bias)
+            loss = loss + hyper.lambda3 * calibration
+        return loss
+
+    def regularisation(self, z: Tensor, y: Tensor) -> Tensor:
+        if self.hyper.regularisation == "samples":
+            return anchor_mse(z, y, self.anchors)
+        return anchor_distance(*batch_prototypes(z, y, self.model.classes), self.anchors)
+
+    def contrast(self, z: Tensor, y: Tensor) -> Tensor:
+        rows, labels = (z, y) if self.hyper.mcl_on == "samples" else batch_prototypes(z, y, len(self.anchors))
+        return margin_contrast(rows, labels, self.anchors, self.margin)
+
+    def forget(self) -> None:
+        self.sums, self.seen = class_sums(self.anchors[:0], self.data.y[:0], self.model.classes)
+
+    def remember(self, z: Tensor, y: Tensor) -> None:
+        sums, seen = class_sums(z, y, self.model.classes)
+        self.sums, self.seen = self.sums + sums, self.seen + seen
+
+    def own_prototypes(self) -> ClassMeans:
+        """P_i [C, D] and |D_i,c| [C]."""
+        if self.hyper.proto_source == "eval":
+            return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
+        means = means_of(self.sums, self.seen).to(self.anchors.dtype)
+        return means, self.seen // self.hyper.epochs  # every epoch sees every sample
+
+    def predict(self, x: Tensor) -> Tensor:
+        return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
+
+    def ways(self) -> Mapping[str, Predict]:
+        if not self.hyper.send_prototypes:
+            return {}
+        ways = {"prototype": self.nearest, "classifier": super().predict}
+        return {name: way for name, way in ways.items() if name != self.hyper.inference}
+
+    def nearest(self, x: Tensor) -> Tensor:
+        if not self.known.any():
+            return super().predict(x)
+        scores = -squared_distances(self.model.embed(x), self.prototypes)  # [B, C]
+        return scores.masked_fill(~self.known, -math.inf)
+
+    def state(self) -> Payload:
+        return {**super().state(), "own": self.own}
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        self.own = state["own"].to(place_of(self.model))
+
+
+def cost(sizes: Sizes) -> Cost:
+    """The paper's figures are of anchors down and prototypes up alone."""
+    table = sizes.C * sizes.D
+    up = {"prototypes": sizes.held * sizes.D, "labels": sizes.held, "counts": sizes.held}
+    known = {} if sizes.first_round else {"prototypes": table, "labels": sizes.C}
+    return Cost(up, {"anchors": table, **known})
+
+
+METHOD = Method(
+    "Zhou et al., AAAI 2025", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost
+)

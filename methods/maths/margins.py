@@ -1,0 +1,124 @@
+"""FedSA's formulas (eqs. 3, 5 to 8 and 10): margins between points, pulls to anchors, a head told its anchors.
+
+`anchors` are [C, D] and constant; `labels` [J] say which anchor a row [J, D] belongs to. Rows may be half floats:
+distances are taken in float32 at least, where 1e-12 is not zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from methods.maths.geometry import diagonal, distances, margins
+from methods.maths.means import ClassMeans, average_class_means, class_means, merge_class_means
+from methods.maths.pulls import prototype_mse
+from methods.maths.reduction import REDUCE
+
+
+def over_pairs(points: Tensor) -> Tensor:
+    """Mean distance over the N (N - 1) ordered pairs: the "average margin" above eq. 6."""
+    return _between(points).mean()
+
+
+def to_nearest(points: Tensor) -> Tensor:
+    """Mean over the points of the distance to the nearest other (the authors' code)."""
+    return margins(points).mean()
+
+
+def as_printed(points: Tensor) -> Tensor:
+    """Eq. 6 to the letter, over (N - 1)^2: of two points, twice their distance."""
+    return _between(points).sum() / (len(points) - 1) ** 2
+
+
+def _between(points: Tensor) -> Tensor:
+    return distances(points, points)[~diagonal(points)]  # [N (N - 1)]
+
+
+MARGIN: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "pairs": over_pairs,
+    "nearest": to_nearest,
+    "paper": as_printed,
+}
+
+
+def margin(points: Tensor, rule: str) -> Tensor:
+    """d of eq. 6, a scalar. Less than two points have nothing between them: 0."""
+    return MARGIN[rule](points) if len(points) > 1 else points.new_zeros(())
+
+
+def client_margin(anchors: Tensor, prototypes: Tensor, rule: str) -> Tensor:
+    """d* = max(d_global, d_i): d_global where the device has less than two prototypes of its own."""
+    return torch.maximum(margin(anchors, rule), margin(prototypes, rule))
+
+
+def margin_contrast(
+    rows: Tensor, labels: Tensor, anchors: Tensor, margin: Tensor, *, reduction: str = "mean"
+) -> Tensor:
+    """L_MCL, eq. 7: cross-entropy over minus the distances, where the own anchor is `margin` farther away."""
+    own = F.one_hot(labels, len(anchors))
+    return F.cross_entropy(-(distances(_wide(rows), anchors) + margin * own), labels, reduction=reduction)
+
+
+def anchor_mse(rows: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
+    """L_R in the authors' code: mean squared gap of each row to its anchor, over J x D elements."""
+    everywhere = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
+    return prototype_mse(_wide(rows), labels, anchors, everywhere)
+
+
+def anchor_distance(rows: Tensor, labels: Tensor, anchors: Tensor, *, reduction: str = "sum") -> Tensor:
+    """L_R, eq. 5: the distance, not squared, of each class's prototype to its anchor."""
+    own = distances(_wide(rows), anchors).gather(1, labels.unsqueeze(1)).squeeze(1)
+    return REDUCE[reduction](own)
+
+
+def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Means of the classes in the batch [J, D] and their labels [J]: eq. 2 where it has a gradient."""
+    means, counts = class_means(_wide(z), y, classes)
+    held = counts > 0
+    return means[held], held.nonzero().squeeze(1)
+
+
+def classifier_calibration(
+    head: nn.Module, anchors: Tensor, *, bias: bool = True, reduction: str = "mean"
+) -> Tensor:
+    """L_CC, eq. 8: the head is to take anchor c for class c. Only the head has a gradient."""
+    scores = head(anchors) if bias else F.linear(anchors, weight_of(head))
+    return F.cross_entropy(scores, torch.arange(len(anchors), device=anchors.device), reduction=reduction)
+
+
+def weight_of(head: nn.Module) -> Tensor:
+    """phi [C, D] of eq. 8. Only a linear head is a weight and a bias."""
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"the head is {type(head).__name__}, which has no bias to leave out; "
+            "take a linear head, or its real scores (cc_bias = true)"
+        )
+    return head.weight
+
+
+def aggregate_as_printed(pieces: Iterable[ClassMeans]) -> ClassMeans:
+    """Eq. 3 to the letter: weights that sum to 1, and then divided by how many devices hold the class."""
+    tables = list(pieces)
+    means, counts = merge_class_means(tables)
+    holders = torch.stack([own > 0 for _, own in tables]).sum(dim=0)
+    return means / holders.clamp(min=1).unsqueeze(1), counts
+
+
+AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
+    "weighted": merge_class_means,
+    "unweighted": average_class_means,
+    "paper": aggregate_as_printed,
+}
+
+
+def ema(anchors: Tensor, prototypes: Tensor, held: Tensor, decay: float) -> Tensor:
+    """Eq. 10 for the classes that came in, held [C]; the other anchors stay as they are, to the bit."""
+    moved = decay * anchors + (1 - decay) * prototypes
+    return torch.where(held.unsqueeze(1), moved, anchors)
+
+
+def _wide(rows: Tensor) -> Tensor:
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
