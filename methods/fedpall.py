@@ -1,0 +1,297 @@
+"""FedPall (Zhang et al., ICCV 2025): devices hide whose features they are, a server learns from mixtures of them.
+
+Client n: L = CE(H(G(x)), y) + mu L_KL(A(G(x))) + delta L_InfoNCE(G(x), y), A frozen   (eqs. 6-8)
+          r~ = Mask * (alpha z + (1 - alpha) G^y), z = G(x)                           (eqs. 9-11)
+Server  : G^k <- mean of the c_n^k, weighted by N_n^k                                  (eq. 4)
+          A <- SGD on CE(A(r~), n), C_g <- SGD on CE(C_g(r~), y)                       (eqs. 12, 13)
+
+No weights are averaged: G, H and the batch norms of both stay on the device. A round has two exchanges:
+  train  A and C_g go down, C_g replaces H but for its batch norms, local training, c_n^k come up
+  mix    the new G^k go down, mixed features and labels come up; the server trains
+"train" brings the G^k of the round before, but only if someone of the cohort was not in it. In round 1 there
+are none, and L_InfoNCE is 0. Settings that name both "paper" and another reading:
+  order    fig. 2 draws prototypes before local training; the authors' code, and we, after it.
+  mu       0.7 on L_KL and delta 0.3 on L_InfoNCE are the paper's (Digits); the code has them the other way.
+  kl       eq. 6 is KL(A || uniform), the code KL(uniform || A): "reverse".
+  infonce  eq. 7 leaves the own class out of the sum: "paper". "code" does not normalise prototypes in it.
+           We take the usual "standard". Where eq. 7 prints sim(x, ..), it means G(x).
+  tau, alpha, beta  3, U(0.8, 1) to two decimals and 0.9 are the code's alone: one alpha and one mask for a
+           device and round. Its mask leaves exactly int(beta d) numbers: "exact".
+  normalise_local_protos  the code makes the c_n^k unit vectors before it averages them.
+  features, amplifier  the code takes both with the statistics of the batch, "train"; the running ones stay.
+Losses are means over the batch, not sums. Figs. 3 and 4: use_kl, use_infonce. Fig. 6: use_global_classifier.
+Privacy (5.3): noise 1; alpha_low 1 without mixing; beta 1 without mask. These change what a device does with
+what it gets, not what travels. Output i of A is the i-th device that was ever in a cohort, and N in L_KL is
+the number of outputs. The server's optimiser is the code's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from methods import singleset
+from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
+from methods.cost import Cost, Sizes, parameters
+from methods.fedproto import MOST_EXAMPLES, table_of
+from methods.local import LocalHyper, demand, demand_one_of, embed, train
+from methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
+from methods.maths.geometry import unit
+from methods.maths.means import class_means, merge_class_means
+from methods.nets.base import Net
+from methods.nets.mlp import amplifier, fedpall_classifier
+from methods.pooled import Pupils, amplifier_from, as_bytes, names_in
+from methods.wants import Want
+from methods.weights import load_weights, place_of, snapshot, weights_of
+
+Classifier = Literal["paper", "network"]
+Direction = Literal["paper", "reverse"]
+InfoNCE = Literal["standard", "paper", "code"]
+Mask = Literal["bernoulli", "exact"]
+Mode = Literal["eval", "train"]
+
+FARTHEST = 1e6  # a number of a feature or prototype: training on such ones stays finite
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    """Defaults for Digits. Office and PACS: epochs 10, batch 32, mu 0.1, delta 0.1, server_epochs 3."""
+
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    classifier: Classifier = "paper"  # H and C_g: d-512-512-K, or the network's own last layers
+    mu: float = 0.7
+    delta: float = 0.3
+    tau: float = 3.0
+    kl: Direction = "paper"
+    infonce: InfoNCE = "standard"
+    use_kl: bool = True
+    use_infonce: bool = True
+    use_global_classifier: bool = True
+    alpha_low: float = 0.8
+    alpha_high: float = 1.0
+    alpha_round: int = 2  # decimals
+    mask: Mask = "bernoulli"
+    beta: float = 0.9
+    noise: float = 0.0  # deviation of normal noise on mixed features
+    normalise_local_protos: bool = False
+    features: Mode = "eval"
+    amplifier: Mode = "eval"
+    clients: int = 0  # N, for an amplifier with outputs for devices that are yet to come
+    server_epochs: int = 1
+    server_batch: int = 64
+    server_lr: float = 0.01
+    server_momentum: float = 0.9
+    server_weight_decay: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand_one_of("classifier", self.classifier, get_args(Classifier))
+        demand_one_of("kl", self.kl, get_args(Direction))
+        demand_one_of("infonce", self.infonce, get_args(InfoNCE))
+        demand_one_of("mask", self.mask, get_args(Mask))
+        demand_one_of("features", self.features, get_args(Mode))
+        demand_one_of("amplifier", self.amplifier, get_args(Mode))
+        for name in ("mu", "delta", "noise", "clients", "server_weight_decay"):
+            demand(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
+        for name in ("tau", "server_lr"):
+            demand(name, getattr(self, name), getattr(self, name) > 0, "above 0")
+        for name in ("server_epochs", "server_batch"):
+            demand(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        momentum, low, high = self.server_momentum, self.alpha_low, self.alpha_high
+        demand("server_momentum", momentum, 0 <= momentum < 1, "at least 0 and below 1")
+        demand("beta", self.beta, 0 < self.beta <= 1, "above 0 and at most 1")
+        demand("alpha_low", low, 0 <= low <= 1, "between 0 and 1")
+        demand("alpha_high", high, low <= high <= 1, f"between alpha_low = {low} and 1")
+        demand("alpha_round", self.alpha_round, 0 <= self.alpha_round <= 15, "between 0 and 15")
+
+    @property
+    def server(self) -> LocalHyper:
+        return LocalHyper(
+            epochs=self.server_epochs, batch=self.server_batch, lr=self.server_lr,
+            momentum=self.server_momentum, weight_decay=self.server_weight_decay,
+        )  # fmt: skip
+
+
+class Server(ServerHalf):
+    hyper: Hyper
+
+    def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
+        super().__init__(model, hyper, seed)
+        C_g = classifier_of(model, hyper, seed)
+        self.pupils = Pupils(C_g, model.embedding_size, max(hyper.clients, 1), seed)
+        self.prototypes, self.known = table_of({}, model)
+        self.latest: list[str] = []  # devices that have the prototypes, from the last round's "mix"
+        self.figures: dict[str, float] = {}
+
+    def round(self) -> Round:
+        self.figures = {}
+        self.pupils.enrol(member.device for member in self.cohort)
+        replies = yield Ask("train", self.news(), self.prototype_wants())
+        self.merge(replies)
+        replies = yield Ask("mix", self.payload(), self.feature_wants())
+        self.figures = self.pupils.fit(replies, self.hyper.server, self.generator("fit"))
+        self.latest = [reply.device for reply in replies]
+
+    def news(self) -> Payload:
+        """C_g and A; the prototypes too, if someone of the cohort has not got them in the last round."""
+        lacking = any(member.device not in self.latest for member in self.cohort)
+        return {**self.pupils.weights(), **(self.payload() if lacking else {})}
+
+    def payload(self) -> Payload:
+        if not self.known.any():
+            return {}
+        return {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
+
+    def prototype_wants(self) -> Mapping[str, Want]:
+        classes, size = self.model.classes, self.model.embedding_size
+        return {
+            "prototypes": Want(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
+            "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
+            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes),
+        }
+
+    def feature_wants(self) -> Mapping[str, Want]:
+        classes, size = self.model.classes, self.model.embedding_size
+        most = max((member.examples for member in self.cohort), default=0)
+        return {
+            "features": Want(("n", size), low=-FARTHEST, high=FARTHEST, most=most),
+            "labels": Want(("n",), "int64", low=0, high=classes - 1, most=most),
+        }
+
+    def merge(self, replies: Sequence[Reply]) -> None:
+        """Eq. 4. A class that a device names twice is pooled; a class that nobody holds keeps its row."""
+        place, sent = place_of(self.model), (reply.payload for reply in replies)
+        pieces = (class_means(p["prototypes"], p["labels"], self.model.classes, p["counts"]) for p in sent)
+        merged, counts = (part.to(place) for part in merge_class_means(pieces))
+        self.prototypes = torch.where(counts.unsqueeze(1) > 0, merged, self.prototypes)
+        self.known = self.known | (counts > 0)
+
+    def state(self) -> Payload:
+        return snapshot({**self.pupils.state(), **self.payload(), "latest": as_bytes(self.latest)})
+
+    def restore(self, state: Payload) -> None:
+        self.pupils.restore(state)
+        self.prototypes, self.known = (part.to(place_of(self.model)) for part in table_of(state, self.model))
+        self.latest = names_in(state["latest"])
+
+    def monitor(self) -> Mapping[str, float]:
+        return self.figures
+
+
+class Client(singleset.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.H = classifier_of(model, hyper, seed)
+        self.A = amplifier(model.embedding_size, 1).to(place_of(model)).requires_grad_(False)
+        self.C_g: Payload = {}
+        self.prototypes, self.known = table_of({}, model)
+
+    def receive(self, payload: Payload) -> None:
+        self.A = amplifier_from(payload, self.A).requires_grad_(False)
+        self.C_g = {name: payload[name] for name in payload if name.startswith("classifier.")}
+        if "prototypes" in payload:
+            self.prototypes, self.known = table_of(payload, self.model)
+
+    def run(self, ask: Ask) -> Payload:
+        return self.mix() if ask.phase == "mix" else self.learn()
+
+    def learn(self) -> Payload:
+        if self.C_g and self.hyper.use_global_classifier:
+            load_weights(self.H, {**self.C_g, **batch_norms_of(self.H, "classifier")}, "classifier")
+        train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
+        means, counts = class_means(self.features(), self.data.y, self.model.classes)
+        held = counts > 0
+        return {
+            "prototypes": unit(means[held]) if self.hyper.normalise_local_protos else means[held],
+            "labels": held.nonzero().squeeze(1),
+            "counts": counts[held],
+        }
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        h, z = self.hyper, self.model.embed(x)  # [B, d]
+        loss = F.cross_entropy(self.H(z), y)
+        if h.use_kl:
+            self.A.train(h.amplifier == "train" and len(y) > 1)  # one sample has no variance
+            loss = loss + h.mu * kl_with_uniform(self.A(z), direction=h.kl)
+        if h.use_infonce:
+            terms = z, y, self.prototypes, self.known, h.tau
+            loss = loss + h.delta * prototype_infonce(*terms, form=h.infonce)
+        return loss
+
+    def mix(self) -> Payload:
+        """Eqs. 9-11. The features are those whose means went up: nothing was trained since."""
+        h, z, y = self.hyper, self.features(), self.data.y
+        alpha = mixing_share(h.alpha_low, h.alpha_high, h.alpha_round, self.generator("alpha"))
+        mask = MASKS[h.mask](z.shape[1], h.beta, self.generator("mask")).to(z.device)
+        r = mixed(z, y, self.prototypes, self.known, alpha)
+        if h.noise:
+            r = r + h.noise * torch.randn(r.shape, generator=self.generator("noise")).to(r.device)
+        return {"features": mask * r, "labels": y}
+
+    def features(self) -> Tensor:
+        """z [N_n, d]"""
+        if self.hyper.features == "eval":
+            return embed(self.model, self.data.x)
+        return embed_as_trained(self.model, self.data.x, self.hyper.batch)
+
+    def ways(self) -> Mapping[str, Predict]:
+        return {"prototype": self.nearest} if self.known.any() else {}
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """By the cosine of L_InfoNCE."""
+        scores = unit(self.model.embed(x)) @ unit(self.prototypes).T  # [B, K]
+        return scores.masked_fill(~self.known, -math.inf)
+
+    def state(self) -> Payload:
+        own = {**weights_of(self.model), "prototypes": self.prototypes, "known": self.known}
+        return snapshot(own)
+
+    def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
+        place = place_of(self.model)
+        self.prototypes, self.known = state["prototypes"].to(place), state["known"].to(place)
+
+
+def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
+    """H, or C_g: the same first weights everywhere. It is the model's head from now on."""
+    if hyper.classifier == "paper":
+        first = seeded(seed, "classifier").initial_seed()
+        model.head = fedpall_classifier(model.embedding_size, model.classes, seed=first).to(place_of(model))
+    return model.head
+
+
+def batch_norms_of(module: nn.Module, prefix: str) -> Payload:
+    """Weights, biases and statistics of batch norms, found by type: they never leave a device's H."""
+    norms = {name for name, part in module.named_modules() if isinstance(part, _BatchNorm)}
+    return {f"{prefix}.{key}": w for key, w in module.state_dict().items() if key.rpartition(".")[0] in norms}
+
+
+@torch.no_grad()
+def embed_as_trained(model: Net, x: Tensor, size: int) -> Tensor:
+    """[N, d], every batch by its own statistics. The running ones that move are a copy's."""
+    copy = deepcopy(model)
+    return torch.cat([copy.train(len(part) > 1).embed(part) for part in torch.split(x, size)])
+
+
+def cost(sizes: Sizes) -> Cost:
+    """With a deeper classifier, for a device that was in the round before or in the first; else K d twice."""
+    with torch.device("meta"):
+        C_g, A = fedpall_classifier(sizes.D, sizes.C), amplifier(sizes.D, sizes.clients)
+    held, n = sizes.held, sizes.examples
+    up = {"prototypes": held * sizes.D, "labels": held + n, "counts": held, "features": n * sizes.D}
+    known = {"prototypes": sizes.C * sizes.D, "labels": sizes.C}
+    return Cost(up, {"classifier": parameters(C_g), "amplifier": parameters(A), **known})
+
+
+METHOD = Method("arXiv:2507.04781", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost)

@@ -1,0 +1,91 @@
+"""FedPall's losses and mixed features: eqs. 6 and 7 on the device, eqs. 9-11 on what it uploads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods.maths.geometry import unit
+from methods.maths.reduction import REDUCE
+
+
+def kl_with_uniform(logits: Tensor, *, direction: str = "paper", reduction: str = "mean") -> Tensor:
+    """L_KL, eq. 6: KL(p || uniform) = sum_i p_i log(N p_i), p = softmax(logits [B, N]).
+
+    "reverse" is KL(uniform || p), the authors' code and ADCOL's loss. Both are 0 at p = uniform alone.
+    """
+    N = logits.shape[1]
+    logs = F.log_softmax(at_least_float32(logits), dim=1)  # in half precision, log p can be -inf
+    if direction == "reverse":
+        return REDUCE[reduction](-math.log(N) - logs.mean(dim=1))
+    return REDUCE[reduction](math.log(N) + (logs.exp() * logs).sum(dim=1))
+
+
+def prototype_infonce(
+    z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float, *, form: str = "standard"
+) -> Tensor:
+    """L_InfoNCE, eq. 7: a feature against the global prototypes; `infonce_terms` says how forms differ.
+
+    Only samples whose class has a prototype are in the mean; if none has, it is 0 and so is its gradient.
+    """
+    terms = infonce_terms(z, y, prototypes, known, tau, form=form)
+    return terms.sum() / max(len(terms), 1)
+
+
+def infonce_terms(
+    z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float, *, form: str = "standard"
+) -> Tensor:
+    """[B'], one term for every sample whose class has a prototype: log of a sum less sim(z, G^y) / tau.
+
+    "standard"  sums over all known classes
+    "paper"     leaves the own class out, as eq. 7 prints: at least -2 / tau + log(K - 1), and 0 for K = 1
+    "code"      sums over all, with prototypes that are not normalised there (they are in sim(z, G^y))
+    """
+    held = known[y]
+    z, G = at_least_float32(z)[held], prototypes[known].to(torch.promote_types(z.dtype, torch.float32))
+    if not len(z):
+        return z.sum(dim=1)
+    own = F.one_hot((known.cumsum(0) - 1)[y[held]], len(G)).bool()  # [B', K']
+    similar = unit(z) @ unit(G).T / tau
+    against = unit(z) @ G.T / tau if form == "code" else similar
+    if form == "paper":
+        if len(G) == 1:
+            return 0.0 * z.sum(dim=1)  # there is no other class to keep away from
+        against = against.masked_fill(own, -math.inf)
+    return torch.logsumexp(against, dim=1) - similar[own]
+
+
+def mixed(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, alpha: float) -> Tensor:
+    """r, eq. 9: alpha of the feature, the rest of its class's prototype; without one, the feature itself."""
+    r = alpha * z + (1 - alpha) * prototypes[y]
+    return torch.where(known[y].unsqueeze(1), r, z)
+
+
+def mixing_share(low: float, high: float, decimals: int, generator: torch.Generator) -> float:
+    """alpha ~ U(low, high), eq. 9, rounded."""
+    u = float(torch.rand((), generator=generator, dtype=torch.float64))
+    return round(low + (high - low) * u, decimals)
+
+
+def bernoulli_mask(size: int, beta: float, generator: torch.Generator) -> Tensor:
+    """Eq. 10: each of `size` numbers stays with probability beta."""
+    return torch.bernoulli(torch.full((size,), beta), generator=generator)
+
+
+def exact_mask(size: int, beta: float, generator: torch.Generator) -> Tensor:
+    """The authors' code: int(beta * size) numbers stay, whichever they are."""
+    return (torch.randperm(size, generator=generator) < int(beta * size)).float()
+
+
+MASKS: Mapping[str, Callable[[int, float, torch.Generator], Tensor]] = {
+    "bernoulli": bernoulli_mask,
+    "exact": exact_mask,
+}
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
