@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D31")
+# Okabe and Ito's palette, told apart by every kind of colour vision, and four more that keep apart from it,
+# from black and from white.
+COLOURS = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D31", "#6F3FE0", "#99CC66",
+)  # fmt: skip
+GREY = COLOURS[6]
 WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 130, 16, 40
+MOST_RIGHT = 300  # pixels for names at the ends of lines
+LETTER = 6.6  # pixels that a letter takes, about
+Words = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,8 @@ class Line:
     colour: str
     bold: bool = False
     labelled: bool = True
+    dash: str = ""
+    band: Sequence[tuple[float, float, float]] = ()  # (x, from, to): how far its values spread
 
 
 @dataclass(frozen=True)
@@ -33,38 +42,67 @@ class Bar:
 
 
 def lines(
-    series: Sequence[Line], y_words: Callable[[float], str], x_label: str, label: str, from_zero: bool = True
+    series: Sequence[Line],
+    y_words: Words,
+    x_label: str,
+    label: str,
+    from_zero: bool = True,
+    x_words: Words | None = None,
+    log_x: bool = False,
 ) -> str:
-    xs = [x for line in series for x, _ in line.points] or [0, 1]
+    xs = [x for line in series for x, _ in line.points] or [1, 2]
     ys = [y for line in series for _, y in line.points] or [0, 1]
     room = 0.1 * (max(ys) - min(ys)) or 0.1
     low, high = (min(0.0, min(ys)), nice(max(ys))) if from_zero else (min(ys) - room, max(ys) + room)
-    frame = Frame(min(xs), max(max(xs), min(xs) + 1), low, high)
-    drawn = [frame.axes(y_words, x_label)]
-    ends = []
-    for line in series:
-        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
-        width = 3.5 if line.bold else 1.6 if line.labelled else 0.9
-        drawn.append(
-            f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{width}" '
-            f'stroke-linejoin="round"><title>{escape(line.name)}</title></polyline>'
-        )
-        if line.labelled and line.points:
-            x, y = line.points[-1]
-            ends.append((frame.y(y), frame.x(x), f"{line.name} {y_words(y)}", line.colour, line.bold))
+    last = max(max(xs), min(xs) * 1.01 if log_x else min(xs) + 1)
+    named = [line for line in series if line.labelled and line.points]
+    names = [f"{line.name} {y_words(line.points[-1][1])}" for line in named]
+    frame = Frame(min(xs), last, low, high, room_for(names, 16), log_x)
+    drawn = [frame.axes(y_words, x_label, x_words)]
+    drawn += [band(frame, line) for line in series if line.band]
+    drawn += [path(frame, line) for line in series]
+    ends = [
+        (frame.y(y), frame.x(x), name, line.colour, line.bold)
+        for line, name in zip(named, names, strict=True)
+        for x, y in line.points[-1:]
+    ]
     return svg("".join(drawn) + end_labels(ends), label)
+
+
+def room_for(names: Iterable[str], beside: float) -> float:
+    """Pixels at the right of a picture."""
+    return min(MOST_RIGHT, max(RIGHT, beside + LETTER * max(map(len, names), default=0)))
+
+
+def path(frame: Frame, line: Line) -> str:
+    points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
+    width = 3.5 if line.bold else 1.6 if line.labelled else 0.9
+    dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+    return (
+        f'<polyline points="{points}" fill="none" stroke="{line.colour}" stroke-width="{width}"{dash} '
+        f'stroke-linejoin="round"><title>{escape(line.name)}</title></polyline>'
+    )
+
+
+def band(frame: Frame, line: Line) -> str:
+    upper = [(x, min(high, frame.y_high)) for x, _, high in line.band]
+    lower = [(x, max(low, frame.y_low)) for x, low, _ in reversed(line.band)]
+    points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in [*upper, *lower])
+    return f'<polygon points="{points}" fill="{line.colour}" fill-opacity="0.15"/>'
 
 
 def bars(
     groups: Sequence[Bar],
     colours: Mapping[str, str],
-    y_words: Callable[[float], str],
+    y_words: Words,
     x_label: str,
     label: str,
 ) -> str:
     top = max((sum(size for _, size in bar.parts) for bar in groups), default=1.0)
+    first = min((math.floor(bar.place + 0.5) for bar in groups), default=1)
     last = max((bar.place for bar in groups), default=1.0)
-    frame = Frame(0.4, last + 0.6, 0.0, nice(top))
+    right = room_for(colours, 40)
+    frame = Frame(first - 0.6, last + 0.6, 0.0, nice(top), right)
     drawn = [frame.axes(y_words, x_label)]
     outlined = {name for bar in groups if bar.hollow for name, _ in bar.parts}
     for bar in groups:
@@ -72,12 +110,10 @@ def bars(
         for name, size in bar.parts:
             drawn.append(block(frame, bar, base, size, name, colours[name], y_words))
             base += size
-    return svg("".join(drawn) + legend(colours, outlined), label)
+    return svg("".join(drawn) + legend(colours, outlined, WIDTH - right + 14), label)
 
 
-def block(
-    frame: Frame, bar: Bar, base: float, size: float, name: str, colour: str, words: Callable[[float], str]
-) -> str:
+def block(frame: Frame, bar: Bar, base: float, size: float, name: str, colour: str, words: Words) -> str:
     x, y = frame.x(bar.place - bar.width / 2), frame.y(base + size)
     width, height = frame.x(bar.place + bar.width / 2) - x, frame.y(base) - y
     paint = f'fill="none" stroke="{colour}" stroke-dasharray="3 2"' if bar.hollow else f'fill="{colour}"'
@@ -95,39 +131,62 @@ class Frame:
     x_high: float
     y_low: float
     y_high: float
+    right: float = RIGHT
+    log_x: bool = False
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+        low, high = self.x_low, self.x_high
+        if self.log_x:
+            value, low, high = math.log(value), math.log(low), math.log(high)
+        return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - self.right)
 
     def y(self, value: float) -> float:
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
-    def axes(self, y_words: Callable[[float], str], x_label: str) -> str:
+    def axes(self, y_words: Words, x_label: str, x_words: Words | None = None) -> str:
         drawn = []
+        end = WIDTH - self.right
         for i in range(5):
             value = self.y_low + (self.y_high - self.y_low) * i / 4
             y = self.y(value)
-            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{end:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>')
             drawn.append(
                 f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_words(value))}</text>'
             )
-        step = max(1, math.ceil((self.x_high - self.x_low) / 12))
-        for value in range(math.ceil(self.x_low), math.floor(self.x_high) + 1, step):
-            drawn.append(
-                f'<text x="{self.x(value):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{value}</text>'
-            )
-        middle = (LEFT + WIDTH - RIGHT) / 2
+        for value in self.x_ticks(most=6 if x_words else 12):
+            words = x_words(value) if x_words else f"{value:.0f}"
+            place = f'x="{self.x(value):.1f}" y="{HEIGHT - BOTTOM + 18}"'
+            drawn.append(f'<text {place} text-anchor="middle">{escape(words)}</text>')
+        middle = (LEFT + end) / 2
         drawn.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
         return "".join(drawn)
 
+    def x_ticks(self, most: int) -> list[float]:
+        """Multiples of 1, 2 or 5; on a logarithmic axis powers of ten, with 2 and 5 times them where few."""
+        if self.log_x:
+            first, last = math.floor(math.log10(self.x_low)), math.ceil(math.log10(self.x_high))
+            times = (1,) if last - first > 3 else (1, 2, 5)
+            marks = [t * 10.0**power for power in range(first, last + 1) for t in times]
+            return [m for m in marks if self.x_low * 0.999 <= m <= self.x_high * 1.001]
+        wanted = max(1.0, (self.x_high - self.x_low) / most)
+        power = 10 ** math.floor(math.log10(wanted))
+        step = next(t * power for t in (1, 2, 5, 10) if t * power >= wanted * 0.999)
+        return [i * step for i in range(math.ceil(self.x_low / step), math.floor(self.x_high / step) + 1)]
+
 
 def end_labels(ends: Sequence[tuple[float, float, str, str, bool]]) -> str:
-    """Names at the ends of their lines, moved apart where they would overlap."""
-    drawn, floor = [], -math.inf
-    for y, x, words, colour, bold in sorted(ends):
-        place = max(y, floor + 14)
-        floor = place
+    """Names at the ends of their lines, moved apart where they would overlap, inside the picture if they can."""
+    ends = sorted(ends)
+    places: list[float] = []
+    for y, *_ in ends:
+        places.append(max(y, places[-1] + 14) if places else y)
+    ceiling: float = HEIGHT - BOTTOM
+    for i in reversed(range(len(places))):
+        places[i] = min(places[i], ceiling)
+        ceiling = places[i] - 14
+    drawn = []
+    for place, (_, x, words, colour, bold) in zip(places, ends, strict=True):
         weight = ' font-weight="700"' if bold else ""
         drawn.append(
             f'<text x="{x + 8:.1f}" y="{place + 4:.1f}" style="fill:{colour}"{weight}>{escape(words)}</text>'
@@ -135,18 +194,17 @@ def end_labels(ends: Sequence[tuple[float, float, str, str, bool]]) -> str:
     return "".join(drawn)
 
 
-def legend(colours: Mapping[str, str], hollow: set[str]) -> str:
+def legend(colours: Mapping[str, str], hollow: set[str], x: float) -> str:
     drawn = []
     for i, (name, colour) in enumerate(colours.items()):
         y = TOP + 18 * i
-        x = WIDTH - RIGHT + 14
         paint = (
             f'fill="{colour}"'
             if name not in hollow
             else f'fill="none" stroke="{colour}" stroke-dasharray="3 2"'
         )
-        drawn.append(f'<rect x="{x}" y="{y}" width="11" height="11" {paint}/>')
-        drawn.append(f'<text x="{x + 17}" y="{y + 10}">{escape(name)}</text>')
+        drawn.append(f'<rect x="{x:.0f}" y="{y}" width="11" height="11" {paint}/>')
+        drawn.append(f'<text x="{x + 17:.0f}" y="{y + 10}">{escape(name)}</text>')
     return "".join(drawn)
 
 
@@ -158,10 +216,10 @@ def svg(inside: str, label: str) -> str:
 
 
 def nice(value: float) -> float:
-    """A round number at or above a value, for the top of an axis."""
+    """A round number at or above a value, for the top of an axis; a quarter of it is round too."""
     if value <= 0:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))
     return next(
-        step * power for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999
+        step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * power >= value * 0.999
     )

@@ -15,6 +15,7 @@ def add_all(jobs: Jobs) -> None:
     add_device(jobs)
     add_keys(jobs)
     add_report(jobs)
+    add_compare(jobs)
     add_lists(jobs)
 
 
@@ -122,8 +123,36 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def add_compare(jobs: Jobs) -> None:
+    job = jobs.add_parser("compare", help="finished runs side by side, seeds of one experiment in one row")
+    job.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
+    job.add_argument("--view", default="reports", help="whose accuracy: reports (as each paper), global ...")
+    job.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
+    job.add_argument("--share", type=float, default=0.9, help="of its accuracy, to be reached (default: 0.9)")
+    job.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
+    job.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
+    job.set_defaults(command=compare)
+
+
+def compare(options: argparse.Namespace) -> int:
+    from deploy.compare import goal_of, read_groups, write
+    from deploy.compare_page import comparison_page
+    from deploy.compare_tables import tables
+
+    groups = read_groups(options.folders, options.view)
+    shown = tables(groups, goal_of(groups, options.baseline, options.share), options.share)
+    print("\n\n".join(table.plain() for table in shown))
+    if options.markdown:
+        write(options.markdown, "\n".join(table.markdown() for table in shown))
+    if options.html:
+        write(options.html, comparison_page(groups, shown))
+    return 0
+
+
 def add_lists(jobs: Jobs) -> None:
-    jobs.add_parser("methods", help="the methods there are").set_defaults(command=methods)
+    job = jobs.add_parser("methods", help="the methods there are")
+    job.add_argument("--cost", action="store_true", help="what a round of them costs in the papers' settings")
+    job.set_defaults(command=methods)
     jobs.add_parser("networks", help="the networks there are").set_defaults(command=networks)
     job = jobs.add_parser("data", help="build or check a device's data, and say what is in it")
     job.add_argument("settings", type=Path, help="a device's TOML file, or an experiment")
@@ -134,6 +163,11 @@ def add_lists(jobs: Jobs) -> None:
 def methods(options: argparse.Namespace) -> int:
     from methods import load, names
 
+    if options.cost:
+        from deploy.costs import table
+
+        print(table())
+        return 0
     for name in names():
         method = load(name)
         print(f"{name:12} {method.reports:9} {method.paper}")

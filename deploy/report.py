@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.journal import read_rounds
 from coordinator.summary import curve
 from deploy.charts import COLOURS, Bar, Line, bars, lines
+from deploy.gallery import gallery
 from deploy.progress import human
 from deploy.run_errors import RunError
 
@@ -35,24 +36,33 @@ def write_report(folder: Path) -> Path:
         accuracy_section(rounds, summary),
         bytes_section(rounds, summary),
         margins_section(rounds),
+        gallery(folder, summary["rounds"]),
         participation_section(rounds),
         f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
     ]
-    style = (Path(__file__).parent / "report.css").read_text()
     title = f"{summary['name']}: {summary['method']}"
-    target.write_text(
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body><main>'
-        f"<h1>{escape(title)}</h1>{security(summary)}{''.join(sections)}</main></body></html>\n"
-    )
+    target.write_text(page(title, f"<h1>{escape(title)}</h1>{security(summary)}{''.join(sections)}"))
     return target
+
+
+def page(title: str, inside: str, width: str = "") -> str:
+    """One file that fetches nothing."""
+    style = (Path(__file__).parent / "report.css").read_text()
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
+        f'<body><main class="{width}">{inside}</main></body></html>\n'
+    )
 
 
 def read_run(folder: Path) -> tuple[Rounds, dict[str, Any]]:
     path = folder / "summary.json"
     if not path.exists():
         raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
-    summary: dict[str, Any] = json.loads(path.read_text())
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise RunError(f"{path} cannot be read: {error}") from None
     return read_rounds(folder / "rounds.jsonl"), summary
 
 
@@ -99,7 +109,8 @@ def accuracy_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
     series.append(Line("mean", means, "var(--ink)", bold=True))
     picture = lines(series, percent, "rounds of training", "accuracy by domain over rounds")
     words = f"Shown: {VIEWS[view]}. The point at r is the model after r rounds."
-    return f"<section><h2>Accuracy by domain</h2><p>{words}</p>{picture}{accuracy_table(summary)}</section>"
+    tables = accuracy_table(summary) + views_table(summary)
+    return f"<section><h2>Accuracy by domain</h2><p>{words}</p>{picture}{tables}</section>"
 
 
 def accuracy_table(summary: Mapping[str, Any]) -> str:
@@ -111,6 +122,22 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
     ]
     point = f"best by validation (point {best['point']})" if best else "best by validation"
     return table(["domain", "start", "last round", point], rows)
+
+
+def views_table(summary: Mapping[str, Any]) -> str:
+    """Where more was measured than what the paper reports."""
+    views = summary.get("views", {})
+    if len(views) < 2:
+        return ""
+    rows = [
+        [
+            view + (" (reported)" if view == summary["reports"] else ""), percent(found["final"].get("mean")),
+            percent(found["best_by_validation"].get("mean")),
+        ]
+        for view, found in sorted(views.items())
+    ]  # fmt: skip
+    words = "A word after global or personal is another way to predict with that model."
+    return f"<h3>by all views</h3>{table(['view', 'last round, mean', 'best by validation'], rows)}<p>{words}</p>"
 
 
 def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
@@ -159,8 +186,10 @@ def margins_section(rounds: Rounds) -> str:
         )
     series.append(Line("mean", [(r, f["margin.mean"]) for r, f in found], "var(--ink)", bold=True))
     words = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
+    values = [value for line in series for _, value in line.points]
+    places = 2 if max(values) - min(values) > 0.1 else 4
     picture = lines(
-        series, lambda v: f"{v:.2f}", "round", "margins between anchors over rounds", from_zero=False
+        series, lambda v: f"{v:.{places}f}", "round", "margins between anchors over rounds", from_zero=False
     )
     return f"<section><h2>Margins between anchors</h2><p>{words}</p>{picture}</section>"
 

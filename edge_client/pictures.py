@@ -53,7 +53,7 @@ def save_picture(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{number:04}.npz"
     with path.with_suffix(".new").open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy 2 types its option as if it were any array
     path.with_suffix(".new").replace(path)
     return path
 
