@@ -102,7 +102,7 @@ def sizes(setting: Setting, row: Row) -> Sizes:
 
 def table() -> str:
     """Every setting with its rows; shares are of the setting's first row."""
-    found = [f"{'':42}{'up':>12}{'':>8}{'down':>12}{'':>8}  of which"]
+    found = [f"{'':45}{'up':>12}{'':>8}{'down':>12}"]
     for setting in SETTINGS:
         found += ["", setting.title]
         reference: Line | None = None
@@ -118,9 +118,14 @@ def text(line: Line, reference: Line) -> str:
     for own, other in ((line.up, reference.up), (line.down, reference.down)):
         total, whole = sum(own.values()), sum(other.values())
         cells += f"{total:>12,}{total / whole:>8.2%}"
-    parts = {**{f"up {k}": n for k, n in line.up.items()}, **{f"down {k}": n for k, n in line.down.items()}}
-    words = "" if line is reference else ", ".join(f"{k} {n:,}" for k, n in parts.items() if n)
-    return f"  {line.row.method:9}{line.row.words():31}{cells}  {words}"
+    first = f"  {line.row.method:9}{line.row.words():34}{cells}"
+    if line is reference:
+        return first
+    ways = {"up": line.up, "down": line.down}
+    parts = [
+        f"{way} {', '.join(f'{kind} {n:,}' for kind, n in kinds.items() if n)}" for way, kinds in ways.items()
+    ]
+    return "\n".join([first, *(f"{'':13}{words}" for words in parts)])
 
 
 NOTE = (

@@ -1,0 +1,211 @@
+"""FedPLCC: several prototypes a class, weighted by the samples behind them; devices move towards the nearest.
+
+Client k, after training: per class, FINCH* over all h(x) -> prototypes P and counts W           (eq. 9)
+Server, per class       : FINCH* over all devices' prototypes -> G, weights summed               (eq. 10)
+                          W <- W / sum of the class's W                                          (eq. 11)
+                          model <- FedAvg
+Client, next round      : L = L_CE + lambda1 L_contra(G, W) + lambda2 L_corr(G, W)               (eqs. 4 to 8)
+
+Where the text cannot be followed, or says nothing:
+  sums        eqs. 5, 6 and 8 run over the data: we take means over the batch. L_CE has the softmax eq. 5 omits.
+  eq. 7       cos^alpha has no value below 0. Features behind a ReLU never get there; for others the cosine is
+              held at 1e-6 ("clamp"; at 0 its root is infinitely steep), or keeps its sign ("signed").
+  eqs. 6, 11  W sums to 1 in each class: eq. 6's numerator is a mean, its denominator weighs M. As printed.
+  eq. 8       the k = ceil(phi |G^y|) largest are those of s W.
+  eqs. 9, 10  clusters of weighted members are averaged plainly; weighted_centroid gives the samples' true mean.
+  tau         is 0.07; IV-B2 calls 0.55 "optimal" and lower than that.
+  E           counts epochs, alg. 1 line 16.
+  lambda2     left out is 10 lambda1, IV-B4. At lambda1 = 100 that is 1000 times a loss between -1 and 0, and
+              next to no gradient is left of CE; float16 gradients would overflow.
+Before any prototype is known, CE alone. Classes that nobody held keep their G and W.
+Table V: use_weights=false is "w=1", phi=1, use_contra=false, use_corr=false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from methods import fedavg
+from methods.averaging import weighted_mean
+from methods.base import Ask, Method, Payload, Predict, Round, Samples
+from methods.cost import Cost, Sizes
+from methods.local import LocalHyper, demand, demand_one_of, embed, train
+from methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
+from methods.maths.finch import finch_star
+from methods.maths.geometry import unit
+from methods.nets.base import Net
+from methods.wants import Want
+from methods.weights import load_weights, weight_wants, weights_of
+
+Negative = Literal["clamp", "signed"]
+Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]
+
+FARTHEST = 1e6  # a number of a prototype, whatever the network; squares of it stay far from infinity
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    """Defaults for Digit-5. lambda1 is 20 for Office-10 and 1 for DomainNet."""
+
+    epochs: int = 10
+    batch: int = 32
+    alpha: float = 0.5
+    tau: float = 0.07
+    phi: float = 0.5
+    lambda1: float = 100.0
+    lambda2: float | None = None  # left out: 10 lambda1
+    negative: Negative = "clamp"
+    weighted_centroid: bool = False
+    use_weights: bool = True
+    use_contra: bool = True
+    use_corr: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        demand("alpha", self.alpha, 0 < self.alpha <= 1, "above 0, at most 1")
+        demand("tau", self.tau, self.tau > 0, "above 0")
+        demand("phi", self.phi, 0 < self.phi <= 1, "above 0, at most 1")
+        demand("lambda1", self.lambda1, self.lambda1 >= 0, "at least 0")
+        if self.lambda2 is not None:
+            demand("lambda2", self.lambda2, self.lambda2 >= 0, "at least 0, or left out")
+        demand_one_of("negative", self.negative, get_args(Negative))
+
+    @property
+    def weight_of_corr(self) -> float:
+        return 10 * self.lambda1 if self.lambda2 is None else self.lambda2
+
+
+class Server(fedavg.Server):
+    hyper: Hyper
+    table: Table | None = None  # G [G, D], labels [G], W [G]
+
+    def round(self) -> Round:
+        weights = weight_wants(self.model)
+        replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
+        load_weights(self.model, weighted_mean(replies, weights))
+        sent = joined(table_of(reply.payload, "counts") for reply in replies)
+        self.table = joined(self.global_clusters(label, sent) for label in range(self.model.classes))
+
+    def wants(self) -> Mapping[str, Want]:
+        """FINCH leaves no cluster of one where there are two samples: a device has fewer rows than samples."""
+        most = max((member.examples for member in self.cohort), default=1)
+        most, classes = max(most, 1), self.model.classes
+        return {
+            "prototypes": Want(("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=most),
+            "labels": Want(("J",), "int64", low=0, high=classes - 1, most=most),
+            "counts": Want(("J",), "int64", low=1, high=most, most=most),
+        }
+
+    def global_clusters(self, label: int, sent: Table) -> Table:
+        """FINCH* over what all devices sent of one class; where none did, what is known of it."""
+        rows, labels, counts = of_class(label, sent)
+        if not len(rows):
+            return of_class(label, self.table) if self.table else (rows, labels, counts.to(rows.dtype))
+        G, W = finch_star(rows, counts, weighted_centroid=self.hyper.weighted_centroid)
+        return G, labels[: len(G)], (W.double() / W.sum()).to(G.dtype)
+
+    def payload(self) -> Payload:
+        return {**super().payload(), **self.known()}
+
+    def known(self) -> Payload:
+        if self.table is None:
+            return {}
+        return dict(zip(("prototypes", "labels", "shares"), self.table, strict=True))
+
+    def state(self) -> Payload:
+        return {**super().state(), **self.known()}
+
+    def restore(self, state: Payload) -> None:
+        super().restore(state)
+        self.table = table_of(state, "shares") if "prototypes" in state else None
+
+    def monitor(self) -> Mapping[str, float]:
+        if self.table is None:
+            return {}
+        found = self.table[1].bincount(minlength=self.model.classes).tolist()
+        by_class = {f"prototypes.{label}": float(n) for label, n in enumerate(found)}
+        return {**by_class, "prototypes.all": float(sum(found))}
+
+
+class Client(fedavg.Client):
+    hyper: Hyper
+
+    def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
+        super().__init__(model, data, hyper, seed, device)
+        self.table: Table | None = None
+
+    def receive(self, payload: Payload) -> None:
+        super().receive(payload)
+        self.table = table_of(payload, "shares") if "prototypes" in payload else None
+
+    def run(self, ask: Ask) -> Payload:
+        train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
+        rows, labels, counts = self.local_clusters()
+        return {**weights_of(self.model), "prototypes": rows, "labels": labels, "counts": counts}
+
+    def local_clusters(self) -> Table:
+        """Eq. 9 on every training sample, the last incomplete batch too."""
+        z, y = embed(self.model, self.data.x), self.data.y
+        found = []
+        for label in range(self.model.classes):
+            held = z[y == label]
+            P, W = finch_star(held, y.new_ones(len(held)))
+            found.append((P, y.new_full((len(P),), label), W))
+        return joined(found)
+
+    def objective(self, x: Tensor, y: Tensor) -> Tensor:
+        """Eq. 4."""
+        hyper, z = self.hyper, self.model.embed(x)
+        loss = F.cross_entropy(self.model.head(z), y)
+        if self.table is None:
+            return loss
+        G, labels, shares = self.table
+        W = shares if hyper.use_weights else torch.ones_like(shares)
+        s = sparse_similarity(z, G, hyper.alpha, signed=hyper.negative == "signed")
+        if hyper.use_contra:
+            loss = loss + hyper.lambda1 * own_mean(weighted_contrast(s, y, labels, W, hyper.tau))
+        if hyper.use_corr:
+            loss = loss + hyper.weight_of_corr * own_mean(corrected(s, y, labels, W, hyper.phi))
+        return loss
+
+    def ways(self) -> Mapping[str, Predict]:
+        return {} if self.table is None else {"prototype": self.nearest}
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """A class's score is the cosine of its nearest prototype; a class without one is never predicted."""
+        assert self.table is not None
+        G, labels, _ = self.table
+        cosines = unit(self.model.embed(x)) @ unit(G).T
+        scores = cosines.new_full((len(x), self.model.classes), -2.0)
+        return scores.scatter_reduce(1, labels.expand(len(x), -1), cosines, "amax")
+
+
+def table_of(payload: Payload, weights: str) -> Table:
+    return payload["prototypes"], payload["labels"], payload[weights]
+
+
+def of_class(label: int, table: Table) -> Table:
+    rows, labels, weights = table
+    held = labels == label
+    return rows[held], labels[held], weights[held]
+
+
+def joined(tables: Iterable[Table]) -> Table:
+    rows, labels, weights = zip(*tables, strict=True)
+    return torch.cat(rows), torch.cat(labels), torch.cat(weights)
+
+
+def cost(sizes: Sizes) -> Cost:
+    """The paper counts D + 1 numbers a prototype; its class is one more."""
+    J, G = sizes.local_prototypes, sizes.global_prototypes
+    up = {"weights": sizes.weights, "prototypes": J * sizes.D, "labels": J, "counts": J}
+    return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G, "shares": G})
+
+
+METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, cost=cost)

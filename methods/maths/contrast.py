@@ -1,0 +1,57 @@
+"""FedPLCC's losses over weighted prototypes, several a class (eqs. 6 to 8): [B, D] against [G, D].
+
+`labels` [G] says whose class a prototype is of, `shares` [G] its weight W. Losses are per sample whose class has
+a prototype; the others are no part of the mean.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from methods.maths.geometry import unit
+
+LEAST = 1e-6  # of a cosine before its root: at 0 the root is infinitely steep
+
+
+def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bool = False) -> Tensor:
+    """s = cos^alpha [B, G], eq. 7. A negative cosine has no root: it counts as 0, or, signed, keeps its sign."""
+    cosines = unit(z) @ unit(prototypes).T
+    if signed:
+        return cosines.sign() * cosines.abs().clamp(min=LEAST) ** alpha
+    return cosines.clamp(min=LEAST) ** alpha
+
+
+def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau: float) -> Tensor:
+    """L_contra, eq. 6."""
+    own, held = own_prototypes(y, labels)
+    logits = s / tau + shares.log()
+    top = logits.masked_fill(~own, -math.inf)[held]
+    return torch.logsumexp(logits[held], 1) - torch.logsumexp(top, 1)
+
+
+def top_k(phi: float, n: Tensor) -> Tensor:
+    """k = ceil(phi n), from which binary fractions take a little first: 0.07 * 100 is above 7."""
+    return torch.ceil(phi * n.double() - 1e-9).long()
+
+
+def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) -> Tensor:
+    """L_corr, eq. 8: minus the sum of the k largest s W."""
+    own, held = own_prototypes(y, labels)
+    products = (s * shares).masked_fill(~own, -math.inf)[held]
+    ordered = products.sort(dim=1, descending=True).values
+    k = top_k(phi, own[held].sum(dim=1))
+    chosen = torch.arange(ordered.shape[1], device=s.device) < k.unsqueeze(1)
+    return -ordered.masked_fill(~chosen, 0.0).sum(dim=1)
+
+
+def own_prototypes(y: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which prototypes are of the sample's class [B, G], and which samples have any [B]."""
+    own = y.unsqueeze(1) == labels
+    return own, own.any(dim=1)
+
+
+def own_mean(losses: Tensor) -> Tensor:
+    return losses.sum() / max(len(losses), 1)

@@ -1,0 +1,235 @@
+"""FINCH against a plain version in float64, against finch-clust, and on more rows than a table could hold."""
+
+import itertools
+import os
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
+from torch.testing import assert_close
+
+from methods.maths.finch import by_first_member, finch_star, first_neighbours, levels, partition
+
+
+def naive_neighbours(rows):
+    found = []
+    for i, a in enumerate(rows):
+        values = []
+        for j, b in enumerate(rows):
+            lengths = np.linalg.norm(a) * np.linalg.norm(b)
+            cosine = float(a @ b) / lengths if lengths else 0.0
+            values.append((-round(cosine, 12), j) if i != j else (2.0, j))
+        found.append(min(values)[1])
+    return found
+
+
+def naive_components(neighbours):
+    label = list(range(len(neighbours)))
+    while True:
+        before = list(label)
+        for i, j in enumerate(neighbours):
+            label[i] = label[j] = min(label[i], label[j])
+        if label == before:
+            return label
+
+
+def naive_partition(rows):
+    """Section by section as the paper has it: join, average the original rows, repeat, keep the last good level."""
+    kept, means, groups = None, rows, np.arange(len(rows))
+    while True:
+        joined = naive_components(naive_neighbours(means))
+        _, joined = np.unique(joined, return_inverse=True)
+        new = joined[groups]
+        count = len(set(new.tolist()))
+        if kept is not None and (count == 1 or count == len(means)):
+            return kept
+        kept = new
+        if count == 1:
+            return kept
+        means = np.stack([rows[new == c].mean(axis=0) for c in range(count)])
+        groups = new
+
+
+def same_partition(a, b):
+    assert_array_equal(by_first_member(np.asarray(a)), by_first_member(np.asarray(b)))
+
+
+def theirs(rows):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from finch import FINCH
+    found, _, _ = FINCH(rows, ensure_early_exit=False, distance="cosine", verbose=False)
+    return found[:, -1]
+
+
+def drawn(seed):
+    """Random rows of many kinds: clustered or not, behind a ReLU or not, some of them nearly equal."""
+    dice = np.random.default_rng(seed)
+    n, size, kind = int(dice.integers(2, 120)), int(dice.integers(2, 40)), seed % 4
+    rows = dice.normal(size=(n, size))
+    if kind in (1, 3):
+        rows += 3 * dice.normal(size=(5, size))[dice.integers(0, 5, n)]
+    if kind >= 2:
+        rows = np.maximum(rows, 0) + 0.01 * dice.random((n, size))
+    return rows.astype(np.float32)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_partitions_of_300_random_inputs_are_those_of_the_plain_version_and_of_finch_clust(block):
+    for seed in range(30 * block, 30 * block + 30):
+        rows = drawn(seed)
+        ours = partition(torch.from_numpy(rows)).numpy()
+        same_partition(ours, theirs(rows))
+        if len(rows) <= 60:
+            same_partition(ours, naive_partition(rows.astype(np.float64)))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_every_tiny_input_on_a_grid_is_clustered_as_by_the_plain_version(n):
+    """Zeros, equal rows, opposite rows and ties among them."""
+    corners = [np.array(p, float) for p in itertools.product((-1, 0, 1), repeat=2)]
+    for points in itertools.product(corners, repeat=n):
+        rows = np.stack(points)
+        same_partition(partition(torch.from_numpy(rows)).numpy(), naive_partition(rows))
+
+
+@pytest.mark.parametrize("fifth", range(5))
+def test_every_four_rows_of_five_directions_are_clustered_as_by_the_plain_version(fifth):
+    corners = [np.array(p, float) for p in ((0, 0), (1, 0), (0, 1), (1, 1), (-1, 0))]
+    for points in itertools.product(corners, repeat=3):
+        rows = np.stack([corners[fifth], *points])
+        same_partition(partition(torch.from_numpy(rows)).numpy(), naive_partition(rows))
+
+
+def test_one_row_is_one_cluster_and_none_is_none():
+    assert partition(torch.ones(1, 3)).tolist() == [0] and partition(torch.ones(0, 3)).tolist() == []
+
+
+def test_two_or_three_rows_always_fall_together():
+    for seed in range(50):
+        rows = torch.randn(2 + seed % 2, 5, generator=torch.Generator().manual_seed(seed))
+        assert partition(rows).unique().tolist() == [0]
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_no_cluster_has_a_single_member(seed):
+    rows = drawn(seed % 1000)
+    counts = np.bincount(partition(torch.from_numpy(rows)).numpy())
+    assert counts.min() >= 2 and len(counts) <= max(1, len(rows) // 2)
+
+
+@pytest.mark.parametrize("block", [64, 100, 128, 300, 4096])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_blocks_and_ties_change_no_neighbour(block, repeated):
+    dice = np.random.default_rng(5)
+    rows = dice.integers(-2, 3, (700, 3)).astype(float) if repeated else dice.normal(size=(700, 20))
+    rows[3] = 0
+    assert first_neighbours(rows, block).tolist() == naive_neighbours_fast(rows)
+
+
+def naive_neighbours_fast(rows):
+    lengths = np.linalg.norm(rows, axis=1)
+    units = rows / np.where(lengths > 0, lengths, 1)[:, None]
+    cosines = (units @ units.T).round(12)
+    np.fill_diagonal(cosines, -2)
+    return cosines.argmax(axis=1).tolist()
+
+
+def test_rows_closer_than_single_precision_can_tell_find_their_neighbours():
+    """Cosines that differ by 1e-9: their float32 images are equal or in the wrong order."""
+    angles = np.cumsum(np.geomspace(2e-5, 9e-5, 40))
+    rows = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    expected = [1] + [i - 1 for i in range(1, 40)]  # gaps grow: the one before is nearer
+    assert first_neighbours(rows).tolist() == expected
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_lengths_do_not_matter(scale):
+    rows = drawn(9).astype(np.float64)
+    assert first_neighbours(rows * scale).tolist() == first_neighbours(rows).tolist()
+
+
+def test_the_last_level_that_shrinks_is_kept():
+    angles = np.deg2rad([0, 4, 10, 14, 80, 84, 92, 96])
+    found = list(levels(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
+    assert [len(set(level.tolist())) for level in found] == [4, 2]
+
+
+def test_rows_that_are_no_numbers_are_one_cluster():
+    rows = torch.tensor([[1.0, 0.0], [float("nan"), 0.0], [0.0, 1.0], [float("inf"), 1.0]])
+    assert partition(rows).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_finch_star_averages_members_and_adds_their_weights(weighted):
+    rows = torch.from_numpy(drawn(13))
+    weights = torch.randint(1, 50, (len(rows),), generator=torch.Generator().manual_seed(1))
+    labels = partition(rows).tolist()
+    means, total = finch_star(rows, weights, weighted_centroid=weighted)
+    assert len(means) == len(set(labels)) > 1 and total.dtype == weights.dtype
+    for c in range(len(means)):
+        members = [i for i, label in enumerate(labels) if label == c]
+        share = [weights[i].item() if weighted else 1 for i in members]
+        expected = sum(w * rows[i].double() for w, i in zip(share, members, strict=True)) / sum(share)
+        assert_close(means[c], expected.float())
+        assert total[c] == sum(weights[i].item() for i in members)
+
+
+def test_finch_star_of_nothing_is_nothing():
+    means, weights = finch_star(torch.ones(0, 4), torch.ones(0, dtype=torch.int64))
+    assert means.shape == (0, 4) and weights.shape == (0,)
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_of(work):
+    """How far the process grows while it works, looked at every few milliseconds."""
+    before, highest, done = resident(), 0, threading.Event()
+
+    def watch():
+        nonlocal highest
+        while not done.wait(0.002):
+            highest = max(highest, resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        done.set()
+        watcher.join()
+    return highest - before
+
+
+def clustered(n, size):
+    dice = np.random.default_rng(0)
+    centres = np.abs(dice.normal(size=(200, size)))
+    rows = np.abs(centres[dice.integers(0, 200, n)] + 0.5 * dice.normal(size=(n, size)))
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+@pytest.mark.parametrize("rows", [clustered(12_000, 32), torch.ones(6000, 8)], ids=["clustered", "all equal"])
+def test_memory_grows_with_the_rows_and_not_with_their_square(rows):
+    list(levels(np.eye(3)))  # imports
+    table = 4 * len(rows) ** 2  # bytes of all distances, in single precision
+    assert peak_of(lambda: partition(rows)) < table / (2 if len(rows) > 10_000 else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("PROTOFLEET_SLOW"), reason="12 s alone; PROTOFLEET_SLOW=1 runs it")
+def test_50_000_rows_of_512():
+    rows = clustered(50_000, 512)
+    list(levels(np.eye(3)))
+    began = time.monotonic()
+    grown = peak_of(lambda: partition(rows))
+    assert grown < 1e9 and time.monotonic() - began < 60
