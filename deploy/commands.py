@@ -150,7 +150,8 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def add_lists(jobs: Jobs) -> None:
-    job = jobs.add_parser("methods", help="the methods there are")
+    job = jobs.add_parser("methods", help="the methods there are; or one, with its readings and settings")
+    job.add_argument("name", nargs="?", default="", help="for example fedlsa")
     job.add_argument("--cost", action="store_true", help="what a round of them costs in the papers' settings")
     job.set_defaults(command=methods)
     jobs.add_parser("networks", help="the networks there are").set_defaults(command=networks)
@@ -167,6 +168,11 @@ def methods(options: argparse.Namespace) -> int:
         from deploy.costs import table
 
         print(table())
+        return 0
+    if options.name:
+        from deploy.explain import explanation
+
+        print(explanation(options.name))
         return 0
     for name in names():
         method = load(name)

@@ -18,7 +18,8 @@ LEAST = 1e-6  # of a cosine before its root: at 0 the root is infinitely steep
 
 def sparse_similarity(z: Tensor, prototypes: Tensor, alpha: float, *, signed: bool = False) -> Tensor:
     """s = cos^alpha [B, G], eq. 7. A negative cosine has no root: it counts as 0, or, signed, keeps its sign."""
-    cosines = unit(z) @ unit(prototypes).T
+    wide = torch.promote_types(torch.promote_types(z.dtype, prototypes.dtype), torch.float32)
+    cosines = unit(z.to(wide)) @ unit(prototypes.to(wide)).T
     if signed:
         return cosines.sign() * cosines.abs().clamp(min=LEAST) ** alpha
     return cosines.clamp(min=LEAST) ** alpha
@@ -34,7 +35,7 @@ def weighted_contrast(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, tau:
 
 def top_k(phi: float, n: Tensor) -> Tensor:
     """k = ceil(phi n), from which binary fractions take a little first: 0.07 * 100 is above 7."""
-    return torch.ceil(phi * n.double() - 1e-9).long()
+    return torch.ceil(phi * n.double() - 1e-9).long().clamp(min=1)
 
 
 def corrected(s: Tensor, y: Tensor, labels: Tensor, shares: Tensor, phi: float) -> Tensor:

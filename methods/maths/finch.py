@@ -77,6 +77,10 @@ def first_neighbours(rows: Rows, block: int = BLOCK) -> Indices:
     return _Search(rows, block).run()
 
 
+def _slices(rows: Indices, columns: Indices) -> Iterator[tuple[Indices, Indices]]:
+    return ((rows[k : k + BLOCK], columns[k : k + BLOCK]) for k in range(0, len(rows), BLOCK))
+
+
 def padded(n: int) -> int:
     return -(-n // SEGMENT) * SEGMENT
 
@@ -90,6 +94,7 @@ class _Search:
         self.units = rows / np.where(norms > 0, norms, 1)
         self.rough = self.units.astype(np.float32)
         self.slack = np.float32((rows.shape[1] + 4) * 2.0**-23)  # twice what rounding can do to a cosine
+        self.noise = (rows.shape[1] + 4) * 2.0**-52 * 10.0**DIGITS  # of an exact one, in its last digit
         self.bound = np.full(len(rows), -np.inf, np.float32)
         self.best = np.full(len(rows), -np.inf)
         self.nearest = np.zeros(len(rows), np.int64)
@@ -134,20 +139,39 @@ class _Search:
         return slice(start, min(start + self.block, len(self.units)))
 
     def _exact_pairs(self, rows: Indices, columns: Indices) -> None:
-        for start in range(0, len(rows), BLOCK):
-            r, c = rows[start : start + BLOCK], columns[start : start + BLOCK]
-            values = np.einsum("nd,nd->n", self.units[r], self.units[c]).round(DIGITS)
+        for r, c in _slices(rows, columns):
+            values = self._products(r, c).round(DIGITS)
             order = np.lexsort((c, -values, r))  # by row; the best first, of equals the lowest column
             rows_once, first = np.unique(r[order], return_index=True)
             self._improve(rows_once, values[order][first], c[order][first])
 
     def _exact_block(self, i: int, j: int) -> None:
-        rows, columns = self._block(i), self._block(j)
-        values = (self.units[rows] @ self.units[columns].T).round(DIGITS)
-        if i == j:
-            np.fill_diagonal(values, -np.inf)
-        nearest = values.argmax(axis=1)
-        self._improve(np.arange(rows.start, rows.stop), values.max(axis=1), nearest + j)
+        rows = self._block(i)
+        for start in range(rows.start, rows.stop, SEGMENT):
+            self._exact_stripe(slice(start, min(start + SEGMENT, rows.stop)), self._block(j))
+
+    def _exact_stripe(self, rows: slice, columns: slice) -> None:
+        values = self.units[rows] @ self.units[columns].T
+        here = np.arange(rows.start, rows.stop)
+        own = here[(here >= columns.start) & (here < columns.stop)]
+        values[own - rows.start, own - columns.start] = -2
+        self._settle(values, rows.start, columns.start)
+        values = values.round(DIGITS)
+        self._improve(here, values.max(axis=1), values.argmax(axis=1) + columns.start)
+
+    def _settle(self, values: Rows, i: int, j: int) -> None:
+        """The last digits of a product of matrices depend on its size and on threads. Where rounding would show
+        that, and near the highest of the row, a cosine is computed again, in an order that is always the same."""
+        scaled = values * 10.0**DIGITS
+        doubtful = np.abs(scaled - np.floor(scaled) - 0.5) <= self.noise
+        doubtful &= values >= values.max(axis=1, keepdims=True) - 2 * 10.0**-DIGITS
+        for r, c in _slices(*np.nonzero(doubtful)):
+            values[r, c] = self._products(r + i, c + j)
+
+    def _products(self, rows: Indices, columns: Indices) -> Rows:
+        """Cosines of pairs [n]; each is summed in the same order, whatever else is asked for."""
+        products: Rows = np.einsum("nd,nd->n", self.units[rows], self.units[columns])
+        return products
 
     def _improve(self, rows: Indices, values: NDArray[np.float64], columns: Indices) -> None:
         old, held = self.best[rows], self.nearest[rows]

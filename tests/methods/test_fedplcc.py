@@ -154,7 +154,7 @@ def test_gradients_are_numbers_wherever_features_lie(seed, alpha, signed, half):
     G = normal(6, 4, seed=seed, dtype=torch.float32)
     G[5] = 0
     z = torch.cat([G, -G, torch.zeros(1, 4), torch.eye(4), normal(5, 4, seed=seed + 1, dtype=torch.float32)])
-    z = (z.half().float() if half else z).requires_grad_()
+    z = (z.half() if half else z).requires_grad_()
     y, labels = torch.arange(len(z)) % 3, torch.tensor([0, 0, 1, 1, 2, 2])
     W = torch.tensor([0.9, 0.1, 0.5, 0.5, 1e-6, 1.0])
     s = sparse_similarity(z, G, alpha, signed=signed)
