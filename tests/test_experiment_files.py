@@ -80,7 +80,9 @@ def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder
 def test_every_paper_has_runs_on_the_digits_that_need_no_download(folder):
     found = {path.stem.removesuffix("-digits"): read(path) for path in folder.glob("*-digits.toml")}
     assert folder.name in found
-    assert {"singleset", "fedavg", "fedprox", "fedproto"} == {path.stem for path in (FOLDER / "digits").iterdir()}
+    assert {"singleset", "fedavg", "fedprox", "fedproto"} == {
+        path.stem for path in (FOLDER / "digits").iterdir()
+    }
     for experiment in found.values():
         assert (experiment.data.source, experiment.data.root) == ("digits", "")
         assert {data.domain for data in experiment.shards().values()} in ({""}, SIX)
