@@ -188,12 +188,12 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def data(options: argparse.Namespace) -> int:
-    from deploy.experiment import Experiment
+    from deploy.experiment import Experiment, read_tables
     from edge_client.config import DeviceSettings
     from edge_client.data import load
-    from protocol.settings import decode, override, read_toml
+    from protocol.settings import decode, override
 
-    table = override(read_toml(options.settings), options.set)
+    table = override(read_tables(options.settings), options.set)
     if "method" in table:
         shards = decode(Experiment, table).shards()
     else:

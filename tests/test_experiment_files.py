@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deploy.cli import main
 from deploy.experiment import Experiment, coordinator_settings, read_experiment
 from methods import nets
 from protocol.broker import BrokerAddress
@@ -64,11 +65,17 @@ def test_nobody_is_waited_for_in_vain():
         assert experiment.rules().quorum == asked, path
 
 
+def root_of(path: Path) -> Path:
+    """The base of its base ..."""
+    base = tomllib.loads(path.read_text()).get("base")
+    return root_of((path.parent / base).resolve()) if base else path
+
+
 @pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
 def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder):
     rows = defaultdict(list)
     for path in folder.glob("*.toml"):
-        table = "digits" if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
+        table = root_of(path) if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
         rows[table].append(read(path))
     for table, experiments in rows.items():
         shared = [(e.shards(), e.rounds, e.seed, e.rules()) for e in experiments]
@@ -155,3 +162,9 @@ def test_a_mistake_in_a_base_names_the_base(write):
     write("broken.toml", "rounds = ")
     with pytest.raises(SettingsError, match=r"broken.toml is not TOML"):
         read_experiment(path, [])
+
+
+def test_the_data_of_a_file_with_a_base_can_be_asked_for(capsys):
+    few = ["--set", "data.samples=20", "--set", "data.test_samples=5"]
+    assert main(["data", str(FOLDER / "fedlsa" / "ablation-no-sep-digits.toml"), *few]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(SIX)

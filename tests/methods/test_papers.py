@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from methods import fedavg, fedlsa, fedproto, fedprox, singleset
+from methods import fedavg, fedhp, fedlsa, fedpall, fedplcc, fedproto, fedprox, fedsa, singleset
 from methods.base import seeded
 from methods.local import LocalHyper, train
 from methods.weights import snapshot, weights_of
@@ -30,9 +30,13 @@ from tests.methods.tiny import (
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
 HYPERS = {
     fedavg: LocalHyper(**LOCAL),
+    fedhp: fedhp.Hyper(**LOCAL, init_steps=20),
     fedlsa: fedlsa.Hyper(**LOCAL, server_epochs=20),
+    fedpall: fedpall.Hyper(**LOCAL, server_batch=8),
+    fedplcc: fedplcc.Hyper(**LOCAL, lambda1=1.0),
     fedproto: fedproto.Hyper(**LOCAL),
     fedprox: fedprox.Hyper(**LOCAL),
+    fedsa: fedsa.Hyper(**LOCAL),
     singleset: LocalHyper(**LOCAL),
 }
 every_method = pytest.mark.parametrize("module", HYPERS, ids=lambda m: m.__name__.removeprefix("methods."))
