@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from deploy.broker import LocalBroker
 from protocol.broker import BrokerAddress, BrokerError
 from protocol.mqtt import Mqtt
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Item
+
+# A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE = 20.0  # seconds; how long a loaded machine may take for what takes milliseconds
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
