@@ -47,6 +47,7 @@ from methods.maths.hyperspheres import (
 )
 from methods.maths.means import ClassMeans
 from methods.nets.base import Net
+from methods.optimizers import Adam
 from methods.wants import Want
 from methods.weights import place_of, snapshot
 
@@ -159,7 +160,7 @@ class Client(singleset.Client):
         self.anchors: Tensor | None = None
         theta = chain(model.features.parameters(), model.projector.parameters())
         self.sgd = sgd(theta, hyper)
-        self.adam = torch.optim.Adam([self.prototypes], lr=hyper.proto_lr)
+        self.adam = Adam([self.prototypes], lr=hyper.proto_lr)
 
     @torch.no_grad()
     def receive(self, payload: Payload) -> None:
@@ -168,7 +169,7 @@ class Client(singleset.Client):
             return
         self.prototypes.copy_(payload["prototypes"])
         if self.hyper.reset_adam:
-            self.adam.state.clear()
+            self.adam.forget()
 
     def run(self, ask: Ask) -> Payload:
         self.fit(ask.phase)
@@ -196,35 +197,15 @@ class Client(singleset.Client):
     def state(self) -> Payload:
         anchors = {} if self.anchors is None else {"anchors": self.anchors}
         own = {"prototypes": self.prototypes, **anchors}
-        return {**super().state(), **snapshot(own), **moments(self.sgd, "sgd"), **moments(self.adam, "adam")}
+        return {**super().state(), **snapshot(own), **self.sgd.state("sgd"), **self.adam.state("adam")}
 
     def restore(self, state: Payload) -> None:
         super().restore(state)
         with torch.no_grad():
             self.prototypes.copy_(state["prototypes"])
         self.anchors = state["anchors"].to(self.prototypes.device) if "anchors" in state else None
-        load_moments(self.sgd, state, "sgd")
-        load_moments(self.adam, state, "adam")
-
-
-def moments(optimizer: torch.optim.Optimizer, prefix: str) -> dict[str, Tensor]:
-    """Copies of what an optimizer remembers: <prefix>.<number of the parameter>.<name>."""
-    return {
-        f"{prefix}.{number}.{name}": value.detach().clone()
-        for number, kept in optimizer.state_dict()["state"].items()
-        for name, value in kept.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def load_moments(optimizer: torch.optim.Optimizer, state: Payload, prefix: str) -> None:
-    """What the state holds under this prefix and nothing else: an optimizer that has not stepped holds none."""
-    kept: dict[int, dict[str, Tensor]] = {}
-    for key in state:
-        if key.startswith(f"{prefix}."):
-            _, number, name = key.split(".")
-            kept.setdefault(int(number), {})[name] = state[key].clone()
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
+        self.sgd.restore(state, "sgd")
+        self.adam.restore(state, "adam")
 
 
 def cost(sizes: Sizes) -> Cost:

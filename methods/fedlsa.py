@@ -35,6 +35,7 @@ from methods.local import LocalHyper, demand, demand_one_of
 from methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from methods.maths.geometry import margins, unit
 from methods.nets.base import Net, initialised_from
+from methods.optimizers import SGD
 from methods.weights import load_weights, snapshot, weights_of
 
 FirstRound = Literal["pretrain", "skip"]
@@ -99,7 +100,7 @@ class Server(fedavg.Server):
     def fit_anchors(self) -> None:
         """An epoch is one step: the C anchors are one batch. R and Theta go on from the round before."""
         phi_glo = deepcopy(self.model.head).eval().requires_grad_(False)
-        optimizer = torch.optim.SGD(self.learner.parameters(), lr=self.hyper.server_lr)
+        optimizer = SGD(self.learner.parameters(), lr=self.hyper.server_lr)
         for _ in range(self.hyper.server_epochs):
             optimizer.zero_grad()
             torch.autograd.backward(self.anchor_loss(phi_glo, self.learner()))

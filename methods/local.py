@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from methods.base import Samples
 from methods.nets.base import Net
+from methods.optimizers import SGD, Optimizer
 
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
 
@@ -64,7 +65,7 @@ def train(
     hyper: LocalHyper,
     generator: torch.Generator,
     before_epoch: Callable[[], object] | None = None,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
+    optimizers: Sequence[Optimizer] = (),
 ) -> None:
     """Shuffled batches; no sample is dropped, and a device without samples changes nothing.
 
@@ -86,8 +87,8 @@ def train(
                     optimizer.step()
 
 
-def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
+def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> SGD:
+    return SGD(parameters, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
 
 
 def embed(model: Net, x: Tensor) -> Tensor:

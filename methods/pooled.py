@@ -13,6 +13,7 @@ from methods.averaging import flat_slice
 from methods.base import Payload, Reply, seeded
 from methods.local import LocalHyper, sgd, train
 from methods.nets.mlp import amplifier
+from methods.optimizers import SGD
 from methods.weights import load_weights, place_of, weights_of
 
 
@@ -79,7 +80,8 @@ class Pupils:
             return losses.sum()
 
         train(both, pool, objective, hyper, generator, before_epoch=sums.zero_, optimizers=[optimizer])
-        self.momenta = {name: optimizer.state[w]["momentum_buffer"] for name, w in both.named_parameters()}
+        named = zip(both.named_parameters(), optimizer.memory, strict=True)
+        self.momenta = {name: memory["momentum_buffer"] for (name, _), memory in named}
         means = (sums / max(len(pool.y), 1)).tolist()
         return {"loss.classifier": means[0], "loss.amplifier": means[1], "features": float(len(pool.y))}
 
@@ -102,12 +104,12 @@ class Pupils:
         first = seeded(self.seed, "server", "amplifier", outputs).initial_seed()
         return amplifier(self.size, outputs, seed=first).to(place_of(self.C_g))
 
-    def _optimizer(self, both: nn.Module, hyper: LocalHyper) -> torch.optim.SGD:
+    def _optimizer(self, both: nn.Module, hyper: LocalHyper) -> SGD:
         """It goes on where it was; outputs that are new since start at rest."""
         made = sgd(both.parameters(), hyper)
-        for name, w in both.named_parameters():
+        for (name, w), memory in zip(both.named_parameters(), made.memory, strict=True):
             kept = self.momenta.get(name, torch.zeros_like(w[:0]))
-            made.state[w]["momentum_buffer"] = torch.cat([kept, torch.zeros_like(w[len(kept) :])])
+            memory["momentum_buffer"] = torch.cat([kept, torch.zeros_like(w[len(kept) :])])
         return made
 
 

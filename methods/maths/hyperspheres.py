@@ -11,6 +11,7 @@ from torch import Tensor
 from methods.maths.geometry import diagonal, distances, unit
 from methods.maths.means import ClassMeans
 from methods.maths.reduction import REDUCE
+from methods.optimizers import SGD
 
 SLACK = 1e-3  # of a length that is to be 1
 
@@ -34,7 +35,7 @@ def spread(start: Tensor, steps: int, lr: float, momentum: float, weight_decay: 
     The gradient is that of eq. 3 as it stands, not through the division by the length.
     """
     P = start.clone().requires_grad_()
-    optimizer = torch.optim.SGD([P], lr=lr, momentum=momentum, weight_decay=weight_decay)
+    optimizer = SGD([P], lr=lr, momentum=momentum, weight_decay=weight_decay)
     for _ in range(steps):
         _make_unit(P)
         optimizer.zero_grad()

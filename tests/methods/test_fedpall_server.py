@@ -192,7 +192,8 @@ def test_a_device_that_joins_gets_a_further_output_and_numbers_stay():
     assert grown[6].weight[2].abs().max() > 0
     assert same(*({k: v for k, v in weights_of(A).items() if "6." not in k} for A in (old, grown)))
     optimizer = server.pupils._optimizer(nn.ModuleDict({"amplifier": grown}), HYPER.server)
-    buffer = optimizer.state[grown[6].weight]["momentum_buffer"]
+    number = next(i for i, w in enumerate(optimizer.parameters) if w is grown[6].weight)
+    buffer = optimizer.memory[number]["momentum_buffer"]
     assert torch.equal(buffer[:2], momentum) and not buffer[2].any()
     server.hyper = replace(HYPER, server_epochs=40)
     fitted(server, [replace(b, device="a"), c], 3)
