@@ -7,7 +7,9 @@ from pkgutil import iter_modules
 
 from methods.base import Method
 
-SUPPORT = frozenset({"averaging", "base", "bridge", "cost", "local", "optimizers", "plan", "pooled", "wants", "weights"})
+SUPPORT = frozenset(
+    {"averaging", "base", "bridge", "cost", "local", "optimizers", "plan", "pooled", "wants", "weights"}
+)
 
 
 def names() -> list[str]:
