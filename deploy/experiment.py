@@ -108,6 +108,11 @@ class Experiment:
             if mixed
         }
 
+    @property
+    def reports(self) -> str:
+        """Whose accuracy the run is about: "global" or "personal"."""
+        return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan().variant.reports
+
     def rules(self) -> Rules:
         everybody = len(self.shards())
         return self.policy or Rules(quorum=everybody, settle_seconds=0.0)
