@@ -12,9 +12,9 @@ z is what the last layer sees. Where the authors' code leaves the paper, the cod
 The server keeps its row of a class that nobody in the cohort holds.
 
 Two settings are others' comparisons and off by default:
-  average_models  as FPL's code runs FedProto, and with it FedLSA and FedPLCC: the models are averaged too, as in
-                  FedAvg, and the global one is reported (FPL's inference is the classifier). Networks cannot be
-                  mixed then.
+  average_models  as FPL's code runs FedProto: the models are averaged too, as in FedAvg, and the global one is
+                  reported (there by its classifier), as FedLSA's and FedPLCC's tables have it. Networks cannot
+                  be mixed then.
   final_fit       as in FedHP's table: after the last broadcast every device fits once more to its own data.
 """
 
