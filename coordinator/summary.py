@@ -21,7 +21,7 @@ Points = list[dict[str, float]]  # by domain; the place in the list is the numbe
 
 
 def summarise(service: Service, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
-    method = service.plan.load()
+    method = service.plan.variant
     return {
         "name": settings.name,
         "method": service.plan.method,

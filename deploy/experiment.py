@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from coordinator.config import CoordinatorSettings, Rules, split_method
+from deploy.origin import Origin, placed
 from edge_client.config import DeviceSettings
 from edge_client.data import DataSettings, domains
 from edge_client.pictures import Pictures
@@ -24,7 +25,7 @@ class Fleet:
 
     clients: dict[str, int] = field(default_factory=dict)  # domain -> how many devices share it
     count: int = 0  # so many devices share the data, as data.split says
-    per_domain: int = 1  # so many for every domain of the source
+    per_domain: int = 1  # so many for every domain of the source, or of [domains]
     networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
 
     def __post_init__(self) -> None:
@@ -59,6 +60,9 @@ class Experiment:
     classes: int = 10
     network: Network = field(default_factory=Network)
     data: DataSettings = field(default_factory=DataSettings)
+    domains: dict[str, Origin] = field(
+        default_factory=dict
+    )  # where each is from, if not all from data.source
     devices: Fleet = field(default_factory=Fleet)
     policy: Rules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)
@@ -79,19 +83,20 @@ class Experiment:
 
     def shards(self) -> dict[str, DataSettings]:
         """Device name -> its part of the data."""
-        fleet = self.devices
+        fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
             return {
                 f"device-{i + 1:0{width}}": replace(self.data, part=i, parts=fleet.count)
                 for i in range(fleet.count)
             }
-        chosen = fleet.clients or dict.fromkeys(self._domains(), fleet.per_domain)
+        chosen = fleet.clients or dict.fromkeys(sources or self._domains(), fleet.per_domain)
         found = {}
         for domain, number in chosen.items():
+            own = sources.get(domain) or replace(self.data, domain=domain)
             for i in range(number):
                 name = domain if number == 1 else f"{domain}-{i + 1}"
-                found[name.replace("_", "-")] = replace(self.data, domain=domain, part=i, parts=number)
+                found[name.replace("_", "-")] = replace(own, part=i, parts=number)
         return found
 
     def networks(self) -> dict[str, Network]:
@@ -103,9 +108,29 @@ class Experiment:
             if mixed
         }
 
+    @property
+    def reports(self) -> str:
+        """Whose accuracy the run is about: "global" or "personal"."""
+        return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan().variant.reports
+
     def rules(self) -> Rules:
         everybody = len(self.shards())
         return self.policy or Rules(quorum=everybody, settle_seconds=0.0)
+
+    def _sources(self) -> dict[str, DataSettings]:
+        """Domain -> its data, where the domains are of several sources."""
+        if not self.domains:
+            return {}
+        if self.devices.count and not self.devices.clients:
+            raise ValueError(
+                f"devices.count is {self.devices.count}, for devices that share one source, but [domains] has "
+                f"{len(self.domains)}; say devices.clients or devices.per_domain"
+            )
+        if strange := sorted(self.devices.clients.keys() - self.domains.keys()):
+            raise ValueError(
+                f"devices.clients has {strange[0]!r}, which is not in [domains]; there are {', '.join(self.domains)}"
+            )
+        return placed(self.domains, self.data)
 
     def _domains(self) -> tuple[str, ...]:
         if self.data.domain:

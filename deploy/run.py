@@ -14,14 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from coordinator.config import split_method
 from deploy.broker import LocalBroker
 from deploy.experiment import Experiment, coordinator_settings, device_settings
 from deploy.keys import make_keys
 from deploy.progress import Progress
 from deploy.report import final_table, write_report
 from deploy.run_errors import RunError
-from methods import load
 from protocol.broker import BrokerAddress, preflight
 from protocol.settings import SettingsError, encode, write_toml
 
@@ -32,8 +30,7 @@ LITTLE = 1 << 20  # bytes: a disk with less room is as good as full
 def run_experiment(experiment: Experiment, runs: Path) -> Path:
     """Run it to its end, and return the report. RunError where it ends before."""
     folder = runs / experiment.name
-    view = load(split_method(experiment.method)[0]).reports
-    show = Progress(experiment.rounds, view=view)
+    show = Progress(experiment.rounds, view=experiment.reports)
     with local_broker(experiment, folder) as (address, words), show as progress:
         progress.say(f"broker: {words}")
         prepare(experiment, address, words, runs)

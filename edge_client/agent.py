@@ -210,7 +210,7 @@ class Agent:
             self._next = received  # only the newest matters
         elif not self._question:
             self._question = question
-            half, view = self.half, self.plan.load().reports
+            half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
             self.worker.submit(lambda: self._work(half, task, received, question, view), self._worked)
 

@@ -161,5 +161,10 @@ class Method:
     needs_counts: bool = False  # devices state samples per class when they join
     mixed_networks: bool = False  # devices may run different networks of one embedding size
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
+    variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    def under(self, hyper: Any) -> Method:
+        """The method as a run with these settings has it."""
+        return self.variant(hyper) if self.variant else self

@@ -3,9 +3,14 @@
 w <- sum_i (N_i / N) w_i                                                        (alg. 1)
 
 Buffers: running statistics are averaged as the parameters are, num_batches_tracked is one device's.
+
+final_fit: after the last broadcast every device fits the model once more to its own data and is measured with
+what comes of it, as FedHP's table has it ("standard practice" in personalized learning).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +20,11 @@ from methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
 from methods.cost import Cost, Sizes
 from methods.local import LocalHyper, train
 from methods.weights import load_weights, snapshot, weight_wants, weights_of
+
+
+@dataclass(frozen=True)
+class Hyper(LocalHyper):
+    final_fit: bool = False
 
 
 class Server(ServerHalf):
@@ -34,6 +44,8 @@ class Server(ServerHalf):
 
 
 class Client(ClientHalf):
+    """Without the last fit, for the methods that add to FedAvg."""
+
     hyper: LocalHyper
 
     def receive(self, payload: Payload) -> None:
@@ -53,8 +65,20 @@ class Client(ClientHalf):
         """Every round starts from the global model."""
 
 
+class FittingClient(Client):
+    hyper: Hyper
+
+    def settle(self) -> None:
+        if self.hyper.final_fit:
+            train(self.model, self.data, self.objective, self.hyper, self.generator("settle"))
+
+
 def cost(sizes: Sizes) -> Cost:
     return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights})
 
 
-METHOD = Method("arXiv:1602.05629", LocalHyper, Server, Client, cost=cost)
+def variant(hyper: Hyper) -> Method:
+    return replace(METHOD, reports="personal") if hyper.final_fit else METHOD
+
+
+METHOD = Method("arXiv:1602.05629", Hyper, Server, FittingClient, cost=cost, variant=variant)

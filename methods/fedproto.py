@@ -10,13 +10,19 @@ z is what the last layer sees. Where the authors' code leaves the paper, the cod
   inference     the nearest global prototype, by squared distance; "classifier" is the device's own last
                 layer, which also serves until prototypes come. A class without one is never predicted.
 The server keeps its row of a class that nobody in the cohort holds.
+
+Two settings are others' comparisons and off by default:
+  average_models  as FPL's code runs FedProto: the models are averaged too, as in FedAvg, and the global one is
+                  reported (there by its classifier), as FedLSA's and FedPLCC's tables have it. Networks cannot
+                  be mixed then.
+  final_fit       as in FedHP's table: after the last broadcast every device fits once more to its own data.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -24,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from methods import singleset
+from methods.averaging import weighted_mean
 from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
 from methods.cost import Cost, Sizes
 from methods.local import LocalHyper, demand, demand_one_of, embed, train
@@ -39,7 +46,7 @@ from methods.maths.means import (
 from methods.maths.pulls import prototype_mse
 from methods.nets.base import Net
 from methods.wants import Want
-from methods.weights import place_of
+from methods.weights import load_weights, place_of, snapshot, weight_wants, weights_of
 
 Aggregation = Literal["unweighted", "weighted"]
 Source = Literal["training", "eval"]
@@ -58,6 +65,8 @@ class Hyper(LocalHyper):
     aggregation: Aggregation = "unweighted"
     proto_source: Source = "training"
     inference: Inference = "prototype"
+    average_models: bool = False
+    final_fit: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,10 +89,13 @@ class Server(ServerHalf):
         held = counts > 0
         self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
         self.known = self.known | held
+        if self.hyper.average_models:
+            load_weights(self.model, weighted_mean(replies, weight_wants(self.model)))
 
     def wants(self) -> Mapping[str, Want]:
         classes, size = self.model.classes, self.model.embedding_size
         return {
+            **(weight_wants(self.model) if self.hyper.average_models else {}),
             "prototypes": Want(("held", size), most=classes),
             "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
             "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes),
@@ -95,14 +107,17 @@ class Server(ServerHalf):
         return class_means(sent["prototypes"], sent["labels"], self.model.classes, sent["counts"])
 
     def payload(self) -> Payload:
+        shared = weights_of(self.model) if self.hyper.average_models else {}
         if not self.known.any():
-            return {}
-        return {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
+            return shared
+        rows = {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
+        return {**shared, **rows}
 
     def state(self) -> Payload:
-        return self.payload()
+        return snapshot(self.payload())
 
     def restore(self, state: Payload) -> None:
+        load_weights(self.model, state)
         self.prototypes, self.known = table_of(state, self.model)
 
 
@@ -115,19 +130,28 @@ class Client(singleset.Client):
         self.forget()
 
     def receive(self, payload: Payload) -> None:
+        load_weights(self.model, payload)
         if "prototypes" in payload:
             self.prototypes, self.known = table_of(payload, self.model)
 
     def run(self, ask: Ask) -> Payload:
-        generator = self.generator(ask.phase)
-        train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.forget)
+        self.fit(ask.phase)
         means, counts = self.own_prototypes()
         held = counts > 0
         return {
+            **(weights_of(self.model) if self.hyper.average_models else {}),
             "prototypes": means[held],  # [C_i, D]
             "labels": held.nonzero().squeeze(1),
             "counts": counts[held],
         }
+
+    def fit(self, purpose: str) -> None:
+        generator = self.generator(purpose)
+        train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.forget)
+
+    def settle(self) -> None:
+        if self.hyper.final_fit:
+            self.fit("settle")
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         z = self.model.embed(x)  # [B, D]
@@ -180,4 +204,20 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {} if sizes.first_round else {"prototypes": sizes.C * sizes.D, "labels": sizes.C})
 
 
-METHOD = Method("arXiv:2105.00243", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost)
+def cost_with_models(sizes: Sizes) -> Cost:
+    own, models = cost(sizes), {"weights": sizes.weights}
+    return Cost({**models, **own.up}, {**models, **own.down})
+
+
+def variant(hyper: Hyper) -> Method:
+    """What is one model for all is reported as such, unless every device has made it its own at the end."""
+    if not hyper.average_models:
+        return METHOD
+    view = "personal" if hyper.final_fit else "global"
+    return replace(METHOD, reports=view, mixed_networks=False, cost=cost_with_models)
+
+
+METHOD = Method(
+    "arXiv:2105.00243", Hyper, Server, Client,
+    reports="personal", mixed_networks=True, cost=cost, variant=variant,
+)  # fmt: skip

@@ -55,6 +55,11 @@ class Plan:
     def load(self) -> Method:
         return load(self.method)
 
+    @property
+    def variant(self) -> Method:
+        """The method as this run's settings make it."""
+        return self.load().under(self.settings())
+
     def settings(self) -> Any:
         return decode(self.load().Hyper, self.hyper, "method")
 
@@ -79,11 +84,12 @@ class Plan:
         """The network of a device, refused with SettingsError where the method cannot take it in this run."""
         if network is None or network == self.network:
             return self.model()
-        if not self.load().mixed_networks:
+        if not self.variant.mixed_networks:
+            words = " with these settings" if self.load().mixed_networks else ""
             raise SettingsError(
-                f"{self.method} needs the same network on every device: the run's is {self.network.name}, "
+                f"{self.method}{words} needs the same network on every device: the run's is {self.network.name}, "
                 f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
-                f"{', '.join(mixing())}"
+                f"{', '.join(name for name in mixing() if name != self.method)}"
             )
         return self._of_the_same_size(self.model(network), network)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,10 +57,11 @@ def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
 
 
 def simulation(
-    folder: Path, method: str, weather: Weather | None = None, seed: int = 0, policy: Policy = POLICY, **more
-) -> Simulation:
+    folder: Path, method: str, weather: Weather | None = None, seed: int = 0, policy: Policy = POLICY,
+    hyper: Mapping[str, object] | None = None, **more,
+) -> Simulation:  # fmt: skip
     shards = {f"device-{i}": shard(i) for i in range(3)}
-    made = plan(method, policy.rounds)
+    made = plan(method, policy.rounds, **(hyper or {}))
     return Simulation(made, shards, policy, folder, weather or Weather(), seed, **more)
 
 

@@ -1,5 +1,5 @@
 """Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10,
-PACS, and anyone's own."""
+PACS, and anyone's own, which may have the halves that it was published in, `<root>/<domain>/train/<class>/...`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import numpy as np
 
 from edge_client.data.domain import Collection, Domain, Indices, take
 from edge_client.data.draws import Draws
+from edge_client.data.errors import DataError
 from edge_client.data.picks import stratified, without
-from edge_client.data.pictures import class_folders
+from edge_client.data.pictures import class_folders, subfolders
 from edge_client.data.source import Source
 
 WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
-OWN_WAY_OUT = "pictures are looked for in <root>/<class>/, or <root>/<domain>/<class>/ with data.domain"
+OWN_WAY_OUT = (
+    "pictures are looked for in <root>/<class>/, or <root>/<domain>/<class>/ with data.domain, "
+    "or in train/<class>/ and test/<class>/ there"
+)
+HALVES = ({"train", "test"}, {"train", "val"})
 
 
 def _office_caltech(folder: Path, domain: str) -> Domain:
@@ -34,11 +39,25 @@ def _pacs(folder: Path, domain: str) -> Domain:
 
 
 def _own(folder: Path, domain: str) -> Domain:
-    """80/20. The domain is a folder in the root, or without one the root itself."""
+    """80/20, or the halves that are there. The domain is a folder in the root, or without one the root itself."""
     place = folder if domain == "folder" else folder / domain
+    if set(found := subfolders(place, OWN_WAY_OUT)) in HALVES:
+        return _halves(domain, *(place / name for name in sorted(found, key="train".__ne__)))
     classes, pictures = class_folders(place, OWN_WAY_OUT)
     n = len(pictures.labels)
     return _parted(domain, classes, pictures, stratified(pictures.labels, n // 5, Draws("folder", domain)))
+
+
+def _halves(domain: str, train: Path, test: Path) -> Domain:
+    classes, learnt = class_folders(train, OWN_WAY_OUT)
+    others, tested = class_folders(test, OWN_WAY_OUT)
+    if classes != others:
+        only = sorted(set(classes) ^ set(others))[0]
+        raise DataError(
+            f"{train} and {test} must have the same folders, and only one has {only!r}; "
+            "make an empty one where there is no picture of a class"
+        )
+    return Domain(domain, classes, learnt, tested)
 
 
 def _parted(domain: str, classes: tuple[str, ...], pictures: Collection, test: Indices) -> Domain:

@@ -11,6 +11,7 @@ from edge_client.data.sources import find
 SIZES = (8, 512)  # pixels
 CHANNELS = (1, 3)
 LEAST = 2  # training samples: BatchNorm cannot learn from one
+ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class DataSettings:
     part: int = 0  # which share this client has,
     parts: int = 1  # of so many. All clients that share must agree on everything but `part`
     beta: float = 0.3  # of the Dirichlet draw: the smaller, the more skewed
+    fraction: float | None = None  # for each client, of the domain's training samples; None: its whole share
     samples: int | None = None  # at most so many for training and validation together
+    own_test: float | None = None  # of the client's own samples, for its test; None: the published test set
     test_samples: int | None = None  # at most so many for the test
     validation: float = 0.1  # the share of the training samples that is held out
     size: int = 32  # images are brought to size x size
@@ -55,6 +58,16 @@ class DataSettings:
             )
         if not (math.isfinite(self.beta) and self.beta > 0):
             raise ValueError(f"beta is {self.beta}, it must be above 0; 0.1 is very skewed, 100 hardly")
+        if self.fraction is not None and not 0 < self.fraction * self.parts <= 1 + ROUNDING:
+            raise ValueError(
+                f"fraction is {self.fraction}, it must be above 0 and at most {1 / self.parts:.3g}, "
+                f"as much as each of {self.parts} can have"
+            )
+        if self.own_test is not None and not 0 < self.own_test <= 0.9:
+            raise ValueError(
+                f"own_test is {self.own_test}, it must be above 0 and at most 0.9, "
+                "or left out for the published test set"
+            )
 
     def _check_sizes(self) -> None:
         if self.samples is not None and self.samples < LEAST:

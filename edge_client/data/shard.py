@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edge_client.data.cache import default_folder
-from edge_client.data.domain import Collection, Domain, narrowed, pooled, take
+from edge_client.data.domain import Collection, Domain, Pooled, narrowed, pooled, take
 from edge_client.data.draws import Draws
 from edge_client.data.errors import DataError
 from edge_client.data.picks import stratified, without
@@ -23,6 +23,8 @@ from edge_client.data.sources import find
 # One scale for all domains, 0..255 to -1..1: each domain's own mean and deviation would take away the very shift
 # that federated methods are compared on.
 SCALE: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
+
+NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,15 @@ def load(settings: DataSettings) -> Shard:
     """This client's share. The same settings give the same samples in the same order on every machine."""
     domain = _domain(settings)
     where = (settings.seed, settings.source, domain.name)
-    train, test = _share(domain, settings, Draws(*where, "shares"))
     own = (*where, settings.parts, settings.part)
+    train, test = _share(domain, settings, Draws(*where, "shares"), Draws(*own, "own test"))
     thin = SPLITS[settings.split].thin
+    train = _so_much(settings, train, Draws(*own, "fraction"))
     train = _at_most(settings.samples, thin, train, Draws(*own, "samples"))
-    # Not of its own: clients that share a domain report on the same test samples.
+    # Without a test of their own, clients that share a domain report on the same samples.
     test = _at_most(settings.test_samples, thin, test, Draws(*where, "test samples"))
     train, validation = _held_out(settings.validation, train, Draws(*own, "validation"))
-    _check(train, settings, domain)
+    _check(train, test, settings, domain)
     mixed = Draws(*own, "order").order(len(train.labels))
     parts = (_part(some, settings.size, settings.channels) for some in (take(train, mixed), validation, test))
     return Shard(domain.name, len(domain.classes), *parts)
@@ -71,15 +74,28 @@ def _domain(settings: DataSettings) -> Domain:
     return pooled(settings.source, [narrowed(source.read(folder, name), classes) for name in names])
 
 
-def _share(domain: Domain, settings: DataSettings, draws: Draws) -> tuple[Collection, Collection]:
-    s, train, test = settings, domain.train, domain.test
-    if not len(train.labels) or not len(test.labels):
+def _share(domain: Domain, settings: DataSettings, draws: Draws, own: Draws) -> tuple[Collection, Collection]:
+    """What this client may learn from, and what it is tested on."""
+    s, train, test, deal = settings, domain.train, domain.test, SPLITS[settings.split].deal
+    if s.own_test is not None:
+        train, test = Pooled([train, test]), take(test, NONE)
+    if not len(train.labels) or not (len(test.labels) or s.own_test):
         raise DataError(
             f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-            f"of its {len(domain.classes)} classes; it takes some of both"
+            f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
         )
-    mine, tested = SPLITS[s.split].deal(train.labels, test.labels, s.parts, s.beta, draws)[s.part]
+    mine, tested = deal(train.labels, test.labels, s.parts, s.beta, draws)[s.part]
+    if s.own_test is not None:
+        return _held_out(s.own_test, take(train, mine), own)
     return take(train, mine), take(test, tested)
+
+
+def _so_much(settings: DataSettings, share: Collection, draws: Draws) -> Collection:
+    """`fraction` is of the domain, of which the share is one part of `parts` on the average. The mix stays."""
+    if settings.fraction is None:
+        return share
+    wanted = round(settings.fraction * settings.parts * len(share.labels))
+    return _at_most(wanted, stratified, share, draws)
 
 
 def _at_most(most: int | None, thin: Thin, some: Collection, draws: Draws) -> Collection:
@@ -92,11 +108,16 @@ def _held_out(fraction: float, some: Collection, draws: Draws) -> tuple[Collecti
     return take(some, without(len(some.labels), held)), take(some, held)
 
 
-def _check(train: Collection, settings: DataSettings, domain: Domain) -> None:
+def _check(train: Collection, test: Collection, settings: DataSettings, domain: Domain) -> None:
     if len(train.labels) < LEAST:
         raise DataError(
             f"{domain.name} leaves client {settings.part} of {settings.parts} {len(train.labels)} training "
             f"samples, it takes {LEAST}; take fewer parts, a smaller validation or more samples"
+        )
+    if not len(test.labels):
+        raise DataError(
+            f"{domain.name} leaves client {settings.part} of {settings.parts} no test samples; "
+            "take fewer parts or a larger own_test"
         )
 
 

@@ -46,14 +46,16 @@ def shuffled(train: Labels, test: Labels, parts: int, beta: float, draws: Draws)
 
 def dirichlet(train: Labels, test: Labels, parts: int, beta: float, draws: Draws) -> list[Share]:
     """Each class goes to the clients in proportions drawn from Dirichlet(beta), and its test samples in the
-    same ones: everybody is tested on what it learns from. A draw that starves somebody is drawn again."""
-    classes = int(max(train.max(), test.max())) + 1
+    same ones: everybody is tested on what it learns from. A draw that starves somebody is drawn again. Without
+    test samples nobody gets any."""
+    classes = int(np.concatenate([train, test]).max()) + 1
+    tested = min(len(test), 1)  # at least, for everybody
     sizes = [np.bincount(labels, minlength=classes) for labels in (train, test)]
-    if len(train) >= LEAST_SKEWED * parts and len(test) >= parts:
+    if len(train) >= LEAST_SKEWED * parts and len(test) >= tested * parts:
         for _ in range(ATTEMPTS):
             cuts = _cuts(classes, parts, beta, draws)
             ends = [_ends(cuts, counts) for counts in sizes]
-            if _least(ends[0]) >= LEAST_SKEWED and _least(ends[1]) >= 1:
+            if _least(ends[0]) >= LEAST_SKEWED and _least(ends[1]) >= tested:
                 return list(zip(_cut(train, ends[0], draws), _cut(test, ends[1], draws), strict=True))
     raise DataError(
         f"{len(train)} training and {len(test)} test samples cannot be dealt to {parts} clients with beta "

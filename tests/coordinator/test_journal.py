@@ -100,6 +100,13 @@ def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     assert best(test, [{"a": 0.1}, {"a": 0.8}, {"a": 0.8}])["point"] == 1
 
 
+def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):
+    run, rounds = observed(tmp_path, hyper={"final_fit": True})
+    run.run()
+    found = summarise(run.service, settings(), rounds.records, "1.0")
+    assert found["reports"] == "personal" and found["accuracy"] == found["views"]["personal"]
+
+
 def test_the_ledger_holds_every_round_and_every_answer(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite", 1, "1.0", "{}")
     run, rounds = observed(tmp_path, sinks=[ledger])

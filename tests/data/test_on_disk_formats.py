@@ -146,6 +146,33 @@ def test_folders_by_domain_and_class(tmp_path, source, domains, test):
         assert found.classes == 2 and (len(found.train.y), len(found.test.y)) == (20 - test, test)
 
 
+@pytest.mark.parametrize("half", ["test", "val"])
+@pytest.mark.parametrize("domain", ["", "synth"])
+def test_folders_with_the_halves_that_were_published(tmp_path, half, domain):
+    for split, n in (("train", 6), (half, 3)):
+        for label in ("0", "1"):
+            for i in range(n):
+                picture(tmp_path / domain / split / label / f"{i}.png", 20 * i)
+    found = load_all("folder", tmp_path, domain=domain)
+    assert found.classes == 2 and (len(found.train.y), len(found.test.y)) == (12, 6)
+    assert found.domain == (domain or "folder")
+
+
+def test_halves_with_different_classes_are_refused(tmp_path):
+    for place in ("train/0", "train/1", "test/0"):
+        picture(tmp_path / place / "1.png", 9)
+    with pytest.raises(DataError, match=r"train and .*test must have the same folders, and only one has '1'"):
+        load_all("folder", tmp_path)
+
+
+def test_classes_may_be_called_as_halves_are(tmp_path):
+    for label in ("bus", "test", "train"):
+        for i in range(10):
+            picture(tmp_path / label / f"{i}.png", 20 * i)
+    found = load_all("folder", tmp_path)
+    assert found.classes == 3 and (len(found.train.y), len(found.test.y)) == (24, 6)
+
+
 DOMAINNET = [
     (0, "aircraft_carrier"), (7, "bird"), (9, "feather"), (2, "headphones"), (3, "ice_cream"), (4, "teapot"),
     (5, "tiger"), (6, "whale"), (8, "windmill"), (10, "wine_glass"), (11, "zebra"),

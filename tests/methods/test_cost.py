@@ -22,9 +22,9 @@ NUMBER_BYTES = {"labels": 8, "counts": 8, "classes": 8}  # int64; all else is fl
 LOCAL = {"epochs": 1, "batch": 8, "server_epochs": 1, "init_steps": 10}
 
 
-def plan_of(name):
+def plan_of(name, **hyper):
     known = load(name).Hyper.__dataclass_fields__
-    return Plan(name, 3, 3, 7, 8, Network("mlp"), {k: v for k, v in LOCAL.items() if k in known})
+    return Plan(name, 3, 3, 7, 8, Network("mlp"), {**{k: v for k, v in LOCAL.items() if k in known}, **hyper})
 
 
 def counted(payload):
