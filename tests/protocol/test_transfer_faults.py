@@ -199,8 +199,8 @@ def test_a_want_for_what_is_not_offered_or_not_there_any_more_is_passed_over(tmp
 
 def test_a_broadcast_over_the_limit_is_refused_before_anything_is_fetched(tmp_path):
     ends = Ends(tmp_path, "a")
-    size = (1 << 30) + 1
-    manifest = Manifest(b"x" * 32, size, size, (b"h" * 16,), (("weights", size),))
+    size, block = (1 << 30) + 1, 1 << 20
+    manifest = Manifest(b"x" * 32, size, block, (b"h" * 16,) * 1025, (("weights", size),))
     ends.coordinator.send("a", Task(1, "train", manifest))
     ends.links["a"].send(Hello("a", 1, 1))
     ends.run()
