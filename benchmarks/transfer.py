@@ -39,7 +39,7 @@ PLAIN = "bench/plain"
 
 
 class TakeAll:
-    def admit(self, update: Update, size: int) -> bool:
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
         return True
 
     def spoiled(self, update: Update, fault: Rejected) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.claims import Limits
 from coordinator.events import Policy
 from methods.plan import Network, Plan
 from protocol.broker import BrokerAddress
@@ -36,6 +37,7 @@ class CoordinatorSettings:
     channels: int = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
     policy: Rules = field(default_factory=Rules)
+    limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     key: str = "keys/coordinator.key"
     devices: str = "keys"  # folder with one <device>.pub for each device that may take part

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from pathlib import Path
 
@@ -15,12 +14,12 @@ from coordinator.observers import observed
 from coordinator.service import Service
 from coordinator.spool import Spool
 from protocol.coordinator_link import CoordinatorLink
+from protocol.inbox import BoundedInbox
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.seal import COORDINATOR, Identity, load_key, load_keyring
 from protocol.topics import Topics
-from protocol.transport import Item
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -36,7 +35,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     plan = settings.plan()
     spool = Spool(folder / "coordinator")
     epoch = spool.start_run(settings.name, plan.encode().decode(), int(time.time()))
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    inbox = BoundedInbox()
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, key)
 
     def link(service: Service) -> CoordinatorLink:
@@ -52,7 +51,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         return made
 
     machine = RoundMachine(settings.rules(), settings.seed)
-    service = Service(plan, machine, spool, ThreadWorker(inbox), link)
+    service = Service(plan, machine, spool, ThreadWorker(inbox), link, limits=settings.limits)
+    inbox.dropped = service.link.overflowed
     try:
         with observed(service, settings, folder, software, events) as watchers:
             service.watchers.extend(watchers)

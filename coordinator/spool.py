@@ -101,6 +101,17 @@ class Spool:
              json.dumps(dict(answer.metrics))),
         )  # fmt: skip
 
+    def refuse(self, device: str, object_name: bytes) -> None:
+        """Forget an answer that is not used, or refused ones would fill the disk; not one that is in as well."""
+        query = "SELECT 1 FROM accepted WHERE device = ? AND object = ?"
+        if self._db.execute(query, (device, object_name)).fetchone() is None:
+            self.store(device).drop(object_name)
+
+    def bytes_of_answers(self) -> int:
+        """What answers take of the disk, unfinished ones with all that they will take."""
+        files = (self.folder / "updates").glob("*/*")
+        return sum(path.stat().st_size for path in files)
+
     def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO closed VALUES (?, ?, ?)", (round, phase, json.dumps(devices))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.claims import Limits
 from coordinator.events import Policy
 from coordinator.machine import RoundMachine
 from coordinator.service import Service, Watcher
@@ -52,6 +53,7 @@ class Simulation:
     work_seconds: float = 1.0
     build: Build = build_half
     watchers: list[Watcher] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         self.world = World(self.weather, self.seed)
@@ -89,7 +91,7 @@ class Simulation:
             return made
 
         machine = RoundMachine(self.policy, self.plan.seed)
-        self.service = Service(self.plan, machine, spool, worker, link, self.watchers)
+        self.service = Service(self.plan, machine, spool, worker, link, self.watchers, self.limits)
 
     def boot_device(self, device: str) -> None:
         self._halt(device)

@@ -25,7 +25,7 @@ class Fetch:
 
     def __init__(self, partial: Partial, ask: Ask) -> None:
         self.partial, self._ask = partial, ask
-        self.asked: set[int] = set()
+        self.asked: dict[int, float] = {}  # block -> when it was asked for first
         self._next = 0  # blocks before this one are here or asked for
         self._retry = RETRY_SECONDS
         self.wake_at = float("inf")
@@ -34,10 +34,11 @@ class Fetch:
     def object(self) -> bytes:
         return self.partial.manifest.object
 
-    @property
-    def flying(self) -> int:
-        """Blocks that may still come. What a silent sender was asked for holds up nobody else's."""
-        return len(self.asked) if self._retry < SILENT_SECONDS else 0
+    def flying(self, now: float) -> int:
+        """Blocks that may still come. A sender that is silent, or lets one fall now and then, holds up nobody."""
+        if self._retry >= SILENT_SECONDS:
+            return 0
+        return sum(now - since < SILENT_SECONDS for since in self.asked.values())
 
     def fill(self, window: int, now: float) -> None:
         """Ask for more when at most half of the window is still in flight."""
@@ -49,14 +50,14 @@ class Fetch:
                 fresh.append(self._next)
             self._next += 1
         if fresh:
-            self.asked.update(fresh)
+            self.asked.update(dict.fromkeys(fresh, now))
             self._say(fresh, again=False)
             self.wake_at = now + self._retry
 
     def got(self, index: int, data: memoryview, now: float) -> bool:
         """Take a block; True if it is new."""
         fresh = self.partial.write(index, data)
-        self.asked.discard(index)
+        self.asked.pop(index, None)
         if fresh:
             self._retry = RETRY_SECONDS
             self.wake_at = now + self._retry
@@ -67,7 +68,7 @@ class Fetch:
         if now < self.wake_at:
             return
         missing = [i for i, here in enumerate(self.partial.have) if not here][: max(1, window)]
-        self.asked = set(missing)
+        self.asked = {i: self.asked.get(i, now) for i in missing}
         self._next = max(self._next, missing[-1] + 1 if missing else 0)
         self._say(missing, again=True)
         self._retry = min(2 * self._retry, LONGEST_RETRY_SECONDS)

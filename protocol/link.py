@@ -24,7 +24,8 @@ from protocol.window import Window
 
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
-WINDOW: Final = 64  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
+MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_ROOM  # more is not even hashed for its signature
+WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Link:
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
+        if len(frame) > MAX_FRAME:
+            raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
         header, payload = unseal(frame, self.keyring)
         if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
@@ -144,6 +147,7 @@ class Link:
             result = "accepted" if taken.new else "duplicate"
         except Rejected as fault:
             result = fault.reason.value
+            self.meter.rejected[fault.reason] += 1
             raise
         finally:
             packet = packet_bytes(topic, len(frame))

@@ -27,7 +27,7 @@ class Gate:
     open: bool = True
     faults: list[Rejected] = field(default_factory=list)
 
-    def admit(self, update, size):
+    def admit(self, update, size, name):
         return self.open
 
     def spoiled(self, update, fault):

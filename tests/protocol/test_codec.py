@@ -156,7 +156,8 @@ def pairs(n):
     [
         (Task(1, "x", blocks(codec.MAX_BLOCKS)), Task(1, "x", blocks(codec.MAX_BLOCKS + 1))),
         (Want(HASH, pairs(codec.MAX_RANGES)), Want(HASH, pairs(codec.MAX_RANGES + 1))),
-        (Want(HASH, ((codec.MAX_BLOCKS - 1, codec.MAX_BLOCKS),)), Want(HASH, ((codec.MAX_BLOCKS, codec.MAX_BLOCKS + 1),))),
+        (Want(HASH, ((codec.MAX_BLOCKS - 1, codec.MAX_BLOCKS),)),
+         Want(HASH, ((codec.MAX_BLOCKS, codec.MAX_BLOCKS + 1),))),
         (Want(HASH, ((0, codec.MAX_ASKED),)), Want(HASH, ((0, codec.MAX_ASKED + 1),))),
         (Want(HASH, ((0, 9), (90, 81 + codec.MAX_ASKED))), Want(HASH, ((0, 9), (90, 82 + codec.MAX_ASKED)))),
         (Task(1, "x", Manifest(HASH, 1, codec.MAX_BLOCK, (b"1" * 16,), (("counts", 1),))),
@@ -180,7 +181,9 @@ def test_a_part_of_a_kind_that_does_not_exist_is_refused_or_a_device_could_inven
     assert reason_for(ONE_OF_EACH[2], broadcast=codec._manifest_fields(broken)) is Reason.MALFORMED
 
 
-@pytest.mark.parametrize("place", [Place(1 << 31), Place(1, "x" * 65), Place(1, "x", b"x"), Place(1, "x", b"x" * 33)])
+@pytest.mark.parametrize(
+    "place", [Place(1 << 31), Place(1, "x" * 65), Place(1, "x", b"x"), Place(1, "x", b"x" * 33)]
+)
 def test_a_place_that_no_database_and_no_header_could_hold_is_refused(place):
     with pytest.raises(Rejected) as fault:
         decode("bye", encode(Bye("enough")), "a", place)
