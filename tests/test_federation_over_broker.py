@@ -32,6 +32,8 @@ DEVICES = [f"device-{i}" for i in range(3)]
 class Federation:
     """A coordinator and devices as threads of this process, each with a connection of its own."""
 
+    coordinators_inbox = queue.SimpleQueue
+
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
         self.plan = plan(method)
@@ -40,7 +42,7 @@ class Federation:
         self.agents, self.inboxes, self.threads = {}, {}, []
 
     def coordinator(self):
-        inbox = queue.SimpleQueue()
+        inbox = self.coordinators_inbox()
         spool = Spool(self.folder / "coordinator", durable=False)
         epoch = spool.start_run("test", self.plan.encode().decode(), 1)
 
