@@ -12,6 +12,7 @@ from protocol.broker import BrokerError
 from protocol.exposition import MetricsError
 from protocol.seal import KeyFileError
 from protocol.settings import SettingsError
+from protocol.store import DamagedError
 
 FAILED, MISUSED = 1, 2
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -21,7 +22,7 @@ def exit_code(error: Exception) -> int | None:
     match error:
         case SettingsError() | KeyFileError() | RunMismatchError():
             return MISUSED
-        case BrokerError() | DataError() | RunError() | MetricsError():
+        case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError():
             return FAILED
         case OSError() if error.errno in NO_ROOM:
             error.args = (

@@ -6,14 +6,17 @@ One JSON file names the objects; writing it anew and renaming it is the moment a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from protocol.messages import Arrays
-from protocol.store import ObjectStore, sync
+from protocol.settings import decode
+from protocol.store import DamagedError, ObjectStore, sync
 
+HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
 KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones
 
 
@@ -81,11 +84,14 @@ class Memory:
 
     def _read(self) -> Book:
         try:
-            table = json.loads(self._path.read_text())
-            answers = [Answer(**row) for row in table.pop("answers")]
-            return Book(**table, answers=answers)
+            return read_book(self._path.read_bytes())
         except FileNotFoundError:
             return Book()
+        except DamagedError as error:
+            raise DamagedError(
+                f"{self._path} is damaged ({error}); put it back from a copy, or remove {self.folder} and let "
+                "the device begin anew"
+            ) from None
 
     def _write(self) -> None:
         target = self._path.with_suffix(".new")
@@ -95,3 +101,21 @@ class Memory:
         target.replace(self._path)
         if self._durable:
             sync(self._path.parent)
+
+
+def read_book(text: bytes) -> Book:
+    """The contents of the JSON file, or DamagedError."""
+    try:
+        table = json.loads(text)
+        answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
+        book = decode(Book, table)
+        book.answers = answers
+        names = [book.plan, book.half, book.broadcast]
+        names += [name for a in answers for name in (a.question, a.base, a.object)]
+        if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
+            raise ValueError(f"{bad[0][:40]!r} is no SHA-256")
+        if not 0 <= book.boot < 1 << 63 or len(answers) > KEPT_ANSWERS:
+            raise ValueError(f"boot is {book.boot}, and there are {len(answers)} answers")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None
+    return book

@@ -21,6 +21,10 @@ CHUNK: Final = 1 << 20
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+class DamagedError(ValueError):
+    """What an earlier process has saved cannot be used. The message names the file and the way out."""
+
+
 class ObjectStore:
     """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
 
