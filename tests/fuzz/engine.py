@@ -99,8 +99,9 @@ def slow(run: Callable[[bytes], str], data: bytes) -> bool:
 
 
 def stream(pool: list[bytes], dice: random.Random, inputs: int) -> Iterator[bytes]:
-    yield from pool[:inputs]
-    for _ in range(inputs - len(pool)):
+    first = pool[:inputs]  # the pool grows meanwhile
+    yield from first
+    for _ in range(inputs - len(first)):
         yield mutated(pool, dice.random)
 
 
