@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from deploy.enrol.options import add_enrol
+
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
 
@@ -14,6 +16,7 @@ def add_all(jobs: Jobs) -> None:
     add_coordinator(jobs)
     add_device(jobs)
     add_keys(jobs)
+    add_enrol(jobs)
     add_report(jobs)
     add_compare(jobs)
     add_lists(jobs)

@@ -12,6 +12,7 @@ from protocol.broker import BrokerError
 from protocol.exposition import MetricsError
 from protocol.seal import KeyFileError
 from protocol.settings import SettingsError
+from protocol.statements import StatementError
 
 FAILED, MISUSED = 1, 2
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -19,7 +20,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def exit_code(error: Exception) -> int | None:
     match error:
-        case SettingsError() | KeyFileError() | RunMismatchError():
+        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError():
             return MISUSED
         case BrokerError() | DataError() | RunError() | MetricsError():
             return FAILED
