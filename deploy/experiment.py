@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -42,12 +42,16 @@ class BrokerChoice:
     """`auto` takes the system's Mosquitto where there is one, else the embedded broker."""
 
     kind: str = "auto"  # auto, mosquitto, embedded, external
+    tls: Literal["auto", "on", "off"] = "auto"  # auto: on where it is a Mosquitto that we start
     address: BrokerAddress = field(default_factory=BrokerAddress)  # for external
 
     def __post_init__(self) -> None:
         kinds = ("auto", "mosquitto", "embedded", "external")
         if self.kind not in kinds:
             raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(kinds)}")
+        if self.tls == "on" and self.kind in ("embedded", "external"):
+            words = "has none" if self.kind == "embedded" else "has what address.tls says"
+            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {words}; leave it out')
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from coordinator.config import split_method
-from deploy.broker import LocalBroker
+from deploy.broker import LocalBroker, Secured, find_broker
+from deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
 from deploy.experiment import Experiment, coordinator_settings, device_settings
 from deploy.keys import make_keys
 from deploy.progress import Progress
@@ -23,6 +25,7 @@ from deploy.report import final_table, write_report
 from deploy.run_errors import RunError
 from methods import load
 from protocol.broker import BrokerAddress, preflight
+from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, encode, write_toml
 
 EXIT_SECONDS = 10.0
@@ -34,9 +37,9 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
     folder = runs / experiment.name
     view = load(split_method(experiment.method)[0]).reports
     show = Progress(experiment.rounds, view=view)
-    with local_broker(experiment, folder) as (address, words), show as progress:
-        progress.say(f"broker: {words}")
-        prepare(experiment, address, words, runs)
+    with local_broker(experiment, folder) as broker, show as progress:
+        progress.say(f"broker: {broker.words}")
+        prepare(experiment, broker, runs)
         with Processes(folder) as processes:
             try:
                 watch(experiment, processes, progress)
@@ -47,29 +50,47 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
     return report
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A broker that answers, and how reports describe it."""
+
+    address: BrokerAddress
+    words: str
+    fleet: SimulatedFleet | None = None  # whose certificates it takes
+
+    def by(self, name: str) -> BrokerAddress:
+        """As this party reaches it."""
+        return self.address if self.fleet is None else replace(self.address, tls=self.fleet.tls(name))
+
+
 @contextlib.contextmanager
-def local_broker(experiment: Experiment, folder: Path) -> Iterator[tuple[BrokerAddress, str]]:
+def local_broker(experiment: Experiment, folder: Path) -> Iterator[Reached]:
     choice = experiment.broker
     if choice.kind == "external":
         if problem := preflight(choice.address):
             raise RunError(problem)
-        yield choice.address, f"external, {choice.address}"
+        yield Reached(choice.address, f"external, {choice.address}")
         return
-    with LocalBroker(folder / "logs", kind=choice.kind) as broker:
-        yield broker.address, broker.describe()
+    fleet = secured = None
+    if choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto":
+        fleet = enrol_fleet(folder / "enrolled", experiment.name, experiment.shards())
+        secured = Secured(fleet.party(BROKER), fleet.tls(COORDINATOR))
+    kind = "mosquitto" if choice.tls == "on" else choice.kind
+    with LocalBroker(folder / "logs", kind=kind, secured=secured) as broker:
+        yield Reached(broker.address, broker.describe(), fleet)
 
 
-def prepare(experiment: Experiment, broker: BrokerAddress, words: str, runs: Path) -> None:
+def prepare(experiment: Experiment, broker: Reached, runs: Path) -> None:
     """Write what every process needs: settings and keys."""
     folder = runs / experiment.name
-    names = ["coordinator", *experiment.shards()]
+    names = [COORDINATOR, *experiment.shards()]
     for name in names:
         make_keys(folder / "keys", name)
-    settings = coordinator_settings(experiment, broker, runs, words)
+    settings = coordinator_settings(experiment, broker.by(COORDINATOR), runs, broker.words)
     (folder / "coordinator.toml").write_text(write_toml(encode(settings)))
     (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
     for name, data in experiment.shards().items():
-        device = device_settings(experiment, name, data, broker, runs)
+        device = device_settings(experiment, name, data, broker.by(name), runs)
         target = folder / "devices" / name / "device.toml"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(write_toml(encode(device)))

@@ -15,6 +15,7 @@ from protocol.broker import TlsFiles
 from protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
 from protocol.keyfiles import write_file
 from protocol.seal import COORDINATOR
+from protocol.settings import SettingsError
 from protocol.statements import same_fingerprint
 from protocol.topics import valid_device
 
@@ -32,7 +33,7 @@ class SimulatedFleet:
         return self.folder / "root"
 
     def party(self, name: str) -> Path:
-        return self.folder / name
+        return self.folder / name if name in (BROKER, COORDINATOR) else self.folder / "devices" / name
 
     def tls(self, name: str) -> TlsFiles:
         return tls_files(self.party(name))
@@ -57,6 +58,10 @@ def enrol_fleet(
     """Whoever is enrolled already stays as he is; the coordinator comes before the devices, which need its record."""
     made = SimulatedFleet(folder)
     names = [valid_device(name) for name in devices]
+    if BROKER in names:
+        raise SettingsError(
+            f"a device of this fleet cannot be called {BROKER!r}: the broker's certificate is"
+        )
     if made.root.exists():
         authority = made.authority()
     else:
