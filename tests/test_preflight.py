@@ -3,6 +3,7 @@
 import os
 import queue
 import socket
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -241,3 +242,21 @@ def test_files_are_taken_of_one_set_though_a_renewal_moves_the_link_in_between(
 
     monkeypatch.setattr(os.path, "realpath", moving)
     tls_context(TlsFiles(authority.ca, str(link / "tls.crt"), str(link / "tls.key")))
+
+
+def test_a_key_that_this_user_cannot_read_is_named_with_the_way_out(authority):
+    pair = authority.issue("shut")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        files = TlsFiles(*(str(Path(folder) / name) for name in ("ca", "cert", "key")))
+        for source, target in ((authority.ca, files.ca), (pair.cert, files.cert), (pair.key, files.key)):
+            Path(target).write_bytes(Path(source).read_bytes())
+        Path(files.key).chmod(0)
+        me = os.geteuid()
+        try:
+            if me == 0:
+                os.seteuid(65_534)  # nobody: root reads everything
+            with pytest.raises(BrokerError, match=rf"{files.key}.*cannot be read \(Permission denied\)"):
+                tls_context(files)
+        finally:
+            os.seteuid(me)

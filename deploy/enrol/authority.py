@@ -9,9 +9,10 @@ requests/ records/ certs/ approvals/       all public
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -59,7 +60,7 @@ class Authority:
 
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.durable, self._clock = folder, durable, clock
-        self.register = load_register(folder)
+        self.register, self._waiting = load_register(folder), False
         self.roots = [_load_root(folder, number) for number in self.register.roots]
 
     @property
@@ -123,9 +124,21 @@ class Authority:
 
     def save(self, signed_by: Iterable[Root] = ()) -> None:
         """The register first: what it does not know has never been issued."""
+        if self._waiting:
+            return
         save_register(self.folder, self.register, self.durable)
         self.write(ROOTS_FILE, armoured(ROOTS, self.roots_statement(signed_by)))
         self.write(REVOKED_FILE, armoured(REVOCATIONS, self.revoked_statement()))
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Save once for many: the register of a large fleet would be written for each of its devices."""
+        self._waiting = True
+        try:
+            yield
+        finally:
+            self._waiting = False
+            self.save()
 
     def keep(self, issued: Issued, request: bytes) -> None:
         """What was issued, and for which request: to be handed out again."""

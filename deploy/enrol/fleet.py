@@ -66,9 +66,10 @@ def enrol_fleet(
         authority = made.authority()
     else:
         authority = make_authority(made.root, federation, YEARS, durable=False)
-    join(authority, made.party(BROKER), BROKER, days, hosts)
-    for name in (COORDINATOR, *names):
-        join(authority, made.party(name), name, days)
+    with authority.at_once():
+        join(authority, made.party(BROKER), BROKER, days, hosts)
+        for name in (COORDINATOR, *names):
+            join(authority, made.party(name), name, days)
     return made
 
 
