@@ -4,9 +4,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS   ?= 2
+INPUTS ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean data
+.PHONY: help demo test check format bench fuzz audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -25,6 +26,12 @@ format: $(VENV)/.dev ## put the code in its house form
 
 bench: $(VENV)/.dev mosquitto ## what it costs: time, bytes, memory; beside Flower where it installs
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make fuzz INPUTS=10000000
+	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
+	@$(BIN)/python -m deploy.audit $(ARGS)
 
 clean: ## forget the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -22,10 +22,11 @@ from deploy.keys import make_keys
 from methods.plan import Plan
 from protocol.broker import BrokerAddress
 from protocol.coordinator_link import CoordinatorLink
+from protocol.keys import Identity, load_keyring, load_keys
 from protocol.messages import Update
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, wait_for_broker
-from protocol.seal import COORDINATOR, Identity, load_key, load_keyring
+from protocol.seal import COORDINATOR
 from protocol.topics import Topics
 from protocol.transport import Item
 
@@ -86,7 +87,7 @@ def conduct(folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, wa
     topics = Topics(FEDERATION)
     spool = Spool(folder / "spool")
     epoch = spool.start_run(FEDERATION, plan.encode().decode(), int(time.time()))
-    me = Identity(COORDINATOR, epoch, load_key(folder / "keys" / "coordinator.key"))
+    me = Identity(COORDINATOR, epoch, load_keys(folder / "keys" / "coordinator.key"))
     ring = load_keyring(folder / "keys" / "public")
 
     def link(service: Service) -> CoordinatorLink:

@@ -98,10 +98,10 @@ def asked(command: Sequence[str]) -> None:
 
 
 def versions(python: Path) -> dict[str, str]:
-    code = "import importlib.metadata as m, json; print(json.dumps({n: m.version(n) for n in %r}))"
+    code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
     names = ("flwr", "numpy", "httpx", "uvicorn")
     told = subprocess.run(
-        [python, "-c", code % (names,)], capture_output=True, text=True, check=True, timeout=60
+        [python, "-c", code, *names], capture_output=True, text=True, check=True, timeout=60
     )
     return dict(json.loads(told.stdout))
 

@@ -19,9 +19,10 @@ from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol.broker import BrokerAddress
 from protocol.device_link import DeviceLink
+from protocol.keys import Identity, load_keys, load_public
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protocol.seal import COORDINATOR, Identity, load_key, load_public
+from protocol.seal import COORDINATOR
 from protocol.topics import Topics
 from protocol.transport import Item
 
@@ -57,7 +58,7 @@ def main(wish: dict[str, object]) -> None:
     data = made_up(name, shape["classes"], shape["size"], int(str(wish["examples"])))
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     memory = Memory(folder / "devices" / name)
-    me = Identity(name, memory.boot(int(time.time())), load_key(folder / "keys" / f"{name}.key"))
+    me = Identity(name, memory.boot(int(time.time())), load_keys(folder / "keys" / f"{name}.key"))
     topics, ring = Topics(FEDERATION), {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
     link = DeviceLink(me, ring, topics, None, memory.store)  # type: ignore[arg-type]
     link.transport = transport = Mqtt(

@@ -5,6 +5,7 @@ Peak (VmHWM) and resident (VmRSS) memory as the kernel counts it, each of a proc
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -95,7 +96,7 @@ class Joining(Clockwork):
 
 
 def torch() -> float:
-    __import__("torch")
+    importlib.import_module("torch")
     return kernel("VmRSS")
 
 

@@ -25,10 +25,11 @@ from deploy.keys import make_keys
 from protocol.broker import BrokerAddress
 from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
+from protocol.keys import Identity, load_keyring, load_keys, load_public
 from protocol.messages import Update
 from protocol.mqtt import Mqtt
 from protocol.reasons import Rejected
-from protocol.seal import COORDINATOR, Identity, load_key, load_keyring, load_public
+from protocol.seal import COORDINATOR
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Arrived, Connected, Item
@@ -39,7 +40,7 @@ PLAIN = "bench/plain"
 
 
 class TakeAll:
-    def admit(self, update: Update, size: int) -> bool:
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
         return True
 
     def spoiled(self, update: Update, fault: Rejected) -> None:
@@ -96,7 +97,7 @@ def send_plain(address: BrokerAddress) -> float:
 def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str]) -> float:
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     ring = {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
-    me = Identity("a", time.time_ns(), load_key(folder / "keys" / "a.key"))
+    me = Identity("a", time.time_ns(), load_keys(folder / "keys" / "a.key"))
     transport = Mqtt("bench-a", address, inbox, subscriptions=TOPICS.device_subscriptions("a"))
     link = DeviceLink(me, ring, TOPICS, transport, ObjectStore(folder / "a"))
     arrays = {"weights.w": np.random.default_rng(me.boot).standard_normal(SIZE // 4, dtype=np.float32)}
@@ -133,7 +134,7 @@ def subscribe(client: paho.Client) -> None:
 
 def receive_ours(folder: Path, address: BrokerAddress) -> float:
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-    me = Identity(COORDINATOR, time.time_ns(), load_key(folder / "keys" / "coordinator.key"))
+    me = Identity(COORDINATOR, time.time_ns(), load_keys(folder / "keys" / "coordinator.key"))
     transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
     ring = load_keyring(folder / "keys" / "public")
     link = CoordinatorLink(

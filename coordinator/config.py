@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.claims import Limits
 from coordinator.events import Policy
 from methods.plan import Network, Plan
 from protocol.broker import BrokerAddress
+from protocol.seal import seals
 from protocol.settings import SettingsError
 from protocol.topics import valid_name
 
@@ -36,9 +38,14 @@ class CoordinatorSettings:
     channels: int = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
     policy: Rules = field(default_factory=Rules)
+    limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
+    enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of `key`
     key: str = "keys/coordinator.key"
-    devices: str = "keys"  # folder with one <device>.pub for each device that may take part
+    devices: str = (
+        "keys"  # folder with one <device>.record for each that may take part; without `enrolled`, .pub
+    )
+    security: str = "sealed"  # or "off": signed still, but every broker can read it
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics
     patience_seconds: float = 60.0  # for the broker to answer the first time
@@ -47,6 +54,7 @@ class CoordinatorSettings:
     def __post_init__(self) -> None:
         valid_name(self.name)
         valid_name(self.federation)
+        seals(self.security)
         if self.threads < 0:
             raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
         if not 0 <= self.metrics_port <= 65_535:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from protocol.reasons import Problem
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
@@ -49,7 +51,7 @@ class Answered:
     round: int
     phase: str
     base: bytes
-    problem: str | None = None  # what is wrong with it, in words
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Drop:
     round: int
     phase: str
     verdict: str  # late, refused
-    reason: str
+    reason: Problem
 
 
 @dataclass(frozen=True, slots=True)

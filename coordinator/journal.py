@@ -66,6 +66,7 @@ class RoundRecord:
     loss: ByView = field(default_factory=dict)
     pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
     figures: dict[str, float] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
 
 
 class Sink(Protocol):
@@ -145,7 +146,8 @@ class Journal:
 
     def _drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
-            self._record.late.append(device)
+            if device not in self._record.late:  # it may say so again and again
+                self._record.late.append(device)
         else:
             self._record.dropped[device] = reason
 
@@ -160,6 +162,7 @@ class Journal:
         crossed, self._before = meter.since(self._before), meter
         record.seconds = round(now - self._began, 3)
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
+        record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0
         record.fedavg = {UP: cost, DOWN: cost}
         record.accuracy = self._by_domain(service, "accuracy.test")

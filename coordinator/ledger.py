@@ -80,9 +80,9 @@ class Ledger:
             self._db.execute("BEGIN")
             self._db.executemany(statement, rows)
             self._db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:  # OverflowError: a number that SQLite cannot hold
             self._give_up(error)
 
-    def _give_up(self, error: sqlite3.Error) -> None:
+    def _give_up(self, error: Exception) -> None:
         log.error("the ledger is not written any more: %s", error)
         self._db = None

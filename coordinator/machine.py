@@ -34,6 +34,7 @@ from coordinator.events import (
     Send,
     Woke,
 )
+from protocol.reasons import Problem, Reason
 
 
 class Phase(Enum):
@@ -174,11 +175,11 @@ class RoundMachine:
         if device in known and known[device] == event.base:
             yield Repeat(*place)
         elif self.phase is not Phase.COLLECTING or (event.round, event.phase) != (self.round, self.asked):
-            yield Drop(*place, "late", f"round {self.round} is in hand")
+            yield Drop(*place, "late", Problem(Reason.LATE, f"round {self.round} is in hand"))
         elif device not in self.cohort:
-            yield Drop(*place, "refused", "not in this round's cohort")
+            yield Drop(*place, "refused", Problem(Reason.NOT_INVITED, "not in this round's cohort"))
         elif event.base != self.base:
-            yield Drop(*place, "late", "computed from another broadcast")
+            yield Drop(*place, "late", Problem(Reason.LATE, "computed from another broadcast"))
         elif event.problem:
             yield Drop(*place, "refused", event.problem)
         else:

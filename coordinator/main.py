@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from pathlib import Path
 
@@ -14,13 +13,15 @@ from coordinator.machine import RoundMachine
 from coordinator.observers import observed
 from coordinator.service import Service
 from coordinator.spool import Spool
+from protocol import credentials
 from protocol.coordinator_link import CoordinatorLink
+from protocol.inbox import BoundedInbox
+from protocol.keys import Identity
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protocol.seal import COORDINATOR, Identity, load_key, load_keyring
+from protocol.seal import COORDINATOR, seals
 from protocol.topics import Topics
-from protocol.transport import Item
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -28,7 +29,8 @@ log = logging.getLogger("protofleet.coordinator")
 def run_coordinator(settings: CoordinatorSettings, software: str, events: bool = False) -> str:
     """Conduct the run; what comes back is why it ended early, or nothing."""
     return_large_blocks()
-    key, keyring = load_key(Path(settings.key)), load_keyring(Path(settings.devices))
+    s = settings
+    keys, keyring = credentials.of_coordinator(s.enrolled, s.federation, s.key, s.devices)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(True)
@@ -36,12 +38,12 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     plan = settings.plan()
     spool = Spool(folder / "coordinator")
     epoch = spool.start_run(settings.name, plan.encode().decode(), int(time.time()))
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-    topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, key)
+    inbox = BoundedInbox()
+    topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
     def link(service: Service) -> CoordinatorLink:
         made = CoordinatorLink(me, keyring, topics, None, spool.store, service)  # type: ignore[arg-type]
-        made.run = settings.name
+        made.run, made.sealed = settings.name, seals(settings.security)
         made.transport = Mqtt(
             f"{settings.federation}.{COORDINATOR}",
             settings.broker,
@@ -52,7 +54,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         return made
 
     machine = RoundMachine(settings.rules(), settings.seed)
-    service = Service(plan, machine, spool, ThreadWorker(inbox), link)
+    service = Service(plan, machine, spool, ThreadWorker(inbox), link, limits=settings.limits)
+    inbox.dropped = service.link.overflowed
     try:
         with observed(service, settings, folder, software, events) as watchers:
             service.watchers.extend(watchers)

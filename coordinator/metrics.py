@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from coordinator.journal import RoundRecord
+from coordinator.journal import ByView, RoundRecord
 from coordinator.service import Service
 from protocol.exposition import MeterCollector, exposed
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
+MAX_VIEWS: Final = 32
+
+
+class Names:
+    """Values of a label that devices choose: the first so many, then "other", or a liar makes series without end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def label(self, name: str) -> str:
+        if name in self._known or len(self._known) < self._most:
+            self._known.add(name)
+            return name
+        return "other"
 
 
 class Metrics:
@@ -24,7 +39,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._method = service.plan.method
         self.registry.register(MeterCollector(service.link.meter, self._method))
-        self._devices: set[str] = set()
+        self._devices, self._domains, self._views = Names(MAX_DEVICES), Names(MAX_DEVICES), Names(MAX_VIEWS)
         r = self.registry
         self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
         self.rounds = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
@@ -76,7 +91,7 @@ class Metrics:
         if "roster" in details:
             self.roster.set(details["roster"])
         if device := details.get("device"):
-            self.seen.labels(self._series(device)).set(time.time())
+            self.seen.labels(self._devices.label(device)).set(time.time())
         match what:
             case "asked":
                 self.round.set(details["round"])
@@ -94,15 +109,12 @@ class Metrics:
             self.phase.labels(phase.phase).observe(phase.seconds)
         self._count(record)
         self._weigh(record)
-        for view, domains in record.accuracy.items():
-            for domain, value in domains.items():
-                self.accuracy.labels(domain, "test", view).set(value)
-        for view, domains in record.validation.items():
-            for domain, value in domains.items():
-                self.accuracy.labels(domain, "validation", view).set(value)
-        for view, domains in record.loss.items():
-            for domain, value in domains.items():
-                self.loss.labels(domain, view).set(value)
+        for domain, view, value in self._measured(record.accuracy):
+            self.accuracy.labels(domain, "test", view).set(value)
+        for domain, view, value in self._measured(record.validation):
+            self.accuracy.labels(domain, "validation", view).set(value)
+        for domain, view, value in self._measured(record.loss):
+            self.loss.labels(domain, view).set(value)
 
     def _count(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}
@@ -120,8 +132,7 @@ class Metrics:
         for direction, size in record.fedavg.items():
             self.fedavg.labels(direction).set(size)
 
-    def _series(self, device: str) -> str:
-        if device in self._devices or len(self._devices) < MAX_DEVICES:
-            self._devices.add(device)
-            return device
-        return "other"
+    def _measured(self, views: ByView) -> Iterator[tuple[str, str, float]]:
+        for view, domains in views.items():
+            for domain, value in domains.items():
+                yield self._domains.label(domain), self._views.label(view), value

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from coordinator.claims import Limits, unfit
 from coordinator.events import (
     Accept,
     Advance,
@@ -26,23 +26,23 @@ from coordinator.events import (
     Send,
     Woke,
 )
+from coordinator.intake import Intake
 from coordinator.machine import Phase, RoundMachine
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
 from methods.plan import Plan
-from methods.wants import most_bytes
+from protocol.admission import Bucket
+from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.link import Received
 from protocol.messages import Bye, Finished, Hello, Manifest, Receipt, Refusal, State, Task, Update, Welcome
 from protocol.party import Worker
-from protocol.reasons import Rejected
+from protocol.reasons import Problem, Reason, Rejected
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
-
-MAX_EXAMPLES = 1 << 40
 
 
 class Watcher(Protocol):
@@ -64,10 +64,13 @@ class Service:
         worker: Worker,
         link: Callable[[Service], CoordinatorLink],
         watchers: Sequence[Watcher] = (),
+        limits: Limits | None = None,
     ) -> None:
         self.plan, self.machine, self.spool, self.worker = plan, machine, spool, worker
         self.link = link(self)
-        self.watchers = list(watchers)
+        self.link.remember(spool.heard())
+        self.watchers, self.limits = list(watchers), limits or Limits()
+        self.intake = Intake(self.limits, spool)
         self.story = Story(plan, spool, machine.policy.rounds)
         self.members: dict[str, Member] = {}
         self.domains: dict[str, str] = {}
@@ -76,11 +79,11 @@ class Service:
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
         self._now, self._resumed = 0.0, False
-        self._most = 0  # bytes that an answer to the open ask may have
         self._needs_counts = plan.load().needs_counts
         self._digest = plan.digest
-        self._holders: defaultdict[bytes, set[str]] = defaultdict(set)
+        self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
+        self._words = Bucket(rate=1.0, burst=20.0)
 
     @property
     def wake_at(self) -> float:
@@ -133,30 +136,40 @@ class Service:
 
     # What the link asks: is this answer worth fetching?
 
-    def admit(self, update: Update, size: int) -> bool:
-        m = self.machine
-        expected = (m.round, m.asked, m.base)
-        open_to_it = m.phase is Phase.COLLECTING and (update.round, update.phase, update.base) == expected
-        problem = None
-        if open_to_it and size > self._most:
-            problem = f"{size} bytes, at most {self._most} were asked for"
-        elif open_to_it and not 0 <= update.examples <= MAX_EXAMPLES:
-            problem = f"{update.examples} examples"
-        elif open_to_it and update.device in m.cohort and update.device not in m.answered:
-            return True
-        self.happen(Answered(update.device, update.round, update.phase, update.base, problem), self._now)
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
+        m, device = self.machine, update.device
+        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
+        if m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered:
+            problem = self.intake.problem_with(update, size, self.members[device])
+            if problem is None:
+                self.intake.reserve(device, size)
+                return True
+            self._refuse(update, problem)
+        elif self.intake.contradicts(update, name):
+            other = Problem(Reason.EQUIVOCATION, "another answer to this question is in already")
+            self._perform(Drop(device, update.round, update.phase, "refused", other), self._now)
+        else:
+            self._judged(update, None)
         return False
 
     def spoiled(self, update: Update, fault: Rejected) -> None:
-        place = (update.device, update.round, update.phase, update.base)
-        self.happen(Answered(*place, problem=str(fault)), self._now)
+        self._refuse(update, Problem(fault.reason, str(fault)))
+
+    def _refuse(self, update: Update, problem: Problem) -> None:
+        self.intake.refuse(update.device, problem)
+        self._judged(update, problem)
+
+    def _judged(self, update: Update, problem: Problem | None) -> None:
+        event = Answered(update.device, update.round, update.phase, update.base, problem)
+        self.happen(event, self._now)
 
     def _arrived(self, topic: str, frame: bytes, now: float) -> None:
         try:
             for received in self.link.arrived(topic, frame, now):
                 self._heard(received, now)
         except Rejected as fault:
-            log.warning("rejected on %s: %s", topic, fault)
+            if self._words.take(now):  # a flood fills no disk with words; the counters have all of it
+                log.warning("rejected on %.100r: %s", topic, fault)
 
     def _heard(self, received: Received, now: float) -> None:
         match received.message:
@@ -169,8 +182,10 @@ class Service:
                 self._answered(update, received.object, now)
 
     def _greeted(self, hello: Hello, now: float) -> None:
-        if problem := self._cannot_join(hello):
-            log.warning("%s cannot take part: %s", hello.device, problem)
+        if problem := unfit(hello, self.plan, self.limits):
+            if self._words.take(now):
+                log.warning("%s cannot take part: %s", hello.device, problem)
+            self.link.meter.rejected[problem.reason] += 1
             self.link.send(hello.device, Refusal(problem))
             return
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
@@ -178,29 +193,22 @@ class Service:
             return
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
         self.domains[hello.device] = hello.domain or hello.device
-        for name in hello.holds:
-            self._holders[name].add(hello.device)
+        self._holds[hello.device] = hello.holds
         self.happen(Joined(hello.device), now)
 
-    def _cannot_join(self, hello: Hello) -> str | None:
-        low, high = hello.protocol
-        if not low <= 1 <= high:
-            return f"it speaks protocol {low} to {high}, this coordinator speaks 1"
-        if hello.classes != self.plan.classes:
-            return f"it has {hello.classes} classes, this run has {self.plan.classes}"
-        if hello.counts and len(hello.counts) != self.plan.classes:
-            return f"it states counts of {len(hello.counts)} classes, this run has {self.plan.classes}"
-        return None
-
     def _answered(self, update: Update, name: bytes, now: float) -> None:
-        problem = self.ask.problem_with(LazyPayload(update.arrays)) if self.ask else "nothing was asked"
-        if problem is None:
-            self._fetched[update.device] = Accepted(
-                update.device, update.base, name, update.examples, update.metrics
-            )
+        assert self.ask is not None, "an answer is fetched only while something is asked"
+        examples = self.members[update.device].examples
+        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples):
+            self.spool.refuse(update.device, name)
+            self._refuse(update, problem)
+            return
+        self._fetched[update.device] = Accepted(
+            update.device, update.base, name, update.examples, update.metrics
+        )
         for watcher in self.watchers:
             watcher.answered(self, update, now)
-        self.happen(Answered(update.device, update.round, update.phase, update.base, problem), now)
+        self._judged(update, None)
 
     def _perform_all(self, commands: Sequence[Command], now: float) -> None:
         for command in commands:
@@ -219,13 +227,15 @@ class Service:
             case Close(round, phase, devices):
                 self.spool.close(round, phase, devices)
             case Accept(device, round, phase):
-                self.spool.accept(round, phase, self._fetched.pop(device))
-                self._holders[self.machine.base].add(device)
+                self.spool.accept(round, phase, self._fetched.pop(device), self.link.heard_of(device))
+                self._holds[device] = (*self._holds.get(device, ())[: MAX_HOLDS - 1], self.machine.base)
+                self.link.admission.frame_was_useful(device)
                 self.link.send(device, Receipt(round, phase, "accepted"))
             case Repeat(device, round, phase):
                 self.link.send(device, Receipt(round, phase, "accepted"))
             case Drop(device, round, phase, verdict, reason):
                 self._fetched.pop(device, None)
+                self.link.meter.rejected[reason.reason] += 1
                 self.link.send(device, Receipt(round, phase, verdict, reason))
             case Send(device, round, phase, seconds):
                 self.link.send(device, Task(round, phase, self._broadcast, seconds))
@@ -234,6 +244,14 @@ class Service:
             case Finish():
                 self._announce(State(False, "finished"))
                 self.finished = True
+
+    def _part_from_the_unknown(self) -> None:
+        """Devices whose enrolment has ended since they joined are in no later cohort, and get no later key."""
+        for device in sorted(self.machine.roster):
+            if device not in self.link.keyring:
+                log.warning("%s is not known any more; it takes no further part", device)
+                self.link.abandon(device)
+                self.happen(Left(device), self._now)
 
     def _advance(self, advance: Advance) -> None:
         self.link.abandon()
@@ -248,15 +266,15 @@ class Service:
             raise step
         manifest, self.ask = step.manifest, step.ask
         if step.ask is not None:
-            self._most = most_bytes(step.ask.wants)
+            self.intake.open(step.ask)
         if manifest is not None:
-            self._broadcast = manifest
-            cohort, holders = list(self.machine.cohort), self._holders[manifest.object]
-            self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
+            holders = {device for device, names in self._holds.items() if manifest.object in names}
+            cohort = list(self.machine.cohort)
+            self._broadcast = self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
             self.spool.broadcasts.keep({manifest.object})
-            self._holders = defaultdict(set, {manifest.object: self._holders[manifest.object]})
         for watcher in self.watchers:
             watcher.stepped(self, step, self._now)
+        self._part_from_the_unknown()
         base = manifest.object if manifest else b""
         self.happen(Advanced(step.ask.phase if step.ask else None, base), self._now)
 

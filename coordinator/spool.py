@@ -6,9 +6,10 @@ tensors lie beside it as objects. `recover` gives back exactly what a replay of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 from coordinator.events import Recovered
 from methods.base import Member
 from protocol.messages import Arrays
-from protocol.store import ObjectStore
+from protocol.store import DamagedError, ObjectStore
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS run (
@@ -26,6 +27,7 @@ CREATE TABLE IF NOT EXISTS checkpoint (
 CREATE TABLE IF NOT EXISTS accepted (
     round INTEGER, phase TEXT, device TEXT, base BLOB, object BLOB, examples INTEGER, metrics TEXT,
     UNIQUE (round, phase, device));
+CREATE TABLE IF NOT EXISTS heard (sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER);
 CREATE TABLE IF NOT EXISTS closed (round INTEGER, phase TEXT, devices TEXT, UNIQUE (round, phase));
 """
 
@@ -54,8 +56,9 @@ class Spool:
         self._stores: dict[str, ObjectStore] = {}
         # One thread at a time uses it: the one that owns the service. The worker never does.
         self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None, check_same_thread=False)
-        self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-        self._db.executescript(SCHEMA)
+        with self._whole():
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+            self._db.executescript(SCHEMA)
 
     def store(self, device: str) -> ObjectStore:
         if device not in self._stores:
@@ -94,12 +97,34 @@ class Spool:
         row = self._db.execute("SELECT object FROM checkpoint ORDER BY id DESC LIMIT 1").fetchone()
         return self.snapshots.open(bytes.fromhex(row[0])) if row else None
 
-    def accept(self, round: int, phase: str, answer: Accepted) -> None:
-        self._db.execute(
-            "INSERT OR REPLACE INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (round, phase, answer.device, answer.base, answer.object, answer.examples,
-             json.dumps(dict(answer.metrics))),
-        )  # fmt: skip
+    def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
+        """One moment for both: the answer counts, and nothing up to its sender's `heard` will be news again."""
+        with self._transaction():
+            self._db.execute(
+                "INSERT OR REPLACE INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (round, phase, answer.device, answer.base, answer.object, answer.examples,
+                 json.dumps(dict(answer.metrics))),
+            )  # fmt: skip
+            self._db.execute("INSERT OR REPLACE INTO heard VALUES (?, ?, ?)", (answer.device, *heard))
+
+    def heard(self) -> dict[str, tuple[int, int]]:
+        """Of each sender the boot and the newest sequence at its last accepted answer."""
+        with self._whole():
+            rows = self._db.execute("SELECT sender, boot, sequence FROM heard").fetchall()
+            if not all(type(n) is int and n >= 0 for _, boot, sequence in rows for n in (boot, sequence)):
+                raise DamagedError("a boot or a sequence is no number")
+            return {str(sender): (boot, sequence) for sender, boot, sequence in rows}
+
+    def refuse(self, device: str, object_name: bytes) -> None:
+        """Forget an answer that is not used, or refused ones would fill the disk; not one that is in as well."""
+        query = "SELECT 1 FROM accepted WHERE device = ? AND object = ?"
+        if self._db.execute(query, (device, object_name)).fetchone() is None:
+            self.store(device).drop(object_name)
+
+    def bytes_of_answers(self) -> int:
+        """What answers take of the disk, unfinished ones with all that they will take."""
+        files = (self.folder / "updates").glob("*/*")
+        return sum(path.stat().st_size for path in files)
 
     def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
         self._db.execute(
@@ -118,20 +143,34 @@ class Spool:
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        row = self._db.execute(
-            "SELECT round, attempt, cohort, members FROM checkpoint ORDER BY id DESC LIMIT 1"
-        ).fetchone()
-        if row is None:
-            return None
-        number, attempt, cohort, members = row
-        accepted: dict[str, dict[str, bytes]] = {}
-        query = "SELECT phase, device, base FROM accepted WHERE round = ?"
-        for phase, device, base in self._db.execute(query, (number,)):
-            accepted.setdefault(phase, {})[device] = base
-        rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ?", (number,))
-        closed = {phase: tuple(json.loads(devices)) for phase, devices in rows}
-        past = Recovered(number, attempt, tuple(json.loads(cohort)), closed, accepted)
-        return past, {d: Member(d, n, tuple(counts)) for d, n, counts in json.loads(members)}
+        with self._whole():
+            row = self._db.execute(
+                "SELECT round, attempt, cohort, members FROM checkpoint ORDER BY id DESC LIMIT 1"
+            ).fetchone()
+            if row is None:
+                return None
+            number, attempt, cohort, members = row
+            accepted: dict[str, dict[str, bytes]] = {}
+            query = "SELECT phase, device, base FROM accepted WHERE round = ?"
+            for phase, device, base in self._db.execute(query, (number,)):
+                accepted.setdefault(phase, {})[device] = base
+            rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ?", (number,))
+            closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
+            past = Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted)
+            return past, members_in(members)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is read here decides how a run goes on: damaged, it must not be guessed."""
+        try:
+            yield
+        except sqlite3.OperationalError:  # a full or locked disk: said as such
+            raise
+        except (sqlite3.DatabaseError, DamagedError) as error:
+            raise DamagedError(
+                f"{self.folder / 'spool.sqlite'} is damaged ({error}); put it back from a copy, or remove "
+                f"{self.folder} and let the run begin anew"
+            ) from None
 
     def shut(self) -> None:
         self._db.close()
@@ -144,3 +183,36 @@ class Spool:
     def _transaction(self) -> sqlite3.Connection:
         self._db.execute("BEGIN IMMEDIATE")
         return self._db  # as a context manager it commits, or rolls back on an error
+
+
+def names_in(text: object) -> list[str]:
+    """A column that holds a list of names, or DamagedError."""
+    found = _json(text)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise DamagedError("a list of devices is none")
+    return found
+
+
+def members_in(text: object) -> dict[str, Member]:
+    """The roster of a checkpoint, or DamagedError."""
+    members = {}
+    for row in _list(_json(text)):
+        match row:
+            case [str(device), int(examples), [*counts]] if all(isinstance(n, int) for n in counts):
+                members[device] = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
+            case _:
+                raise DamagedError("a row of the roster is none")
+    return members
+
+
+def _list(found: object) -> list[object]:
+    if not isinstance(found, list):
+        raise DamagedError("the roster is no list")
+    return found
+
+
+def _json(text: object) -> object:
+    try:
+        return json.loads(text)  # type: ignore[arg-type]  # a column may hold anything
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None

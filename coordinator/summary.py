@@ -15,7 +15,6 @@ from coordinator.config import CoordinatorSettings
 from coordinator.service import Service
 from protocol.meter import DOWN, UP
 
-SECURITY = "signed, not encrypted"
 Lines = Sequence[Mapping[str, Any]]
 Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
 
@@ -41,7 +40,7 @@ def summarise(service: Service, settings: CoordinatorSettings, lines: Lines, sof
         "accuracy": measured(lines, method.reports),
         "views": {view: measured(lines, view) for view in views(lines)},
         "broker": settings.broker_words or str(settings.broker),
-        "security": SECURITY,
+        "security": settings.security,
         "versions": {"protofleet": software, "python": platform.python_version(), "torch": torch.__version__},
     }
 

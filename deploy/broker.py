@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protocol.broker import BrokerAddress, BrokerError, preflight
+from deploy.mosquitto import CONF, PLAIN, Listening, secured_settings
+from protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 15.0
@@ -42,21 +43,6 @@ exec 3<&0
 wait "$broker"; code=$?
 kill "$watch" 2>/dev/null  # or it would later kill whoever has that process id by then
 exit "$code"
-"""
-
-MOSQUITTO: Final = """\
-listener {port} {host}
-allow_anonymous true
-max_packet_size 2097152
-max_inflight_messages 20
-max_queued_messages 0
-max_queued_bytes 536870912
-set_tcp_nodelay true
-persistence false
-max_keepalive 120
-sys_interval {sys_seconds}
-log_dest stderr
-log_timestamp_format %Y-%m-%dT%H:%M:%S
 """
 
 # Each subscription is backed by up to 4 segments of 8 MiB that are never given back; whoever lags further
@@ -109,7 +95,7 @@ def _mosquitto() -> BrokerProgram | None:
     told = subprocess.run([path, "-h"], capture_output=True, text=True, timeout=STOP_SECONDS).stdout
     version = re.search(r"version (\S+)", told)
     description = f"mosquitto {version[1] if version else '?'} (system)"
-    return BrokerProgram("mosquitto", (path, "-c"), description, MOSQUITTO, " running")
+    return BrokerProgram("mosquitto", (path, "-c"), description, PLAIN, " running")
 
 
 def _embedded() -> BrokerProgram | None:
@@ -120,25 +106,41 @@ def _embedded() -> BrokerProgram | None:
     return BrokerProgram("embedded", command, description, EMBEDDED, "broker listening on")
 
 
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """TLS and access rules, from a broker's enrolled files; and the files of somebody who may connect."""
+
+    folder: Path
+    client: TlsFiles
+
+
 class LocalBroker:
     """Runs while the `with` lasts. `more` are further lines of a mosquitto.conf, for tests of its rules."""
 
     def __init__(
-        self, folder: Path, kind: str = "auto", port: int = 0, sys_seconds: int = 10, more: Sequence[str] = ()
+        self,
+        folder: Path,
+        kind: str = "auto",
+        port: int = 0,
+        sys_seconds: int = 10,
+        more: Sequence[str] = (),
+        secured: Secured | None = None,
     ) -> None:
-        self._program = find_broker(kind)
-        if more and self._program.kind != "mosquitto":
-            raise BrokerError(f"only Mosquitto takes the lines {list(more)}, this is {self.describe()}")
+        self._program, self._secured = find_broker(kind), secured
+        if (more or secured) and self._program.kind != "mosquitto":
+            wanted = f"the lines {list(more)}" if more else "certificates and access rules"
+            raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
         self._folder, self._port, self._sys_seconds, self._more = folder, port, sys_seconds, more
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
 
     def describe(self) -> str:
-        return self._program.description
+        return self._program.description + (", TLS 1.3 with client certificates" if self._secured else "")
 
     @property
     def address(self) -> BrokerAddress:
-        return BrokerAddress(LOOPBACK, self._port)
+        """With the TLS files of the client that it was given, if it is secured."""
+        return BrokerAddress(LOOPBACK, self._port, self._secured.client if self._secured else None)
 
     @property
     def log(self) -> Path:
@@ -186,11 +188,7 @@ class LocalBroker:
             time.sleep(0.005)
 
     def _launch(self) -> None:
-        settings = self._folder / f"broker.{'conf' if self._program.kind == 'mosquitto' else 'toml'}"
-        text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
-        if self._program.kind == "mosquitto" and os.geteuid() == 0:
-            text += "user root\n"  # or it becomes a user who may not read what lies beside its settings
-        settings.write_text(text + "".join(f"{line}\n" for line in self._more))
+        settings = self._settings()
         with self.log.open("ab") as log:
             self._log_begins = log.tell()
             self._process = subprocess.Popen(
@@ -201,6 +199,27 @@ class LocalBroker:
                 cwd=Path(__file__).parent.parent,  # where `-m deploy.embedded_broker` is found
                 start_new_session=True,  # Ctrl-C is for us; the broker goes last
             )
+
+    def _settings(self) -> Path:
+        """Written anew at each start: the port may be another."""
+        # As root it would become a user who may not read what lies beside its settings.
+        user = "root" if os.geteuid() == 0 else ""
+        lines = "".join(f"{line}\n" for line in self._more)
+        if self._secured is not None:
+            path = self._secured.folder / CONF
+            listening = Listening(
+                self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
+            )
+            path.write_text(secured_settings(self._secured.folder, listening) + lines)
+            return path
+        text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
+        if self._program.kind != "mosquitto":
+            path = self._folder / "broker.toml"
+        else:
+            path = self._folder / "broker.conf"
+            text += f"user {user}\n" if user else ""
+        path.write_text(text + lines)
+        return path
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_SECONDS

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from deploy.enrol.options import add_enrol
+
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
 
@@ -14,6 +16,7 @@ def add_all(jobs: Jobs) -> None:
     add_coordinator(jobs)
     add_device(jobs)
     add_keys(jobs)
+    add_enrol(jobs)
     add_report(jobs)
     add_compare(jobs)
     add_lists(jobs)
@@ -88,14 +91,15 @@ def device(options: argparse.Namespace) -> int:
 
 
 def add_keys(jobs: Jobs) -> None:
-    job = jobs.add_parser("keys", help="make signing keys: <name>.key to keep, <name>.pub to hand out")
+    job = jobs.add_parser("keys", help="make keys: <name>.key to keep, <name>.pub to hand out")
     job.add_argument("names", nargs="+", help="coordinator, or a device's name")
     job.add_argument("--folder", type=Path, default=Path("keys"))
     job.set_defaults(command=keys)
 
 
 def keys(options: argparse.Namespace) -> int:
-    from protocol.seal import Identity, new_key, save_public
+    from deploy.keys import new_keys
+    from protocol.keys import save_public
     from protocol.settings import SettingsError
     from protocol.topics import valid_name
 
@@ -103,7 +107,7 @@ def keys(options: argparse.Namespace) -> int:
         path = options.folder / f"{valid_name(name)}.key"
         if path.exists():
             raise SettingsError(f"{path} exists; remove it first if the old key shall be no good any more")
-        save_public(options.folder / f"{name}.pub", Identity(name, 0, new_key(path)).public)
+        save_public(options.folder / f"{name}.pub", new_keys(path).public)
         print(f"{path} (keep it here)  {options.folder / f'{name}.pub'} (hand it out)")
     return 0
 

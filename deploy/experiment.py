@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,6 +15,7 @@ from edge_client.data import DataSettings, domains
 from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
+from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, decode, override, read_toml
 from protocol.topics import valid_name
 
@@ -43,12 +44,16 @@ class BrokerChoice:
     """`auto` takes the system's Mosquitto where there is one, else the embedded broker."""
 
     kind: str = "auto"  # auto, mosquitto, embedded, external
+    tls: Literal["auto", "on", "off"] = "auto"  # auto: on where it is a Mosquitto that we start
     address: BrokerAddress = field(default_factory=BrokerAddress)  # for external
 
     def __post_init__(self) -> None:
         kinds = ("auto", "mosquitto", "embedded", "external")
         if self.kind not in kinds:
             raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(kinds)}")
+        if self.tls == "on" and self.kind in ("embedded", "external"):
+            words = "has none" if self.kind == "embedded" else "has what address.tls says"
+            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {words}; leave it out')
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Experiment:
     policy: Rules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Pictures = field(default_factory=Pictures)
+    security: str = "sealed"  # or "off": signed still, but the broker can read it
     compute: str = "auto"
     metrics_port: int = 0
 
@@ -169,7 +175,7 @@ def coordinator_settings(
     experiment: Experiment, broker: BrokerAddress, runs: Path, words: str
 ) -> CoordinatorSettings:
     e = experiment
-    keys = runs / e.name / "keys"
+    enrolled = runs / e.name / "enrolled"
     rules = e.rules()
     if rules.quorum > len(e.shards()):
         raise SettingsError(f"policy.quorum is {rules.quorum}, but there are {len(e.shards())} devices")
@@ -177,7 +183,8 @@ def coordinator_settings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
         network=e.network, policy=rules, broker=broker,
-        key=str(keys / "coordinator.key"), devices=str(keys / "public"), threads=1,
+        enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
+        security=e.security,
         metrics_port=e.metrics_port, broker_words=words,
     )  # fmt: skip
 
@@ -188,7 +195,7 @@ def device_settings(
     folder = runs / experiment.name
     return DeviceSettings(
         name=name, federation=experiment.name, folder=str(folder / "devices" / name),
-        key=str(folder / "keys" / f"{name}.key"), coordinator_key=str(folder / "keys" / "coordinator.pub"),
+        enrolled=str(folder / "enrolled" / "devices" / name),
         broker=broker, data=data, network=experiment.networks().get(name), pictures=experiment.pictures,
-        compute=experiment.compute, threads=1, stays=False,
+        compute=experiment.compute, threads=1, stays=False, security=experiment.security,
     )  # fmt: skip

@@ -10,8 +10,10 @@ from deploy.run_errors import RunError
 from edge_client.data import DataError
 from protocol.broker import BrokerError
 from protocol.exposition import MetricsError
-from protocol.seal import KeyFileError
+from protocol.keys import KeyFileError
 from protocol.settings import SettingsError
+from protocol.statements import StatementError
+from protocol.store import DamagedError
 
 FAILED, MISUSED = 1, 2
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -19,9 +21,9 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 def exit_code(error: Exception) -> int | None:
     match error:
-        case SettingsError() | KeyFileError() | RunMismatchError():
+        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError():
             return MISUSED
-        case BrokerError() | DataError() | RunError() | MetricsError():
+        case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError():
             return FAILED
         case OSError() if error.errno in NO_ROOM:
             error.args = (

@@ -27,6 +27,12 @@ VIEWS = {
 }
 
 
+SECURITY = {
+    "sealed": "signed, and sealed from end to end: no broker can read them",
+    "off": "signed, but NOT sealed: whoever runs the broker could read them",
+}
+
+
 def write_report(folder: Path) -> Path:
     rounds, summary = read_run(folder)
     target = folder / "report.html"
@@ -67,7 +73,13 @@ def read_run(folder: Path) -> tuple[Rounds, dict[str, Any]]:
 
 
 def security(summary: Mapping[str, Any]) -> str:
-    return f'<p class="warning">Security of this run: messages {escape(summary["security"])}.</p>'
+    """In red where a run was not sealed; a run of an earlier version was signed and no more."""
+    look = "" if summary["security"] == "sealed" else ' class="danger"'
+    return f"<p{look}>Messages of this run were {escape(words_of(summary))}.</p>"
+
+
+def words_of(summary: Mapping[str, Any]) -> str:
+    return SECURITY.get(summary["security"], SECURITY["off"])
 
 
 def headline(summary: Mapping[str, Any]) -> str:
@@ -233,5 +245,5 @@ def final_table(folder: Path) -> str:
     fedavg = sum(summary["fedavg"].values())
     crossed = f"tensors up {human(payload['up'])}, down {human(payload['down'])}; on the wire {human(wire)}"
     rows.append(f"{crossed}; FedAvg would have sent {human(fedavg)}")
-    rows.append(f"{VIEWS[summary['reports']]}; messages {summary['security']}")
+    rows.append(f"{VIEWS[summary['reports']]}; messages {words_of(summary)}")
     return "\n".join(rows)

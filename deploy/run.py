@@ -11,16 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from deploy.broker import LocalBroker
+from deploy.broker import LocalBroker, Secured, find_broker
+from deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
 from deploy.experiment import Experiment, coordinator_settings, device_settings
-from deploy.keys import make_keys
 from deploy.progress import Progress
 from deploy.report import final_table, write_report
 from deploy.run_errors import RunError
 from protocol.broker import BrokerAddress, preflight
+from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, encode, write_toml
 
 EXIT_SECONDS = 10.0
@@ -31,9 +33,9 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
     """Run it to its end, and return the report. RunError where it ends before."""
     folder = runs / experiment.name
     show = Progress(experiment.rounds, view=experiment.reports)
-    with local_broker(experiment, folder) as (address, words), show as progress:
-        progress.say(f"broker: {words}")
-        prepare(experiment, address, words, runs)
+    with local_broker(experiment, folder) as broker, show as progress:
+        progress.say(f"broker: {broker.words}")
+        prepare(experiment, broker, runs)
         with Processes(folder) as processes:
             try:
                 watch(experiment, processes, progress)
@@ -44,29 +46,48 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
     return report
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A broker that answers, and how reports describe it."""
+
+    address: BrokerAddress
+    words: str
+    fleet: SimulatedFleet | None = None  # whose certificates it takes
+
+    def by(self, name: str) -> BrokerAddress:
+        """As this party reaches it."""
+        return self.address if self.fleet is None else replace(self.address, tls=self.fleet.tls(name))
+
+
 @contextlib.contextmanager
-def local_broker(experiment: Experiment, folder: Path) -> Iterator[tuple[BrokerAddress, str]]:
+def local_broker(experiment: Experiment, folder: Path) -> Iterator[Reached]:
     choice = experiment.broker
     if choice.kind == "external":
         if problem := preflight(choice.address):
             raise RunError(problem)
-        yield choice.address, f"external, {choice.address}"
+        enrolled(experiment, folder)
+        yield Reached(choice.address, f"external, {choice.address}")
         return
-    with LocalBroker(folder / "logs", kind=choice.kind) as broker:
-        yield broker.address, broker.describe()
+    fleet = enrolled(experiment, folder)
+    tls = choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto"
+    secured = Secured(fleet.party(BROKER), fleet.tls(COORDINATOR)) if tls else None
+    kind = "mosquitto" if choice.tls == "on" else choice.kind
+    with LocalBroker(folder / "logs", kind=kind, secured=secured) as broker:
+        yield Reached(broker.address, broker.describe(), fleet if tls else None)
 
 
-def prepare(experiment: Experiment, broker: BrokerAddress, words: str, runs: Path) -> None:
-    """Write what every process needs: settings and keys."""
+def enrolled(experiment: Experiment, folder: Path) -> SimulatedFleet:
+    return enrol_fleet(folder / "enrolled", experiment.name, experiment.shards())
+
+
+def prepare(experiment: Experiment, broker: Reached, runs: Path) -> None:
+    """Write every process's settings."""
     folder = runs / experiment.name
-    names = ["coordinator", *experiment.shards()]
-    for name in names:
-        make_keys(folder / "keys", name)
-    settings = coordinator_settings(experiment, broker, runs, words)
+    settings = coordinator_settings(experiment, broker.by(COORDINATOR), runs, broker.words)
     (folder / "coordinator.toml").write_text(write_toml(encode(settings)))
     (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
     for name, data in experiment.shards().items():
-        device = device_settings(experiment, name, data, broker, runs)
+        device = device_settings(experiment, name, data, broker.by(name), runs)
         target = folder / "devices" / name / "device.toml"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(write_toml(encode(device)))

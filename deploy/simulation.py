@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
+from coordinator.claims import Limits
 from coordinator.events import Policy
 from coordinator.machine import RoundMachine
 from coordinator.service import Service, Watcher
@@ -23,9 +22,10 @@ from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
+from protocol.keys import Identity, Keys
 from protocol.meter import Meter
 from protocol.party import Party
-from protocol.seal import COORDINATOR, Identity
+from protocol.seal import COORDINATOR
 from protocol.topics import Topics
 from protocol.transport import Item
 
@@ -52,13 +52,14 @@ class Simulation:
     work_seconds: float = 1.0
     build: Build = build_half
     watchers: list[Watcher] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         self.world = World(self.weather, self.seed)
         self.broker = Broker(self.world)
         self.topics = Topics("simulated")
-        self._keys = {name: Ed25519PrivateKey.generate() for name in (COORDINATOR, *self.shards)}
-        self._ring = {name: key.public_key().public_bytes_raw() for name, key in self._keys.items()}
+        self._keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
+        self._ring = {name: keys.public for name, keys in self._keys.items()}
         self.agents: dict[str, Agent] = {}
         self._workers: dict[str, VirtualWorker] = {}
         self.boots = 0
@@ -89,7 +90,7 @@ class Simulation:
             return made
 
         machine = RoundMachine(self.policy, self.plan.seed)
-        self.service = Service(self.plan, machine, spool, worker, link, self.watchers)
+        self.service = Service(self.plan, machine, spool, worker, link, self.watchers, self.limits)
 
     def boot_device(self, device: str) -> None:
         self._halt(device)

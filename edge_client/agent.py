@@ -56,6 +56,7 @@ class Agent:
         self.data, self.link, self.memory, self.worker = data, link, memory, worker
         self.software, self.stays, self.watchers = software, stays, watchers
         self.pictures = pictures or Pictures()
+        self.link.epoch = memory.book.epoch
         self.half: ClientHalf | None = None
         self.plan: Plan | None = None
         self.finished = False
@@ -145,6 +146,7 @@ class Agent:
 
     def _forget(self) -> None:
         self.plan = self.half = self._outgoing = self._next = None
+        self.link.least_round = 0
 
     def _hello(self) -> None:
         book, plan = self.memory.book, self.plan
@@ -176,10 +178,11 @@ class Agent:
             self._hello()
         elif not self._question:
             self._question = "plan"
-            self.worker.submit(lambda: self._built(plan, run), lambda half: self._ready(plan, half))
+            epoch = self.link.epoch
+            self.worker.submit(lambda: self._built(plan, run, epoch), lambda half: self._ready(plan, half))
 
-    def _built(self, plan: Plan, run: str) -> ClientHalf:
-        self.memory.begin(run, plan.digest.hex())
+    def _built(self, plan: Plan, run: str, epoch: int) -> ClientHalf:
+        self.memory.begin(run, plan.digest.hex(), epoch)
         half = self._build(plan)
         if (saved := self.memory.half()) is not None:
             half.restore(to_torch(saved))
@@ -193,6 +196,7 @@ class Agent:
             raise half
         self._forget()
         self.plan, self.half, self._question = plan, half, ""
+        self.link.least_round = self.memory.last_round
         self._hello()
 
     def _cannot_follow(self, error: ValueError) -> None:
@@ -229,13 +233,13 @@ class Agent:
         answer = Answer(
             question, task.round, task.phase, received.object.hex(), name, len(self.data.train.y), metrics
         )
-        self.memory.remember(answer, to_numpy(half.state()))
+        self.memory.remember(answer, to_numpy(half.state()), received.epoch)
         return answer
 
     def _worked(self, answer: Answer | Exception) -> None:
         if isinstance(answer, Exception):
             raise answer
-        self._question = ""
+        self._question, self.link.least_round = "", self.memory.last_round
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
         self._notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))

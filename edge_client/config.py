@@ -8,6 +8,7 @@ from edge_client.data import DataSettings
 from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
+from protocol.seal import seals
 from protocol.topics import valid_device, valid_name
 
 PLACES = ("auto", "cpu", "cuda")
@@ -18,8 +19,10 @@ class DeviceSettings:
     name: str
     federation: str = "protofleet"
     folder: str = "state"  # what survives a reboot
-    key: str = "keys/device.key"  # this device's signing key
+    enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of the next two
+    key: str = "keys/device.key"
     coordinator_key: str = "keys/coordinator.pub"
+    security: str = "sealed"  # or "off", as the coordinator's
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
     network: Network | None = None  # a network of its own, where the run's method allows it
@@ -34,6 +37,7 @@ class DeviceSettings:
     def __post_init__(self) -> None:
         valid_name(self.federation)
         valid_device(self.name)
+        seals(self.security)
         if self.compute not in PLACES:
             raise ValueError(f"compute is {self.compute!r}, it must be one of {', '.join(PLACES)}")
         if self.threads < 0:

@@ -17,11 +17,13 @@ from edge_client.metrics import watch_device
 from edge_client.state import Memory
 from methods.base import ClientHalf
 from methods.plan import Plan
+from protocol import credentials
 from protocol.device_link import DeviceLink
+from protocol.keys import Identity
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protocol.seal import COORDINATOR, Identity, load_key, load_public
+from protocol.seal import seals
 from protocol.settings import SettingsError
 from protocol.topics import Topics
 from protocol.transport import Item
@@ -32,8 +34,8 @@ log = logging.getLogger("protofleet.device")
 def run_device(settings: DeviceSettings, software: str) -> str:
     """Serve until told to stop; what comes back is why it ended early, or nothing."""
     return_large_blocks()
-    key = load_key(Path(settings.key))
-    keyring = {COORDINATOR: load_public(Path(settings.coordinator_key))}
+    s = settings
+    keys, keyring = credentials.of_device(s.enrolled, s.federation, s.name, s.key, s.coordinator_key)
     place = compute_place(settings.compute)
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -41,9 +43,10 @@ def run_device(settings: DeviceSettings, software: str) -> str:
     data = moved(load(settings.data), place)
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     memory = Memory(Path(settings.folder))
-    me = Identity(settings.name, memory.boot(int(time.time())), key)
+    me = Identity(settings.name, memory.boot(int(time.time())), keys)
     topics = Topics(settings.federation)
     link = DeviceLink(me, keyring, topics, None, memory.store)  # type: ignore[arg-type]  # the will needs it first
+    link.sealed = seals(settings.security)
     link.transport = transport = Mqtt(
         f"{settings.federation}.{settings.name}",
         settings.broker,

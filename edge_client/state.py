@@ -6,14 +6,17 @@ One JSON file names the objects; writing it anew and renaming it is the moment a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from protocol.messages import Arrays
-from protocol.store import ObjectStore, sync
+from protocol.settings import decode
+from protocol.store import DamagedError, ObjectStore, sync
 
+HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
 KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones
 
 
@@ -34,6 +37,7 @@ class Book:
 
     boot: int = 0
     run: str = ""
+    epoch: int = 0  # the highest of a coordinator that was heard: an older one is not listened to
     plan: str = ""
     half: str = ""  # object with the half's state
     broadcast: str = ""  # last one that is here in full
@@ -53,10 +57,15 @@ class Memory:
         self._write()
         return self.book.boot
 
-    def begin(self, run: str, plan: str) -> None:
+    @property
+    def last_round(self) -> int:
+        """Of what was answered in this run."""
+        return max((answer.round for answer in self.book.answers), default=0)
+
+    def begin(self, run: str, plan: str, epoch: int = 0) -> None:
         """Take on a run; what was learned in another one is forgotten."""
         if (self.book.run, self.book.plan) != (run, plan):
-            self.book = Book(boot=self.book.boot, run=run, plan=plan)
+            self.book = Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch)
             self._write()
             self.store.sweep()
             self.store.keep(set())
@@ -67,8 +76,9 @@ class Memory:
     def answer_to(self, question: str) -> Answer | None:
         return next((a for a in self.book.answers if a.question == question), None)
 
-    def remember(self, answer: Answer, half: Arrays) -> None:
-        """State and answer become durable together."""
+    def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
+        """State and answer become durable together, and whose question it was."""
+        self.book.epoch = max(epoch, self.book.epoch)
         self.book.half = self.store.put(half).object.hex() if half else ""
         self.book.broadcast = answer.base
         self.book.answers = [*self.book.answers, answer][-KEPT_ANSWERS:]
@@ -81,11 +91,14 @@ class Memory:
 
     def _read(self) -> Book:
         try:
-            table = json.loads(self._path.read_text())
-            answers = [Answer(**row) for row in table.pop("answers")]
-            return Book(**table, answers=answers)
+            return read_book(self._path.read_bytes())
         except FileNotFoundError:
             return Book()
+        except DamagedError as error:
+            raise DamagedError(
+                f"{self._path} is damaged ({error}); put it back from a copy, or remove {self.folder} and let "
+                "the device begin anew"
+            ) from None
 
     def _write(self) -> None:
         target = self._path.with_suffix(".new")
@@ -95,3 +108,23 @@ class Memory:
         target.replace(self._path)
         if self._durable:
             sync(self._path.parent)
+
+
+def read_book(text: bytes) -> Book:
+    """The contents of the JSON file, or DamagedError."""
+    try:
+        table = json.loads(text)
+        answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
+        book = decode(Book, table)
+        book.answers = answers
+        names = [book.plan, book.half, book.broadcast]
+        names += [name for a in answers for name in (a.question, a.base, a.object)]
+        if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
+            raise ValueError(f"{bad[0][:40]!r} is no SHA-256")
+        if not 0 <= book.epoch < 1 << 63:
+            raise ValueError(f"epoch is {book.epoch}")
+        if not 0 <= book.boot < 1 << 63 or len(answers) > KEPT_ANSWERS:
+            raise ValueError(f"boot is {book.boot}, and there are {len(answers)} answers")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None
+    return book

@@ -17,6 +17,7 @@ from torch import Tensor
 from methods.cost import Cost, Sizes
 from methods.nets.base import Net
 from methods.wants import Want, problem_with
+from protocol.reasons import Problem
 
 Payload: TypeAlias = Mapping[str, Tensor]
 Predict: TypeAlias = Callable[[Tensor], Tensor]  # x [B, ...] -> class scores [B, C]
@@ -57,8 +58,8 @@ class Ask:
     payload: Payload = field(default_factory=dict)
     wants: Mapping[str, Want] = field(default_factory=dict)
 
-    def problem_with(self, payload: Payload) -> str | None:
-        return problem_with(self.wants, payload)
+    def problem_with(self, payload: Payload, examples: int | None = None) -> Problem | None:
+        return problem_with(self.wants, payload, examples)
 
 
 Round: TypeAlias = Generator[Ask, Sequence[Reply], None]

@@ -32,6 +32,12 @@ class LazyPayload(Mapping[str, Tensor]):
         array = self._arrays[name]
         return _fresh(array) if isinstance(self._arrays, Body) else _tensor(array)
 
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape; of what lies on the disk, nothing is read for it."""
+        if isinstance(self._arrays, Body):
+            return self._arrays.form(name)
+        return self._arrays[name].dtype.name, self._arrays[name].shape
+
     def flat(self, name: str, start: int, stop: int) -> Tensor:
         """Numbers [start, stop) of an array laid flat, without the rest where the arrays allow it."""
         if isinstance(self._arrays, Body):

@@ -156,7 +156,7 @@ class Server(ServerHalf):
         return {
             "prototypes": Want(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
             "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes),
+            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True),
         }
 
     def feature_wants(self) -> Mapping[str, Want]:

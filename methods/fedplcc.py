@@ -99,7 +99,7 @@ class Server(fedavg.Server):
         return {
             "prototypes": Want(("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=most),
             "labels": Want(("J",), "int64", low=0, high=classes - 1, most=most),
-            "counts": Want(("J",), "int64", low=1, high=most, most=most),
+            "counts": Want(("J",), "int64", low=1, high=most, most=most, of_examples=True),
         }
 
     def global_clusters(self, label: int, sent: Table) -> Table:

@@ -98,7 +98,7 @@ class Server(ServerHalf):
             **(weight_wants(self.model) if self.hyper.average_models else {}),
             "prototypes": Want(("held", size), most=classes),
             "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes),
+            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True),
         }
 
     def class_means_of(self, reply: Reply) -> ClassMeans:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
-SLICE = 1 << 20  # numbers looked at together: isfinite makes copies, and an array may be a whole model
+from protocol.reasons import Problem, Reason
+
+SLICE = 1 << 20  # numbers looked at together: an array may be a whole model, or a whole data set's features
 
 Dim: TypeAlias = int | str  # a name stands for any length; equal names mean equal lengths
 
@@ -28,6 +30,7 @@ class Want:
     high: float | None = None
     most: int = 1 << 20  # the largest length that a named dimension may have
     optional: bool = False
+    of_examples: bool = False  # whole numbers that count samples: together no more than the device has
 
     def most_bytes(self) -> int:
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
@@ -39,46 +42,87 @@ def like(payload: Mapping[str, Tensor]) -> dict[str, Want]:
     return {name: Want(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()}
 
 
-def problem_with(wants: Mapping[str, Want], payload: Mapping[str, Tensor]) -> str | None:
-    """The first thing wrong with an answer, in words, or None."""
+@runtime_checkable
+class Sliced(Protocol):
+    """A payload that may lie on the disk: what it is made of is known before any number is read."""
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]: ...
+    def flat(self, name: str, start: int, stop: int) -> Tensor: ...
+
+
+@dataclass
+class Here:
+    """Tensors in memory, looked at in the same way."""
+
+    payload: Mapping[str, Tensor]
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        value = self.payload[name]
+        return str(value.dtype).removeprefix("torch."), tuple(value.shape)
+
+    def flat(self, name: str, start: int, stop: int) -> Tensor:
+        return self.payload[name].reshape(-1)[start:stop]
+
+
+def problem_with(
+    wants: Mapping[str, Want], payload: Mapping[str, Tensor], examples: int | None = None
+) -> Problem | None:
+    """The first thing wrong with an answer, or None. `examples` are those that its device has stated.
+
+    All dtypes and shapes are looked at before the first number, and numbers a slice at a time.
+    """
     if extra := sorted(set(payload) - set(wants)):
-        return f"{extra[0]} was not asked for"
+        return Problem(Reason.WRONG_ARRAYS, f"{extra[0][:64]} was not asked for")
+    if missing := [name for name, want in wants.items() if name not in payload and not want.optional]:
+        return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
+    sent = payload if isinstance(payload, Sliced) else Here(payload)
     lengths: dict[str, int] = {}
-    for name, want in wants.items():
-        value = payload.get(name)
-        if value is None:
-            if want.optional:
-                continue
-            return f"no {name}"
-        if problem := _problem(name, want, value, lengths):
+    here = {name: want for name, want in wants.items() if name in payload}
+    for name, want in here.items():
+        if problem := _form_problem(name, want, *sent.form(name), lengths):
+            return problem
+    for name, want in here.items():
+        if problem := _numbers_problem(name, want, sent, examples):
             return problem
     return None
 
 
-def _problem(name: str, want: Want, value: Tensor, lengths: dict[str, int]) -> str | None:
-    if (dtype := str(value.dtype).removeprefix("torch.")) != want.dtype:
-        return f"{name} is {dtype}, not {want.dtype}"
-    if len(value.shape) != len(want.shape):
-        return f"{name} is {tuple(value.shape)}, not {want.shape}"
-    for length, dim in zip(value.shape, want.shape, strict=True):
+def _form_problem(
+    name: str, want: Want, dtype: str, shape: tuple[int, ...], lengths: dict[str, int]
+) -> Problem | None:
+    if dtype != want.dtype:
+        return Problem(Reason.WRONG_DTYPE, f"{name} is {dtype}, not {want.dtype}")
+    if len(shape) != len(want.shape):
+        return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {want.shape}")
+    for length, dim in zip(shape, want.shape, strict=True):
         expected = lengths.setdefault(dim, length) if isinstance(dim, str) else dim
         if length != expected:
             where = f" with {dim} = {expected}" if isinstance(dim, str) else ""
-            return f"{name} is {tuple(value.shape)}, not {want.shape}{where}"
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {want.shape}{where}")
         if isinstance(dim, str) and length > want.most:
-            return f"{name} is {tuple(value.shape)}, over the limit of {want.most} for {dim}"
-    if value.is_floating_point() and not all(bool(part.isfinite().all()) for part in _slices(value)):
-        return f"{name} is not finite"
-    if value.numel() and want.low is not None and float(value.min()) < want.low:
-        return f"{name} has {float(value.min()):g}, below {want.low:g}"
-    if value.numel() and want.high is not None and float(value.max()) > want.high:
-        return f"{name} has {float(value.max()):g}, above {want.high:g}"
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, over the limit of {want.most} for {dim}")
     return None
 
 
-def _slices(value: Tensor) -> Iterator[Tensor]:
-    flat = value.reshape(-1)
-    return (flat[start : start + SLICE] for start in range(0, flat.numel(), SLICE))
+def _numbers_problem(name: str, want: Want, sent: Sliced, examples: int | None) -> Problem | None:
+    low, high, total = math.inf, -math.inf, 0
+    size = math.prod(sent.form(name)[1])
+    for start in range(0, size, SLICE):
+        part = sent.flat(name, start, min(start + SLICE, size))
+        if part.is_floating_point() and not bool(part.isfinite().all()):
+            return Problem(Reason.NOT_FINITE, f"{name} is not finite")
+        if want.low is not None:
+            low = min(low, float(part.min()))
+        if want.high is not None:
+            high = max(high, float(part.max()))
+        total += int(part.sum()) if want.of_examples else 0
+    if want.low is not None and low < want.low:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {low:g}, below {want.low:g}")
+    if want.high is not None and high > want.high:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {high:g}, above {want.high:g}")
+    if want.of_examples and examples is not None and total > examples:
+        return Problem(Reason.BAD_CLAIM, f"{name} add up to {total}, of a device with {examples} examples")
+    return None
 
 
 def most_bytes(wants: Mapping[str, Want]) -> int:

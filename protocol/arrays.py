@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgpack
@@ -67,6 +67,17 @@ def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
     return (("control", len(_head(arrays, names))), *sizes.items())
 
 
+def joined(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Parts without empty ones and with neighbours of one kind put together: equal for equal layouts."""
+    found: list[tuple[str, int]] = []
+    for kind, size in parts:
+        if size and found and found[-1][0] == kind:
+            found[-1] = (kind, found[-1][1] + size)
+        elif size:
+            found.append((kind, size))
+    return tuple(found)
+
+
 def _head(arrays: Arrays, names: list[str]) -> bytes:
     table = []
     for name in names:
@@ -115,6 +126,17 @@ class Body(Mapping[str, Array]):
     def parts(self) -> tuple[tuple[str, int], ...]:
         """(kind, bytes) in order, as `parts` says of arrays that are not encoded yet."""
         return (("control", self._start), *self.kinds.items())
+
+    @property
+    def layout(self) -> tuple[tuple[str, int], ...]:
+        """(kind, bytes) as the bytes lie, whatever the order of the table; neighbours of a kind are one."""
+        sizes = ((kind_of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
+        return joined((("control", self._start), *sizes))
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape, without reading the array."""
+        dtype, shape, _ = self._places[name]
+        return dtype.name, shape
 
     def __getitem__(self, name: str) -> Array:
         dtype, shape, offset = self._places[name]

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from protocol.admission import AGAIN_BURST, AGAIN_RATE, Bucket
 from protocol.fetch import indices
 from protocol.messages import Manifest, Want
+from protocol.reasons import Reason, Rejected
 
 LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
+MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
 QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
 
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
@@ -29,24 +32,42 @@ class Broadcast:
         self._published: dict[int, float] = {}
         self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
         self._ever: set[int] = set()
+        self._invited: set[str] = set()
+        self._again: dict[str, Bucket] = {}
         self.wake_at = float("inf")
 
     def expect(self, cohort: list[str], holders: set[str]) -> None:
+        self._invited |= set(cohort)
         self._expected |= set(cohort) - holders - set(self._asked)
 
-    def wanted(self, device: str, want: Want, now: float) -> None:
+    def wanted(self, device: str, want: Want, now: float) -> int:
+        """How many blocks it asks for that it had not asked for before; those it gets for nothing."""
+        if device not in self._invited:
+            raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
         self._expected.discard(device)
         self._since.setdefault(device, now)
         self._last[device] = now
         asked = self._asked.setdefault(device, set())
-        for i in indices(want.ranges, self._blocks):
-            asked.add(i)
-            sent_at = self._published.get(i)
-            if want.again or (sent_at is not None and sent_at < self._since[device]):
-                self._emit(device, i)
-            elif sent_at is None:
-                self._pending.setdefault(i, now + LINGER_SECONDS)
+        blocks = indices(want.ranges, self._blocks)
+        fresh = [i for i in blocks if i not in asked]
+        for i in blocks:
+            self._serve(device, i, want.again, i not in asked, now)
         self.wake(now)
+        return len(fresh)
+
+    def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
+        """A want is about 200 bytes, what it names up to 4 MiB: only the first time is free."""
+        sent_at = self._published.get(i)
+        if again or (sent_at is not None and sent_at < self._since[device]):
+            bucket = self._again.setdefault(device, Bucket(AGAIN_RATE, AGAIN_BURST))
+            if not (fresh or bucket.take(now)):
+                return  # it will ask again
+            self._emit(device, i)
+        elif sent_at is None and i not in self._pending:
+            if len(self._pending) >= MAX_PENDING:
+                return
+            self._pending[i] = now + LINGER_SECONDS
+        self._asked[device].add(i)
 
     def wake(self, now: float) -> None:
         """Publish what everybody waits for, and what has waited long enough."""

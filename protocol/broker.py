@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import selectors
 import socket
 import ssl
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
+
+from protocol.tls import BrokerError as BrokerError
+from protocol.tls import TlsFiles as TlsFiles
+from protocol.tls import explain_tls, settle, tls_context
 
 # Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
 FINAL: Final[Mapping[int, str]] = {
@@ -28,37 +29,6 @@ FINAL: Final[Mapping[int, str]] = {
     156: "it asks us to use another server",
     157: "it asks us to use another server for good",
 }
-
-# The alert that a broker sends, or OpenSSL's own finding -> what to do about it.
-_TLS: Final[Mapping[str, str]] = {
-    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
-    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
-    "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed our certificate; enrol with its CA",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has expired, or a clock is wrong; renew it",
-    "SSLV3_ALERT_CERTIFICATE_REVOKED": "our certificate has been revoked; enrol again",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept our certificate",
-    "TLSV1_ALERT_PROTOCOL_VERSION": "it wants another version of TLS than 1.2 or 1.3",
-    "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; drop tls or correct the port",
-}
-VERDICT_SECONDS: Final = 0.5  # a broker without session tickets costs us this at every connect
-_HOSTNAME_MISMATCH: Final = 62  # X509_V_ERR_HOSTNAME_MISMATCH
-
-
-class BrokerError(RuntimeError):
-    """There is no usable broker. The message says why, and the way out."""
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files: whom we trust, and who we are."""
-
-    ca: str
-    cert: str | None = None
-    key: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("tls.cert and tls.key belong together, but only one is set")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +53,6 @@ class BrokerAddress:
         return f"{self.host}:{self.port}"
 
 
-def tls_context(files: TlsFiles) -> ssl.SSLContext:
-    for name, path in (("ca", files.ca), ("cert", files.cert), ("key", files.key)):
-        if path is not None and not Path(path).is_file():
-            raise BrokerError(f"there is no file {path}, which tls.{name} names")
-    try:
-        context = ssl.create_default_context(cafile=files.ca)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if files.cert is not None:
-            context.load_cert_chain(files.cert, files.key)
-    except (ssl.SSLError, OSError) as error:
-        raise BrokerError(f"the TLS files cannot be used: {error} ({files})") from None
-    return context
-
-
-def settle(sock: object) -> None:
-    """Make a fresh connection fit for use: no waiting for full packets, and TLS agreed on by both sides.
-
-    In TLS 1.3 we are through before the broker has judged our certificate. Its first words are the verdict,
-    session tickets or an alert; if we spoke first, an alert would be lost with the connection.
-    """
-    if not isinstance(sock, socket.socket):
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if not isinstance(sock, ssl.SSLSocket) or sock.version() != "TLSv1.3":
-        return
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, selectors.EVENT_READ)
-        selector.select(VERDICT_SECONDS)
-    patience = sock.gettimeout()
-    sock.setblocking(False)
-    with contextlib.suppress(ssl.SSLWantReadError):
-        if not sock.recv(1):
-            raise ConnectionResetError
-    sock.settimeout(patience)
-
-
 def explain(broker: BrokerAddress, error: OSError) -> str:
     """What an error of the operating system or of TLS means for the person who set the address."""
     told = error.strerror or str(error)
@@ -126,13 +60,8 @@ def explain(broker: BrokerAddress, error: OSError) -> str:
         case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError():
             wants = "it does not speak TLS on this port" if broker.tls else "it wants TLS"
             return f"it hung up before it answered; it is no MQTT broker, or {wants}"
-        case ssl.SSLCertVerificationError() if error.verify_code == _HOSTNAME_MISMATCH:
-            return f"its certificate is not made out to {broker.host}; use the name that it carries"
-        case ssl.SSLCertVerificationError():
-            return f"its certificate is not trusted ({error.verify_message}); compare tls.ca"
-        case ssl.SSLError():
-            reason = error.reason or str(error)
-            return f"{_TLS.get(reason, 'TLS failed; its log may say more')} ({reason})"
+        case ssl.SSLError() if broker.tls is not None:
+            return explain_tls(broker.tls, broker.host, error)
         case socket.gaierror():
             return f"nobody knows a host {broker.host} ({told}); correct the name, or this machine's DNS"
         case ConnectionRefusedError():

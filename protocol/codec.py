@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
+from protocol import arrays
 from protocol.messages import (
     Bye,
     Finished,
@@ -33,6 +34,10 @@ MAX_PAYLOAD: Final = 1 << 20
 MAX_TEXT: Final = 512
 MAX_RANGES: Final = 64
 MAX_BLOCKS: Final = 4096
+MAX_BLOCK: Final = 1 << 20  # bytes of one: what is half here is checked block by block in memory
+MAX_ASKED: Final = 64  # blocks in one want: no receiver has more in flight
+MAX_ROUND: Final = (1 << 31) - 1
+MAX_PHASE: Final = 64  # bytes
 MAX_METRICS: Final = 256
 MAX_COUNTS: Final = 4096
 MAX_HOLDS: Final = 64
@@ -123,6 +128,7 @@ def decode(kind: str, payload: bytes, sender: str, place: Place) -> tuple[Messag
         raise Rejected(Reason.MALFORMED, f"there is no message kind {kind[:32]!r}")
     if len(payload) > MAX_PAYLOAD:
         raise Rejected(Reason.TOO_LARGE, f"a payload of {len(payload)} bytes, over {MAX_PAYLOAD}")
+    _judge_place(place)
     try:
         fields = msgpack.unpackb(
             payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT
@@ -132,6 +138,12 @@ def decode(kind: str, payload: bytes, sender: str, place: Place) -> tuple[Messag
         raise
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
         raise Rejected(Reason.MALFORMED, f"{kind}: {type(error).__name__} {str(error)[:80]}") from None
+
+
+def _judge_place(place: Place) -> None:
+    """The header's types are right; here are its limits, as others' databases and headers repeat them."""
+    if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
+        raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
 
 
 def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
@@ -180,6 +192,8 @@ def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachmen
     ascending = all(a < b for a, b in ranges) and flat == sorted(flat)  # so no block is asked for twice
     if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
         raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
+    if sum(stop - start for start, stop in ranges) > MAX_ASKED:
+        raise Rejected(Reason.MALFORMED, f"a want for more than {MAX_ASKED} blocks")
     return Want(_hash(fields["object"]), ranges, _typed(fields.get("again", False), bool)), None
 
 
@@ -201,20 +215,26 @@ def _manifest_fields(manifest: Manifest | None) -> list[object] | None:
     if manifest is None:
         return None
     hashes, parts = b"".join(manifest.hashes), [list(part) for part in manifest.parts]
-    return [manifest.object, manifest.size, manifest.block, hashes, parts]
+    plain = [manifest.object, manifest.size, manifest.block, hashes, parts]
+    return [*plain, manifest.key] if manifest.key else plain
 
 
 def _manifest(fields: object) -> Manifest | None:
     if fields is None:
         return None
-    name, size, block, packed, parts = _typed(fields, list)
+    name, size, block, packed, parts, *more = _typed(fields, list)
     packed, parts = _typed(packed, bytes), [_typed(part, list) for part in _typed(parts, list)]
     hashes = tuple(packed[i : i + SHORT_HASH] for i in range(0, len(packed), SHORT_HASH))
     sizes = tuple((_typed(kind, str), _whole(n)) for kind, n in parts)
-    manifest = Manifest(_hash(name), _whole(size), _whole(block), hashes, sizes)
+    key = _hash(more[0]) if more else b""
+    manifest = Manifest(_hash(name), _whole(size), _whole(block), hashes, sizes, key)
     blocks = -(-manifest.size // manifest.block) if manifest.block else 0
     if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
         raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
+    if manifest.block > MAX_BLOCK:
+        raise Rejected(Reason.MALFORMED, f"blocks of {manifest.block} bytes, over {MAX_BLOCK}")
+    if any(kind != "control" and kind not in arrays.KINDS for kind, _ in manifest.parts):
+        raise Rejected(Reason.MALFORMED, "a part of a kind that does not exist")
     if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > MAX_PARTS:
         raise Rejected(Reason.MALFORMED, f"the parts do not add up to {manifest.size} bytes")
     return manifest

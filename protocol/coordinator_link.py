@@ -8,15 +8,17 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from protocol import blocks, codec
+from protocol.admission import Admission
 from protocol.arrays import Body
 from protocol.broadcast import Broadcast
 from protocol.codec import Attachment
 from protocol.fetch import Fetch
-from protocol.link import WINDOW, Link, Received, Taken
-from protocol.messages import Manifest, Message, Update, Want
-from protocol.meter import DOWN
+from protocol.keys import Identity, Keyring
+from protocol.link import INLINE, WINDOW, Link, Received, Taken
+from protocol.messages import Bye, Hello, Manifest, Message, State, Update, Want
+from protocol.meter import DOWN, UP
 from protocol.reasons import Reason, Rejected
-from protocol.seal import Header, Identity, Keyring
+from protocol.seal import Header
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
@@ -29,7 +31,7 @@ Stores = Callable[[str], ObjectStore]  # the spool of one device
 class Gate(Protocol):
     """Who decides whether an answer is worth fetching, and hears of one that turned out broken."""
 
-    def admit(self, update: Update, size: int) -> bool: ...
+    def admit(self, update: Update, size: int, name: bytes) -> bool: ...
 
     def spoiled(self, update: Update, fault: Rejected) -> None: ...
 
@@ -46,6 +48,7 @@ class CoordinatorLink(Link):
     ) -> None:
         super().__init__(me, keyring, topics, transport, DOWN, epoch=me.boot)
         self._stores, self._gate = stores, gate
+        self.admission = Admission(keyring)
         self._broadcasts: dict[bytes, Broadcast] = {}
         self._fetches: dict[str, tuple[Fetch, Received]] = {}
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
@@ -56,24 +59,27 @@ class CoordinatorLink(Link):
         return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
 
     def wake(self, now: float) -> None:
-        flying = self._flying
+        flying = self._flying(now)
         for fetch, _ in self._fetches.values():
-            fetch.wake(now, max(1, _room(fetch, flying)))
+            fetch.wake(now, max(1, _room(fetch.flying(now), flying)))
         self._feed(now)
         for broadcast in self._broadcasts.values():
             broadcast.wake(now)
 
     def send(self, device: str, message: Message) -> None:
-        self.say(self.topics.down(device), message, device)
+        """Nothing to whom we no longer know: its enrolment has ended."""
+        if device in self.keyring:
+            self.say(self.topics.down(device), message, device)
 
-    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> None:
-        """Serve an object from now on, and no other: one broadcast is open at a time."""
-        if manifest.object in self._broadcasts:
-            self._broadcasts[manifest.object].expect(cohort, holders)
-            return
-        broadcast = Broadcast(manifest, self._sender(manifest, store))
+    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Manifest:
+        """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back."""
+        broadcast = self._broadcasts.get(manifest.object)
+        if broadcast is None:
+            keyed = self.keyed(manifest)
+            broadcast = Broadcast(keyed, self._sender(keyed, store))
+            self._broadcasts = {manifest.object: broadcast}
         broadcast.expect(cohort, holders)
-        self._broadcasts = {manifest.object: broadcast}
+        return broadcast.manifest
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
         """What is complete after this frame. Raises Rejected where the frame was at fault."""
@@ -82,6 +88,7 @@ class CoordinatorLink(Link):
         opened: list[tuple[Header, Message, Attachment]] = []
 
         def take() -> Taken:
+            self.admission.frame(self._writer(topic), now)
             found = self.open(topic, frame)
             if found is None:
                 return Taken(new=False)
@@ -90,7 +97,16 @@ class CoordinatorLink(Link):
             return Taken(tensors, first=first)
 
         self._counted(topic, frame, self.kind_of(frame), take)
-        return [done for found in opened for done in self._message(*found, now)]
+        try:
+            return [done for found in opened for done in self._message(*found, now)]
+        except Rejected as fault:  # the frame was good, what it offers cannot be had now
+            self.meter.rejected[fault.reason] += 1
+            raise
+
+    def overflowed(self, frames: int) -> None:
+        """Frames that nobody has looked at, as more came than the inbox holds."""
+        self.meter.messages[UP, "unreadable", Reason.FLOOD.value] += frames
+        self.meter.rejected[Reason.FLOOD] += frames
 
     def abandon(self, device: str | None = None) -> None:
         """Stop fetching: the round is over, or the device has gone."""
@@ -104,8 +120,9 @@ class CoordinatorLink(Link):
         received = Received(header.sender, message, header.run, header.epoch)
         match message:
             case Want():
-                if broadcast := self._broadcasts.get(message.object):
-                    broadcast.wanted(header.sender, message, now)
+                broadcast = self._broadcasts.get(message.object)
+                if broadcast and broadcast.wanted(header.sender, message, now):
+                    self.admission.frame_was_useful(header.sender)
                 return []
             case Update():
                 return self._update(received, message, attachment, now)
@@ -119,7 +136,8 @@ class CoordinatorLink(Link):
         if received.run != self.run:
             return []  # of another run; its device has heard of this one by now
         size = len(attachment) if isinstance(attachment, bytes) else attachment.size
-        if not self._gate.admit(update, size):
+        name = hashlib.sha256(attachment).digest() if isinstance(attachment, bytes) else attachment.object
+        if not self._gate.admit(update, size, name):
             return []
         if isinstance(attachment, bytes):
             return self._complete(received, update, store.put_bytes(attachment))
@@ -127,7 +145,7 @@ class CoordinatorLink(Link):
             return self._complete(received, update, attachment.object)
         device = received.sender
         held = self._fetches.get(device)
-        if held and held[0].object == attachment.object:
+        if held and held[0].rekeyed(attachment):
             self._fetches[device] = (held[0], received)
         else:
             self.abandon(device)
@@ -154,24 +172,31 @@ class CoordinatorLink(Link):
             return []
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
+    def _writer(self, topic: str) -> str:
+        """Who alone may write there."""
+        place = self.topics.parse(topic)
+        return place.device if place else ""
+
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         place = self.topics.parse(topic)
         device = place.device if place and place.kind == "up" else ""
         held = self._fetches.get(device)
 
         def take() -> Taken:
+            self.admission.block(device, now)
             prefix, index, data = blocks.unpack(frame)
             if not device:
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
-            if held is None or held[0].object[: len(prefix)] != prefix:
+            if held is None or not held[0].goes_by(prefix):
                 if device.encode() + prefix in self._complete_lately:
                     return Taken(new=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
-            fresh = held[0].got(index, data, now)
-            start = index * held[0].partial.manifest.block
-            return Taken(blocks.kinds_in(held[0].partial.manifest, start, start + len(data)), fresh)
+            kinds, fresh = held[0].take(index, data, now)
+            if fresh:
+                self.admission.block_was_useful(device)
+            return Taken(kinds, fresh)
 
         if not self._counted(topic, frame, "block", take) or held is None:
             return []
@@ -183,7 +208,7 @@ class CoordinatorLink(Link):
     def _here(self, device: str, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
         fetch, received = self._fetches.pop(device)
-        self._complete_lately.append(device.encode() + fetch.object[: codec.SHORT_HASH])
+        self._complete_lately.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
         self._feed(now)
         assert isinstance(received.message, Update)
         try:
@@ -197,19 +222,18 @@ class CoordinatorLink(Link):
 
     def _feed(self, now: float) -> None:
         """Share the budget out, first come first served."""
-        flying = self._flying
+        flying = self._flying(now)
         for fetch, _ in list(self._fetches.values()):
-            before = fetch.flying
-            if room := _room(fetch, flying):
+            before = fetch.flying(now)
+            if room := _room(before, flying):
                 fetch.fill(room, now)
-            flying += fetch.flying - before
+            flying += fetch.flying(now) - before
 
-    @property
-    def _flying(self) -> int:
-        return sum(fetch.flying for fetch, _ in self._fetches.values())
+    def _flying(self, now: float) -> int:
+        return sum(fetch.flying(now) for fetch, _ in self._fetches.values())
 
     def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
-        everyone = self.topics.broadcast(manifest.object.hex())
+        everyone = self.topics.broadcast(manifest.wire_name.hex())
 
         def send(device: str | None, index: int, fresh: bool) -> None:
             topic = everyone if device is None else self.topics.down(device)
@@ -218,11 +242,15 @@ class CoordinatorLink(Link):
         return send
 
     def _judge(self, message: Message, attachment: Attachment) -> None:
+        if not isinstance(message, (Hello, State, Update, Want, Bye)):
+            raise Rejected(Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is the coordinator's to say")
         if isinstance(message, Update):
             if attachment is None:
                 raise Rejected(Reason.MALFORMED, "an update without arrays")
-            if isinstance(attachment, Manifest) and attachment.size > self.max_object:
-                raise Rejected(Reason.TOO_LARGE, f"{attachment.size} bytes, over {self.max_object}")
+            if isinstance(attachment, bytes) and len(attachment) > INLINE:
+                raise Rejected(Reason.TOO_LARGE, f"an inline body of {len(attachment)} bytes, over {INLINE}")
+            if isinstance(attachment, Manifest):
+                self._demand(attachment)
 
     def _check(self, header: Header, topic: str) -> None:
         # Read from the topic, as the sender may be anybody with a key, even ourselves, sent back to us.
@@ -231,9 +259,9 @@ class CoordinatorLink(Link):
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
 
 
-def _room(fetch: Fetch, flying: int) -> int:
+def _room(own: int, flying: int) -> int:
     """Blocks that one fetch may have in flight, of what all of them together have."""
-    return max(0, min(WINDOW, BUDGET - (flying - fetch.flying)))
+    return max(0, min(WINDOW, BUDGET - (flying - own)))
 
 
 def _body(data: bytes) -> Body:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from protocol import blocks, codec
 from protocol.codec import Attachment
 from protocol.fetch import Fetch, indices
+from protocol.keys import Identity, Keyring
 from protocol.link import WINDOW, Link, Received, Taken
 from protocol.messages import Manifest, Message, Task, Update, Want
 from protocol.meter import UP
 from protocol.reasons import Reason, Rejected
-from protocol.seal import COORDINATOR, Header, Identity, Keyring
+from protocol.seal import COORDINATOR, Header
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
@@ -30,6 +31,7 @@ class DeviceLink(Link):
         self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
         self._fetch: Fetch | None = None
         self._waiting: Received | None = None
+        self.least_round = 0  # the coordinator never goes back behind a round that we have answered
 
     @property
     def wake_at(self) -> float:
@@ -59,7 +61,7 @@ class DeviceLink(Link):
             self.say(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
             return
         if name not in self._offered:
-            self._offered[name] = self.store.manifest(name, self.block)
+            self._offered[name] = self.keyed(self.store.manifest(name, self.block))
             self._sent[name] = bytearray(len(self._offered[name].hashes))
         self.say(self._up, update, COORDINATOR, self._offered[name])
 
@@ -88,10 +90,28 @@ class DeviceLink(Link):
             self._fetch.wake(now, WINDOW)
 
     def stop_fetching(self) -> None:
-        if self._fetch:
-            self.transport.unsubscribe(self.topics.broadcast(self._fetch.object.hex()))
-            self._fetch.partial.abandon(forget=True)  # another broadcast has taken its place
+        if fetch := self._fetch:
+            self._no_more_of(fetch.manifest)
+            fetch.partial.abandon(forget=True)  # another broadcast has taken its place
         self._fetch = self._waiting = None
+
+    def _no_more_of(self, manifest: Manifest) -> None:
+        """Blocks of it that are still on their way are repeats, not strangers."""
+        self._complete_lately.append(manifest.wire_name[: codec.SHORT_HASH])
+        self.transport.unsubscribe(self._topic_of(manifest))
+
+    def _taken_over(self, fetch: Fetch, manifest: Manifest) -> bool:
+        """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""
+        before = fetch.manifest
+        if not fetch.rekeyed(manifest):
+            return False
+        if before != manifest:
+            self._no_more_of(before)
+            self.transport.subscribe(self._topic_of(manifest))
+        return True
+
+    def _topic_of(self, manifest: Manifest) -> str:
+        return self.topics.broadcast(manifest.wire_name.hex())
 
     def _message(self, header: Header, message: Message, now: float) -> list[Received]:
         received = Received(header.sender, message, header.run, header.epoch)
@@ -106,12 +126,12 @@ class DeviceLink(Link):
         return [received]
 
     def _begin(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
-        if self._fetch and self._fetch.object == manifest.object:
+        if self._fetch and self._taken_over(self._fetch, manifest):
             self._waiting = received
             return []
         self.stop_fetching()
         self._fetch, self._waiting = Fetch(self.store.begin(manifest), self.send), received
-        self.transport.subscribe(self.topics.broadcast(manifest.object.hex()))
+        self.transport.subscribe(self._topic_of(manifest))
         if self._fetch.partial.complete:  # an earlier process had it all, and died before it had a name
             return self._here(self._fetch)
         self._fetch.fill(WINDOW, now)
@@ -121,17 +141,15 @@ class DeviceLink(Link):
         def take() -> Taken:
             prefix, index, data = blocks.unpack(frame)
             fetch = self._fetch
-            if fetch is None or fetch.object[: len(prefix)] != prefix:
+            if fetch is None or not fetch.goes_by(prefix):
                 if prefix in self._complete_lately:
                     return Taken(new=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
-            if topic not in (self._down, self.topics.broadcast(fetch.object.hex())):
+            if topic not in (self._down, self._topic_of(fetch.manifest)):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
-            fresh = fetch.got(index, data, now)
-            start = index * fetch.partial.manifest.block
-            return Taken(blocks.kinds_in(fetch.partial.manifest, start, start + len(data)), fresh)
+            return Taken(*fetch.take(index, data, now))
 
         fresh, fetch = self._counted(topic, frame, "block", take), self._fetch
         if not fresh or fetch is None:
@@ -144,8 +162,7 @@ class DeviceLink(Link):
     def _here(self, fetch: Fetch) -> list[Received]:
         """All blocks are here: give the object its name, and pass on the task that waits for it."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
-        self._complete_lately.append(fetch.object[: codec.SHORT_HASH])
-        self.transport.unsubscribe(self.topics.broadcast(fetch.object.hex()))
+        self._no_more_of(fetch.manifest)
         fetch.partial.finish()
         return [replace(waiting, object=fetch.object)] if waiting else []
 
@@ -159,8 +176,10 @@ class DeviceLink(Link):
             sent[index] = 1
 
     def _judge(self, message: Message, attachment: Attachment) -> None:
-        if isinstance(message, Task) and message.broadcast and message.broadcast.size > self.max_object:
-            raise Rejected(Reason.TOO_LARGE, f"a broadcast of {message.broadcast.size} bytes")
+        if isinstance(message, Task) and message.round < self.least_round:
+            raise Rejected(Reason.STALE_ROUND, f"round {message.round}, {self.least_round} has been answered")
+        if isinstance(message, Task) and message.broadcast:
+            self._demand(message.broadcast)
 
     def _check(self, header: Header, topic: str) -> None:
         if header.sender != COORDINATOR:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily
 
 from protocol.meter import Meter
+from protocol.reasons import Reason
 
 
 class MetricsError(RuntimeError):
@@ -42,6 +43,12 @@ class MeterCollector:
         for key, number in still(self._meter.messages).items():
             messages.add_metric(list(key), number)
         yield messages
+        rejected = CounterMetricFamily(
+            "protofleet_rejected", "What was received and not used, by reason", labels=["reason"]
+        )
+        for reason in Reason:  # those that have not happened too, so that an alert has a series to watch
+            rejected.add_metric([reason.value], self._meter.rejected[reason])
+        yield rejected
 
 
 def still(counter: Counter[Any]) -> dict[Any, int]:

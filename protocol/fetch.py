@@ -7,10 +7,12 @@ and what was asked for and did not come is asked for again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
+from protocol.blocks import kinds_in, opened
 from protocol.codec import MAX_RANGES
-from protocol.messages import Want
+from protocol.messages import Manifest, Want
 from protocol.store import Partial
 
 RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
@@ -25,19 +27,42 @@ class Fetch:
 
     def __init__(self, partial: Partial, ask: Ask) -> None:
         self.partial, self._ask = partial, ask
-        self.asked: set[int] = set()
+        self.asked: dict[int, float] = {}  # block -> when it was asked for first
         self._next = 0  # blocks before this one are here or asked for
         self._retry = RETRY_SECONDS
         self.wake_at = float("inf")
 
     @property
-    def object(self) -> bytes:
-        return self.partial.manifest.object
+    def manifest(self) -> Manifest:
+        return self.partial.manifest
 
     @property
-    def flying(self) -> int:
-        """Blocks that may still come. What a silent sender was asked for holds up nobody else's."""
-        return len(self.asked) if self._retry < SILENT_SECONDS else 0
+    def object(self) -> bytes:
+        return self.manifest.object
+
+    def rekeyed(self, manifest: Manifest) -> bool:
+        """The same object in the same blocks, under this manifest's key from now on; or False."""
+        if replace(manifest, key=self.manifest.key) != self.manifest:
+            return False
+        self.partial.manifest = manifest
+        return True
+
+    def goes_by(self, prefix: bytes) -> bool:
+        """Whether blocks that call their object this are ours."""
+        return self.manifest.wire_name[: len(prefix)] == prefix
+
+    def take(self, index: int, data: memoryview, now: float) -> tuple[dict[str, int], bool]:
+        """A block as it came: the tensor bytes in it by kind, and whether it is new."""
+        plain = opened(self.manifest, index, data)
+        fresh = self.got(index, plain, now)
+        start = index * self.manifest.block
+        return kinds_in(self.manifest, start, start + len(plain)), fresh
+
+    def flying(self, now: float) -> int:
+        """Blocks that may still come. A sender that is silent, or lets one fall now and then, holds up nobody."""
+        if self._retry >= SILENT_SECONDS:
+            return 0
+        return sum(now - since < SILENT_SECONDS for since in self.asked.values())
 
     def fill(self, window: int, now: float) -> None:
         """Ask for more when at most half of the window is still in flight."""
@@ -49,14 +74,14 @@ class Fetch:
                 fresh.append(self._next)
             self._next += 1
         if fresh:
-            self.asked.update(fresh)
+            self.asked.update(dict.fromkeys(fresh, now))
             self._say(fresh, again=False)
             self.wake_at = now + self._retry
 
     def got(self, index: int, data: memoryview, now: float) -> bool:
         """Take a block; True if it is new."""
         fresh = self.partial.write(index, data)
-        self.asked.discard(index)
+        self.asked.pop(index, None)
         if fresh:
             self._retry = RETRY_SECONDS
             self.wake_at = now + self._retry
@@ -67,7 +92,7 @@ class Fetch:
         if now < self.wake_at:
             return
         missing = [i for i, here in enumerate(self.partial.have) if not here][: max(1, window)]
-        self.asked = set(missing)
+        self.asked = {i: self.asked.get(i, now) for i in missing}
         self._next = max(self._next, missing[-1] + 1 if missing else 0)
         self._say(missing, again=True)
         self._retry = min(2 * self._retry, LONGEST_RETRY_SECONDS)

@@ -5,18 +5,31 @@ No sockets and no clock: frames leave through a Transport, `now` is an argument,
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protocol import blocks, codec
 from protocol.broker import BrokerError
 from protocol.codec import Attachment
+from protocol.keys import Identity, Keyring
 from protocol.messages import Manifest, Message, State
 from protocol.meter import DOWN, UP, Meter
 from protocol.reasons import Reason, Rejected
-from protocol.seal import EVERYBODY, MAJOR, MINOR, Header, Identity, Keyring, read_header, seal, unseal
+from protocol.seal import (
+    EVERYBODY,
+    MAJOR,
+    MINOR,
+    OPEN,
+    SEALED,
+    Header,
+    contents,
+    read_header,
+    seal,
+    verified,
+)  # fmt: skip
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport, Will, packet_bytes
@@ -24,7 +37,8 @@ from protocol.window import Window
 
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
-WINDOW: Final = 64  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
+MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_ROOM  # more is not even hashed for its signature
+WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,7 @@ class Link:
     run: str = ""
     epoch: int = 0
     max_object: int = 1 << 30
+    sealed: bool = True  # what has one recipient is for its eyes alone, and nothing else is taken
 
     def __post_init__(self) -> None:
         self.meter = Meter()
@@ -83,11 +98,24 @@ class Link:
     def seal(self, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None) -> bytes:
         place = codec.place_of(message)
         self._sequence += 1
+        suite = SEALED if self.sealed and recipient != EVERYBODY else OPEN
         header = Header(
-            MAJOR, MINOR, 0, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
+            MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
             self.me.name, self.me.boot, self._sequence, recipient, place.round, place.phase, place.base,
         )  # fmt: skip
-        return seal(header, codec.encode(message, attachment), self.me.key)
+        receive = self.keyring[recipient].receive if suite == SEALED else b""
+        return seal(header, codec.encode(message, attachment), self.me.keys.sign, receive)
+
+    def keyed(self, manifest: Manifest) -> Manifest:
+        """For a new cutting of an object that is about to be served."""
+        return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
+
+    def _demand(self, manifest: Manifest) -> None:
+        """Of an object: not too large, and sealed where messages have to be."""
+        if manifest.size > self.max_object:
+            raise Rejected(Reason.TOO_LARGE, f"{manifest.size} bytes, over {self.max_object}")
+        if self.sealed and not manifest.key:
+            raise Rejected(Reason.NOT_SEALED, f"blocks of {manifest.object.hex()[:16]} without a key")
 
     def will(self, topic: str) -> Will:
         return Will(topic, self.seal(State(False, "connection lost")))
@@ -103,16 +131,23 @@ class Link:
     def send_block(self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool) -> None:
         start = index * manifest.block
         stop = start + blocks.length_of(manifest, index)
-        frame = blocks.pack(manifest.object, index, store.read(manifest.object, start, stop))
+        frame = blocks.pack(manifest, index, store.read(manifest.object, start, stop))
         self._publish(topic, frame, blocks.kinds_in(manifest, start, stop), fresh)
         self.meter.ended(self.direction, "block", "sent")
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
-        header, payload = unseal(frame, self.keyring)
+        if len(frame) > MAX_FRAME:
+            raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
+        header, start = verified(frame, self.keyring)
         if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
         self._check(header, topic)
+        if self.sealed and header.suite == OPEN and header.kind != "state":
+            raise Rejected(
+                Reason.NOT_SEALED, f"a {header.kind} of {header.sender}, which this side takes sealed only"
+            )
+        payload = contents(frame, header, start, self.me.keys.receive)
         window = self._windows.setdefault(header.sender, Window())
         place = codec.Place(header.round, header.phase, header.base)
         message, attachment = codec.decode(header.kind, payload, header.sender, place)
@@ -122,6 +157,15 @@ class Link:
         if not repeats and not window.is_new(header.boot, header.sequence):
             return None
         return header, message, attachment
+
+    def heard_of(self, sender: str) -> tuple[int, int]:
+        """Boot and newest sequence, to be kept with what was accepted."""
+        window = self._windows.get(sender, Window())
+        return window.boot, window.newest
+
+    def remember(self, heard: Mapping[str, tuple[int, int]]) -> None:
+        """What an earlier process has heard is no news to this one."""
+        self._windows |= {sender: Window.up_to(*mark) for sender, mark in heard.items()}
 
     def _check(self, header: Header, topic: str) -> None:
         raise NotImplementedError
@@ -144,6 +188,7 @@ class Link:
             result = "accepted" if taken.new else "duplicate"
         except Rejected as fault:
             result = fault.reason.value
+            self.meter.rejected[fault.reason] += 1
             raise
         finally:
             packet = packet_bytes(topic, len(frame))

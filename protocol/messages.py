@@ -6,9 +6,10 @@ NumPy arrays that may live on disk until somebody reads them. No field belongs t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +18,28 @@ Array: TypeAlias = NDArray[np.generic]
 Arrays: TypeAlias = Mapping[str, Array]
 
 NOTHING: Arrays = {}
+WIRE_NAME: Final = b"protofleet/1 object\x00"
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an object is made of: enough to fetch it in blocks and to believe none of them unchecked."""
+    """What an object is made of: enough to fetch it in blocks and to believe none of them unchecked.
+
+    With a key, its blocks travel sealed, under a name that says nothing of what is in them. A key is for one cutting
+    of one object and is never used for another: a block's nonce is its number.
+    """
 
     object: bytes  # SHA-256 of the whole
     size: int
     block: int  # bytes in every block but the last
     hashes: tuple[bytes, ...]  # per block: the first 16 bytes of its SHA-256
     parts: tuple[tuple[str, int], ...]  # (kind, bytes) in order, so that every byte has a kind
+    key: bytes = b""  # of its blocks; empty: they travel as they are
+
+    @property
+    def wire_name(self) -> bytes:
+        """What topics and blocks call it."""
+        return hashlib.sha256(WIRE_NAME + self.key + self.object).digest() if self.key else self.object
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from protocol.reasons import Reason
+
 UP: Final = "up"  # device -> coordinator
 DOWN: Final = "down"
 
@@ -21,6 +23,7 @@ class Meter:
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
     messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
+    rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
 
     def crossed(
         self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool
@@ -38,7 +41,13 @@ class Meter:
         self.messages[direction, kind, result] += 1
 
     def snapshot(self) -> Meter:
-        return Meter(Counter(self.payload), Counter(self.wire), Counter(self.messages), Counter(self.frames))
+        return Meter(
+            Counter(self.payload),
+            Counter(self.wire),
+            Counter(self.messages),
+            Counter(self.frames),
+            Counter(self.rejected),
+        )
 
     def since(self, earlier: Meter) -> Meter:
         return Meter(
@@ -46,4 +55,5 @@ class Meter:
             self.wire - earlier.wire,
             self.messages - earlier.messages,
             self.frames - earlier.frames,
+            self.rejected - earlier.rejected,
         )

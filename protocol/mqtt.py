@@ -23,10 +23,11 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from protocol.broker import FINAL, BrokerAddress, explain, settle, tls_context
+from protocol.broker import FINAL, BrokerAddress, BrokerError, explain
 from protocol.callbacks import HeardErrors, never_raises
 from protocol.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
 from protocol.reconnect import Backoff, Ending, Reconnecting
+from protocol.tls import rereading_context, settle
 from protocol.traffic import Traffic
 from protocol.transport import Arrived, Connected, Denied, Item, Will, packet_bytes
 
@@ -113,6 +114,8 @@ class Mqtt:
             self._pump()
         except OSError as error:
             self._ending = self._explained(error)
+        except BrokerError as error:  # TLS files that somebody has spoilt since
+            self._ending = Ending(f"{self._broker}: {error}")
         except Exception as error:
             # paho raises over packets that no broker should send: the connection is spoilt, we are not.
             log.exception("the connection to %s broke", self._broker)
@@ -191,7 +194,7 @@ class Mqtt:
         client.connect_timeout = CONNECT_SECONDS
         client.enable_logger(self._errors.logger())
         if self._broker.tls is not None:
-            client.tls_set_context(tls_context(self._broker.tls))
+            client.tls_set_context(rereading_context(self._broker.tls))
         client.username_pw_set(self._broker.username, self._broker.password)
         if will is not None:
             client.will_set(will.topic, will.frame, qos=1, retain=True)

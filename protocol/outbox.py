@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 MAX_BYTES: Final = 64 << 20  # waiting at most; far above any credit that the layer above grants
 MAX_ORDERS: Final = 16_384
+RESERVED: Final = 8 << 20  # of it, for small frames: a receipt gets through when blocks fill the rest
+SMALL: Final = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,8 @@ class Outbox:
             if isinstance(order, Publish):
                 if order.size > self._max_packet:
                     return f"a packet of {order.size} bytes; the broker takes {self._max_packet}"
-                if self._bytes + order.size > MAX_BYTES or len(self._waiting) >= MAX_ORDERS:
+                most = MAX_BYTES if order.size <= SMALL else MAX_BYTES - RESERVED
+                if self._bytes + order.size > most or len(self._waiting) >= MAX_ORDERS:
                     return f"{self._bytes} bytes in {len(self._waiting)} frames wait for the broker already"
                 self._bytes += order.size
             self._waiting.append(order)

@@ -14,14 +14,28 @@ class Reason(str, Enum):
     BAD_SIGNATURE = "bad_signature"
     WRONG_TOPIC = "wrong_topic"  # the header does not belong to the topic it came on
     WRONG_RECIPIENT = "wrong_recipient"
+    NOT_SEALED = "not_sealed"  # readable by the broker, in a federation that seals
+    NOT_FOR_US = "not_for_us"  # sealed, but not to our key
     WRONG_FEDERATION = "wrong_federation"
     STALE_BOOT = "stale_boot"  # an older process of the same sender
     STALE_EPOCH = "stale_epoch"  # an older coordinator
+    STALE_ROUND = "stale_round"  # a task of a round before the one that was answered last
     BAD_BODY = "bad_body"  # tensors that do not decode
     TOO_LARGE = "too_large"
     BAD_BLOCK = "bad_block"  # a block that does not match its hash
     UNKNOWN_OBJECT = "unknown_object"  # a block of something that is not being fetched
-    NO_ROOM = "no_room"  # the disk is full
+    NO_ROOM = "no_room"  # the disk is full, or the budget for answers is
+    FLOOD = "flood"  # more than its sender may say; later it may speak again
+    UNFIT = "unfit"  # a hello of a device that cannot take part
+    NOT_INVITED = "not_invited"  # of a device that was not asked
+    LATE = "late"  # an answer to a question that is not open
+    EQUIVOCATION = "equivocation"  # another answer than the one that is in
+    BAD_CLAIM = "bad_claim"  # examples, counts or metrics that cannot be
+    WRONG_ARRAYS = "wrong_arrays"  # an array that was not asked for, or one that is missing
+    WRONG_DTYPE = "wrong_dtype"
+    WRONG_SHAPE = "wrong_shape"
+    NOT_FINITE = "not_finite"
+    OUT_OF_BOUNDS = "out_of_bounds"  # a number outside of what was asked for: classes, counts, features
 
 
 class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except Rejected`
@@ -30,3 +44,14 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason.value}: {detail}")
         self.reason, self.detail = reason, detail
+
+
+class Problem(str):
+    """Why an answer or a device is refused: words for it and for people, and the reason that is counted."""
+
+    reason: Reason
+
+    def __new__(cls, reason: Reason, words: str) -> Problem:
+        made = super().__new__(cls, words)
+        made.reason = reason
+        return made

@@ -2,23 +2,24 @@
 
     frame := "PF" | 0x01 | u16 header length | header | payload | Ed25519 signature (64 bytes)
 
-The signature covers all bytes before it. `suite` says how the payload travels: 0 is readable by the
-broker; sealed suites take the other numbers, with the same header and the same signature.
+The signature covers all bytes before it. `suite` says how the payload travels: 0 is readable by whoever sees
+the frame; 1 is sealed to the recipient's key with HPKE (RFC 9180: X25519, HKDF-SHA256, ChaCha20-Poly1305, base
+mode), bound to the header before it. So nobody can sign another's sealed payload as his own: it names its sender.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
 from dataclasses import astuple, dataclass
-from pathlib import Path
 from typing import Final
 
 import msgpack
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
+from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
+from protocol.keys import Keyring
 from protocol.reasons import Reason, Rejected
 
 MAJOR: Final = 1
@@ -27,14 +28,23 @@ MAGIC: Final = b"PF"
 ENVELOPE: Final = b"PF\x01"
 SIGNATURE: Final = 64
 MAX_HEADER: Final = 1024
+MAX_NUMBER: Final = (1 << 63) - 1  # what every language and data base can hold
 EVERYBODY: Final = "*"
 COORDINATOR: Final = "coordinator"
 DOMAIN: Final = b"protofleet/1 envelope\x00"  # a signature made for this is good for nothing else
+SEALING: Final = b"protofleet/1 sealed\x00"
+OPEN: Final = 0
+SEALED: Final = 1
+SECURITY: Final = ("sealed", "off")  # as settings say it
+HPKE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _TYPES: Final = (int, int, int, str, str, str, int, str, int, int, str, int, str, bytes)
 
 
-class KeyFileError(ValueError):
-    """A key file is missing or is not one."""
+def seals(security: str) -> bool:
+    """What the setting `security` means for a link."""
+    if security not in SECURITY:
+        raise ValueError(f"security is {security!r}, it must be one of {', '.join(SECURITY)}")
+    return security == "sealed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,42 +65,50 @@ class Header:
     base: bytes  # SHA-256 of the broadcast that an update was computed from
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A party's name, its present boot and its signing key."""
-
-    name: str
-    boot: int
-    key: Ed25519PrivateKey
-
-    @property
-    def public(self) -> bytes:
-        return self.key.public_key().public_bytes_raw()
-
-
-Keyring = Mapping[str, bytes]  # name -> Ed25519 public key
-
-
-def seal(header: Header, payload: bytes, key: Ed25519PrivateKey) -> bytes:
+def seal(header: Header, payload: bytes, key: Ed25519PrivateKey, receive: bytes = b"") -> bytes:
+    """`receive` is the key of whom it is sealed to, where the header's suite seals."""
     packed: bytes = msgpack.packb(astuple(header))
-    frame = ENVELOPE + struct.pack("<H", len(packed)) + packed + payload
+    head = ENVELOPE + struct.pack("<H", len(packed)) + packed
+    if header.suite == SEALED:
+        payload = HPKE.encrypt(payload, X25519PublicKey.from_public_bytes(receive), info=SEALING + head)
+    frame = head + payload
     return frame + key.sign(DOMAIN + frame)
 
 
-def unseal(frame: bytes, keyring: Keyring) -> tuple[Header, bytes]:
-    """Header and payload of a frame whose signature is good, or Rejected."""
+def unseal(frame: bytes, keyring: Keyring, secret: X25519PrivateKey | None = None) -> tuple[Header, bytes]:
+    """Header and payload of a frame whose signature is good and that is sealed to us or to nobody, or Rejected."""
+    header, start = verified(frame, keyring)
+    return header, contents(frame, header, start, secret)
+
+
+def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int]:
+    """The header, which its sender has signed, and where the payload begins."""
     header, start = read_header(frame)
-    key = keyring.get(header.sender)
-    if key is None:
+    public = keyring.get(header.sender)
+    if public is None:
         raise Rejected(Reason.UNKNOWN_SENDER, f"there is no key for {header.sender!r}")
     try:
         signed = DOMAIN + frame[:-SIGNATURE]
-        Ed25519PublicKey.from_public_bytes(key).verify(frame[-SIGNATURE:], signed)
+        Ed25519PublicKey.from_public_bytes(public.sign).verify(frame[-SIGNATURE:], signed)
     except InvalidSignature:
         raise Rejected(Reason.BAD_SIGNATURE, f"{header.kind} in the name of {header.sender}") from None
-    if header.suite != 0:
-        raise Rejected(Reason.VERSION, f"sealed suite {header.suite}, this side reads suite 0")
-    return header, frame[start:-SIGNATURE]
+    return header, start
+
+
+def contents(frame: bytes, header: Header, start: int, secret: X25519PrivateKey | None) -> bytes:
+    """The payload of a verified frame."""
+    if header.suite == OPEN:
+        return frame[start:-SIGNATURE]
+    if header.suite != SEALED:
+        raise Rejected(Reason.VERSION, f"suite {header.suite}, this side reads {OPEN} and {SEALED}")
+    if secret is None:
+        raise Rejected(Reason.NOT_FOR_US, f"{header.kind} of {header.sender}: we have no key to open it")
+    try:
+        return HPKE.decrypt(frame[start:-SIGNATURE], secret, info=SEALING + frame[:start])
+    except (InvalidTag, ValueError):
+        raise Rejected(
+            Reason.NOT_FOR_US, f"{header.kind} of {header.sender}, sealed to another key"
+        ) from None
 
 
 def read_header(frame: bytes) -> tuple[Header, int]:
@@ -115,60 +133,7 @@ def _header(fields: object) -> Header:
     if len(known) < len(_TYPES) or any(type(v) is not t for v, t in zip(known, _TYPES, strict=True)):
         raise Rejected(Reason.MALFORMED, "the header's fields are not of their types")
     header = Header(*known)
-    if min(header.epoch, header.boot, header.sequence, header.round) < 0:
-        raise Rejected(Reason.MALFORMED, "a negative number in the header")
+    numbers = (header.epoch, header.boot, header.sequence, header.round)
+    if min(numbers) < 0 or max(numbers) > MAX_NUMBER:
+        raise Rejected(Reason.MALFORMED, f"a number in the header that is not from 0 to {MAX_NUMBER}")
     return header
-
-
-def new_key(path: Path) -> Ed25519PrivateKey:
-    """Make a signing key, readable by its owner alone."""
-    key = Ed25519PrivateKey.generate()
-    text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.chmod(0o600)  # it may have been there, open to all
-    path.write_bytes(text)
-    return key
-
-
-def load_key(path: Path) -> Ed25519PrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except FileNotFoundError:
-        raise KeyFileError(f"there is no key file {path}; `protofleet keys` makes one") from None
-    except OSError as error:
-        raise KeyFileError(f"key file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise KeyFileError(f"{path} is not a private key in PEM form") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise KeyFileError(f"{path} holds a {type(key).__name__}, not an Ed25519 key")
-    return key
-
-
-def save_public(path: Path, public: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(public.hex() + "\n")
-
-
-def load_public(path: Path) -> bytes:
-    try:
-        key = bytes.fromhex(path.read_text().strip())
-    except FileNotFoundError:
-        raise KeyFileError(f"there is no public key {path}; `protofleet keys` makes one") from None
-    except OSError as error:
-        raise KeyFileError(f"public key {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise KeyFileError(f"{path} is not 64 hexadecimal digits") from None
-    if len(key) != 32:
-        raise KeyFileError(f"{path} holds {len(key)} bytes, a public key has 32")
-    return key
-
-
-def load_keyring(folder: Path) -> dict[str, bytes]:
-    """Every `<name>.pub` of a folder."""
-    ring = {path.stem: load_public(path) for path in sorted(folder.glob("*.pub"))}
-    if not ring:
-        raise KeyFileError(f"there are no public keys (*.pub) in {folder}; `protofleet keys` makes them")
-    return ring

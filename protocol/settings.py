@@ -29,14 +29,20 @@ class SettingsError(ValueError):
 
 def read_toml(path: Path) -> Table:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        return parse_toml(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise SettingsError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path} is not TOML: {error}") from None
+
+
+def parse_toml(text: bytes, where: str) -> Table:
+    try:
+        return tomllib.loads(text.decode())
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{where} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
+        raise SettingsError(f"{where} is not TOML: {error}") from None
 
 
 def override(table: Table, assignments: Sequence[str]) -> Table:
@@ -150,7 +156,7 @@ def _unknown(path: str, key: str, known: list[str]) -> str:
 def _value(text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -9,10 +9,11 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from protocol.arrays import Body, encode, parts
+from protocol.arrays import Body, encode, joined, parts
 from protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
 from protocol.messages import Arrays, Manifest
 from protocol.reasons import Reason, Rejected
@@ -21,12 +22,17 @@ CHUNK: Final = 1 << 20
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+class DamagedError(ValueError):
+    """What an earlier process has saved cannot be used. The message names the file and the way out."""
+
+
 class ObjectStore:
     """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
 
     def __init__(self, folder: Path, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
+        self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
         folder.mkdir(parents=True, exist_ok=True)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
@@ -93,7 +99,20 @@ class ObjectStore:
         for path in self.folder.glob("*.part"):
             if path.stem != manifest.object.hex():
                 path.unlink(missing_ok=True)
-        return Partial(self, manifest)
+        content = replace(manifest, key=b"")  # however it is sealed on the way
+        partial = Partial(self, manifest, self._known(content))
+        self._begun = (content, partial.have)
+        return partial
+
+    def _known(self, manifest: Manifest) -> bytearray | None:
+        """Which blocks came in this process; None in a new one, which has to look at what an old one left.
+
+        Looking costs a hash over the whole: who offers, leaves and offers again must not cause it each time.
+        """
+        if self._begun is None:
+            return None
+        same = self._begun[0] == manifest
+        return self._begun[1] if same else bytearray(len(manifest.hashes))
 
     def _stream(self, name: bytes) -> Iterator[bytes]:
         with self._path(name).open("rb") as file:
@@ -114,13 +133,16 @@ class ObjectStore:
 class Partial:
     """An object on its way in. Blocks are checked as they come; what a dead process wrote is used again."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
+    def __init__(self, store: ObjectStore, manifest: Manifest, known: bytearray | None = None) -> None:
         self.manifest = manifest
         self._store = store
         self._path = store.folder / f"{manifest.object.hex()}.part"
         self.have = bytearray(len(manifest.hashes))
         if self._path.exists() and self._path.stat().st_size == manifest.size:
-            self._recover()
+            if known is None:
+                self._recover()
+            else:
+                self.have = known
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -162,10 +184,21 @@ class Partial:
         if whole.digest() != self.manifest.object:
             self._path.unlink(missing_ok=True)
             raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
+        self._check_parts()
         try:
             self._store._finish(self._path, self.manifest.object)
         except OSError as error:  # some file systems find only now that they are full
             raise _no_room(error) from None
+
+    def _check_parts(self) -> None:
+        """The bytes have been counted under the manifest's kinds; the body's own table has the last word."""
+        try:
+            body = Body(lambda start, stop: _read(self._path, start, stop), self.manifest.size)
+            if body.layout != joined(self.manifest.parts):
+                raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")
+        except Rejected:
+            self._path.unlink(missing_ok=True)
+            raise
 
     def abandon(self, forget: bool = True) -> None:
         os.close(self._file)

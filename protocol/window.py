@@ -16,6 +16,11 @@ class Window:
     newest: int = 0
     _seen: int = 0  # bit i: newest - i has been seen
 
+    @staticmethod
+    def up_to(boot: int, newest: int) -> Window:
+        """As if all up to there had been seen: what is told again by a receiver that has restarted."""
+        return Window(boot, newest, (1 << WIDTH) - 1)
+
     def is_new(self, boot: int, sequence: int) -> bool:
         """True the first time. A newer boot fences the older one; too old to judge counts as seen."""
         if boot < self.boot:

@@ -60,6 +60,7 @@ class Authority:
 
     def _write(self, name: str, data: bytes) -> str:
         (self._folder / name).write_bytes(data)
+        (self._folder / name).chmod(0o600)
         return str(self._folder / name)
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.machine import RoundMachine
 from coordinator.service import Service
@@ -19,9 +18,10 @@ from edge_client.state import Memory
 from methods import names
 from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
+from protocol.keys import Identity, Keys
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve
-from protocol.seal import COORDINATOR, Identity
+from protocol.seal import COORDINATOR
 from protocol.topics import Topics
 from protocol.transport import Arrived, Stop
 from tests.worlds import POLICY, assert_same, plan, shard, simulation
@@ -32,15 +32,17 @@ DEVICES = [f"device-{i}" for i in range(3)]
 class Federation:
     """A coordinator and devices as threads of this process, each with a connection of its own."""
 
+    coordinators_inbox = queue.SimpleQueue
+
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
         self.plan = plan(method)
-        self.keys = {n: Ed25519PrivateKey.generate() for n in (COORDINATOR, *DEVICES)}
-        self.ring = {n: k.public_key().public_bytes_raw() for n, k in self.keys.items()}
+        self.keys = {n: Keys.new() for n in (COORDINATOR, *DEVICES)}
+        self.ring = {n: k.public for n, k in self.keys.items()}
         self.agents, self.inboxes, self.threads = {}, {}, []
 
     def coordinator(self):
-        inbox = queue.SimpleQueue()
+        inbox = self.coordinators_inbox()
         spool = Spool(self.folder / "coordinator", durable=False)
         epoch = spool.start_run("test", self.plan.encode().decode(), 1)
 

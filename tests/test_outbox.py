@@ -2,7 +2,7 @@
 
 import statistics
 
-from protocol.outbox import MAX_BYTES, MAX_ORDERS, Outbox, Publish, Subscribe
+from protocol.outbox import MAX_BYTES, MAX_ORDERS, RESERVED, Outbox, Publish, Subscribe
 from protocol.reconnect import Backoff, Ending
 
 SMALL = Publish("t", b"", False, 10)
@@ -11,12 +11,14 @@ SMALL = Publish("t", b"", False, 10)
 def test_a_full_outbox_refuses_instead_of_growing():
     outbox = Outbox()
     outbox.open(window=1, max_packet=MAX_BYTES)
-    half = Publish("t", b"", False, MAX_BYTES // 2)
+    half = Publish("t", b"", False, (MAX_BYTES - RESERVED) // 2 - SMALL.size)
     assert outbox.put(half) is outbox.put(half) is None
     assert "wait for the broker already" in outbox.put(half)
+    assert outbox.put(SMALL) is None, "a receipt gets through when blocks fill the rest"
     assert outbox.take() is half and outbox.put(half) is None  # what has left makes room
     outbox.sent(1, "t")
     assert outbox.take() is None and outbox.acknowledged(1) == "t" and outbox.take() is half
+    assert outbox.take() is SMALL
     outbox.shut()
     assert outbox.put(Subscribe("t")) is None and outbox.take() is None
     outbox.close()

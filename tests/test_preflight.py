@@ -1,14 +1,18 @@
 """Why a broker cannot be used, in words: the same before a start and from a running transport."""
 
+import os
 import queue
 import socket
+import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from protocol.broker import FINAL, BrokerAddress, BrokerError, TlsFiles, preflight
 from protocol.mqtt import Mqtt
+from protocol.tls import tls_context
 from protocol.transport import Disconnected
 from tests.certificates import DAY, NOW, Authority
 from tests.conftest import PATIENCE
@@ -215,3 +219,44 @@ def test_an_impossible_address_is_refused(field, value):
 def test_a_certificate_needs_its_key():
     with pytest.raises(ValueError, match=r"tls\.cert and tls\.key belong together"):
         TlsFiles("ca", cert="c")
+
+
+def test_files_are_taken_of_one_set_though_a_renewal_moves_the_link_in_between(
+    authority, tmp_path, monkeypatch
+):
+    for number, name in ((1, "old"), (2, "new")):
+        pair, place = authority.issue(name), tmp_path / f"set{number}"
+        place.mkdir()
+        (place / "tls.crt").write_bytes(Path(pair.cert).read_bytes())
+        (place / "tls.key").write_bytes(Path(pair.key).read_bytes())
+        (place / "tls.key").chmod(0o600)
+    link, followed = tmp_path / "current", os.path.realpath
+    link.symlink_to("set1")
+
+    def moving(path):
+        found = followed(path)
+        if path.endswith("tls.crt") and link.readlink() == Path("set1"):
+            link.unlink()
+            link.symlink_to("set2")
+        return found
+
+    monkeypatch.setattr(os.path, "realpath", moving)
+    tls_context(TlsFiles(authority.ca, str(link / "tls.crt"), str(link / "tls.key")))
+
+
+def test_a_key_that_this_user_cannot_read_is_named_with_the_way_out(authority):
+    pair = authority.issue("shut")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        files = TlsFiles(*(str(Path(folder) / name) for name in ("ca", "cert", "key")))
+        for source, target in ((authority.ca, files.ca), (pair.cert, files.cert), (pair.key, files.key)):
+            Path(target).write_bytes(Path(source).read_bytes())
+        Path(files.key).chmod(0)
+        me = os.geteuid()
+        try:
+            if me == 0:
+                os.seteuid(65_534)  # nobody: root reads everything
+            with pytest.raises(BrokerError, match=rf"{files.key}.*cannot be read \(Permission denied\)"):
+                tls_context(files)
+        finally:
+            os.seteuid(me)

@@ -43,7 +43,7 @@ def folder(tmp_path):
         "fedavg": {"up": 4000, "down": 4000},
         "accuracy": {"start": {**by_domain, "mean": 0.1}, "final": {**by_domain, "mean": 0.9},
                      "best_by_validation": {"point": 4, **by_domain, "mean": 0.9}},
-        "broker": "mosquitto", "security": "signed, not encrypted", "versions": {},
+        "broker": "mosquitto", "security": "sealed", "versions": {},
     }  # fmt: skip
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     (tmp_path / "experiment.toml").write_text('name = "demo"\n')
@@ -54,11 +54,23 @@ def test_the_report_stands_alone_and_says_what_it_shows(folder):
     text = write_report(folder).read_text()
     for external in ("http://", "https://", "<script", "<link", "@import"):
         assert external not in text.replace("http://www.w3.org/2000/svg", "")
-    assert "the global model, on every domain" in text and "signed, not encrypted" in text
+    assert "the global model, on every domain" in text and "sealed from end to end" in text
     assert "A &lt;paper&gt;" in text and "means is &lt;not&gt; finite" in text
     assert text.count("<svg") == 4
     for picture in text.split("<svg")[1:]:
         ET.fromstring("<svg" + picture.split("</svg>")[0] + "</svg>")
+
+
+@pytest.mark.parametrize("security", ["off", "signed, not encrypted"])
+def test_a_run_that_was_not_sealed_says_so_in_red(folder, security):
+    assert '<p class="danger">' not in write_report(folder).read_text()
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "security": security}))
+    assert (
+        '<p class="danger">Messages of this run were signed, but NOT sealed'
+        in write_report(folder).read_text()
+    )
+    assert "NOT sealed" in final_table(folder)
 
 
 def test_the_accuracy_curve_begins_at_round_zero_for_a_global_model(folder):
@@ -71,7 +83,7 @@ def test_the_accuracy_curve_begins_at_round_zero_for_a_global_model(folder):
 
 def test_the_final_table_names_every_domain_and_the_mean(folder):
     words = final_table(folder)
-    for expected in (*DOMAINS, "mean", "90.0%", "FedAvg would have sent 8.0 kB", "signed, not encrypted"):
+    for expected in (*DOMAINS, "mean", "90.0%", "FedAvg would have sent 8.0 kB", "sealed from end to end"):
         assert expected in words
 
 

@@ -92,7 +92,7 @@ def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
     found = summarise(run.service, settings(), rounds.records, "1.0")
-    assert found["reports"] == "global" and found["security"] == "signed, not encrypted"
+    assert found["reports"] == "global" and found["security"] == "sealed"
     assert found["accuracy"]["final"]["mean"] == 1.0
     assert len(curve(rounds.records, "global", "accuracy")) == 4
     json.dumps(found)

@@ -25,6 +25,8 @@ from protocol.messages import (
 WHOLES = st.integers(0, 2**63 - 1)
 NUMBERS = st.floats(allow_nan=False)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just("é" * (codec.MAX_TEXT // 2))
+ROUNDS = st.integers(0, codec.MAX_ROUND)
+PHASES = st.text(st.characters(max_codepoint=127), max_size=codec.MAX_PHASE)
 NAMES = st.from_regex(r"[a-z][a-z0-9_.-]{0,20}", fullmatch=True)
 HASHES = st.binary(min_size=codec.HASH, max_size=codec.HASH)
 SHORT = st.binary(min_size=codec.SHORT_HASH, max_size=codec.SHORT_HASH)
@@ -45,7 +47,13 @@ def manifests(draw) -> Manifest:
 @st.composite
 def ranges(draw) -> tuple[tuple[int, int], ...]:
     marks = sorted(draw(st.sets(st.integers(0, codec.MAX_BLOCKS), max_size=2 * codec.MAX_RANGES)))
-    return tuple(zip(marks[::2], marks[1::2], strict=False))
+    left, found = codec.MAX_ASKED, []
+    for start, stop in zip(marks[::2], marks[1::2], strict=False):
+        stop = min(stop, start + left)
+        left -= stop - start
+        if stop > start:
+            found.append((start, stop))
+    return tuple(found)
 
 
 HELLOS = st.builds(
@@ -53,19 +61,19 @@ HELLOS = st.builds(
     st.lists(WHOLES, max_size=5).map(tuple), st.lists(HASHES, max_size=3).map(tuple),
 )  # fmt: skip
 UPDATES = st.builds(
-    Update, NAMES, WHOLES, WORDS, WHOLES, st.just(b"") | HASHES, st.just({}),
+    Update, NAMES, ROUNDS, PHASES, WHOLES, st.just(b"") | HASHES, st.just({}),
     st.dictionaries(WORDS, NUMBERS, max_size=4),
 )  # fmt: skip
 MESSAGES = st.one_of(
     HELLOS,
     UPDATES,
     st.builds(Welcome, st.binary(max_size=50)),
-    st.builds(Task, WHOLES, WORDS, st.none() | manifests(), NUMBERS),
-    st.builds(Receipt, WHOLES, WORDS, WORDS, WORDS),
+    st.builds(Task, ROUNDS, PHASES, st.none() | manifests(), NUMBERS),
+    st.builds(Receipt, ROUNDS, PHASES, WORDS, WORDS),
     st.builds(Refusal, WORDS),
     st.builds(State, st.booleans(), WORDS),
     st.builds(Bye, WORDS),
-    st.builds(Finished, WHOLES),
+    st.builds(Finished, ROUNDS),
     st.builds(Want, HASHES, ranges(), st.booleans()),
 )
 ATTACHMENTS = st.none() | st.binary(max_size=50) | manifests()

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deploy.world import Broker, Weather, World
 from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
+from protocol.keys import Identity, Keys
 from protocol.link import Received
 from protocol.messages import Task, Update
 from protocol.reasons import Rejected
-from protocol.seal import COORDINATOR, Identity
+from protocol.seal import COORDINATOR, seal, unseal
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Arrived, Item
@@ -27,7 +27,7 @@ class Gate:
     open: bool = True
     faults: list[Rejected] = field(default_factory=list)
 
-    def admit(self, update, size):
+    def admit(self, update, size, name):
         return self.open
 
     def spoiled(self, update, fault):
@@ -40,8 +40,8 @@ class Ends:
     def __init__(self, folder: Path, devices=("a", "b"), weather=Weather(), seed=0):
         self.folder, self.world = folder, World(weather, seed)
         self.broker = Broker(self.world)
-        self.keys = {n: Ed25519PrivateKey.generate() for n in (COORDINATOR, *devices)}
-        self.ring = {n: k.public_key().public_bytes_raw() for n, k in self.keys.items()}
+        self.keys = {n: Keys.new() for n in (COORDINATOR, *devices)}
+        self.ring = {n: k.public for n, k in self.keys.items()}
         self.heard: dict[str, list[Received]] = {n: [] for n in self.keys}
         self.rejected: dict[str, list[Rejected]] = {n: [] for n in self.keys}
         self.gate = Gate()
@@ -77,7 +77,7 @@ class Ends:
         """Offer arrays to devices and give each the task that stands on them."""
         store = ObjectStore(self.folder / "broadcasts", durable=False)
         manifest = store.put(arrays, self.coordinator.block)
-        self.coordinator.offer(manifest, store, list(devices), set())
+        manifest = self.coordinator.offer(manifest, store, list(devices), set())
         for device in devices:
             self.coordinator.send(device, Task(round, "train", manifest))
         return manifest
@@ -87,6 +87,13 @@ class Ends:
         name = link.store.put(arrays).object
         link.send_update(Update(device, round, "train", 10), name)
         return name
+
+    def unsealed(self, frame, recipient):
+        """Header and payload, as the recipient reads them."""
+        return unseal(frame, self.ring, self.keys[recipient].receive)
+
+    def sealed(self, header, payload, signer, recipient):
+        return seal(header, payload, self.keys[signer].sign, self.keys[recipient].public.receive)
 
     def run(self, seconds=60.0, until=lambda: False):
         self.world.run(until, self.world.now + seconds)

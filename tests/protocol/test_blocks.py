@@ -3,8 +3,10 @@
 import hashlib
 import struct
 from collections import Counter
+from dataclasses import replace
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,15 +18,19 @@ from protocol.blocks import (
     kinds_in,
     length_of,
     manifest_of,
+    opened,
     pack,
     recut,
     unpack,
 )
 from protocol.codec import MAX_BLOCKS
+from protocol.messages import Manifest
 from protocol.reasons import Reason, Rejected
 from tests.protocol.draws import damaged, manifests
 
 NAME = bytes(range(32))
+PLAIN = Manifest(NAME, 4, 4, (), ())
+SEALED = replace(PLAIN, key=bytes(32))
 PIECES = st.lists(st.binary(max_size=50), max_size=8)
 
 
@@ -92,14 +98,49 @@ def test_the_block_size_doubles_just_above_the_limit():
 
 @given(st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=50))
 def test_a_block_frame_is_read_as_it_was_packed(index, data):
-    frame = pack(NAME, index, data)
+    frame = pack(PLAIN, index, data)
     assert frame == b"PF\x02" + NAME[:16] + struct.pack("<I", index) + data
     assert is_block(frame) and len(frame) == OVERHEAD + len(data)
     assert unpack(frame) == (NAME[:16], index, data)
+    assert opened(PLAIN, index, unpack(frame)[2]) == data
+
+
+@given(st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=50))
+def test_a_sealed_block_shows_neither_its_bytes_nor_its_objects_name(index, data):
+    frame = pack(SEALED, index, data)
+    name = hashlib.sha256(b"protofleet/1 object\0" + SEALED.key + NAME).digest()
+    assert SEALED.wire_name == name and PLAIN.wire_name == NAME
+    head = b"PF\x02" + name[:16] + struct.pack("<I", index)
+    sealed = AESGCM(SEALED.key).encrypt(index.to_bytes(12, "little"), data, head)
+    assert frame == head + sealed and len(frame) == OVERHEAD + len(data) + 16
+    assert opened(SEALED, index, unpack(frame)[2]) == data
+
+
+def test_a_sealed_block_that_was_changed_or_moved_does_not_open():
+    frame = pack(SEALED, 7, b"data")
+
+    def opens(manifest, index, data):
+        try:
+            opened(manifest, index, data)
+        except Rejected as fault:
+            assert fault.reason is Reason.BAD_BLOCK
+            return False
+        return True
+
+    data = unpack(frame)[2]
+    assert opens(SEALED, 7, data)
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        assert not opens(SEALED, 7, memoryview(changed))
+    assert not opens(SEALED, 8, data)
+    assert not opens(replace(SEALED, key=bytes(31) + b"1"), 7, data)
+    assert not opens(replace(SEALED, object=bytes(32)), 7, data)
+    assert not any(opens(SEALED, 7, data[:n]) for n in range(len(data)))
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"PF\x02", pack(NAME, 1, b""), b"PF\x01" + bytes(30), b"PF\x03" + bytes(30)]
+    "frame", [b"", b"PF\x02", pack(PLAIN, 1, b""), b"PF\x01" + bytes(30), b"PF\x03" + bytes(30)]
 )
 def test_what_is_no_block_is_malformed(frame):
     with pytest.raises(Rejected) as fault:
@@ -107,7 +148,7 @@ def test_what_is_no_block_is_malformed(frame):
     assert fault.value.reason is Reason.MALFORMED
 
 
-@given(st.binary(max_size=60) | damaged(st.just(pack(NAME, 7, b"data"))))
+@given(st.binary(max_size=60) | damaged(st.just(pack(PLAIN, 7, b"data"))))
 def test_no_bytes_do_more_than_be_malformed(frame):
     try:
         unpack(frame)

@@ -156,7 +156,12 @@ def pairs(n):
     [
         (Task(1, "x", blocks(codec.MAX_BLOCKS)), Task(1, "x", blocks(codec.MAX_BLOCKS + 1))),
         (Want(HASH, pairs(codec.MAX_RANGES)), Want(HASH, pairs(codec.MAX_RANGES + 1))),
-        (Want(HASH, ((0, codec.MAX_BLOCKS),)), Want(HASH, ((0, codec.MAX_BLOCKS + 1),))),
+        (Want(HASH, ((codec.MAX_BLOCKS - 1, codec.MAX_BLOCKS),)),
+         Want(HASH, ((codec.MAX_BLOCKS, codec.MAX_BLOCKS + 1),))),
+        (Want(HASH, ((0, codec.MAX_ASKED),)), Want(HASH, ((0, codec.MAX_ASKED + 1),))),
+        (Want(HASH, ((0, 9), (90, 81 + codec.MAX_ASKED))), Want(HASH, ((0, 9), (90, 82 + codec.MAX_ASKED)))),
+        (Task(1, "x", Manifest(HASH, 1, codec.MAX_BLOCK, (b"1" * 16,), (("counts", 1),))),
+         Task(1, "x", Manifest(HASH, 1, codec.MAX_BLOCK + 1, (b"1" * 16,), (("counts", 1),)))),
         (Update("a", 1, "x", 1, metrics=dict.fromkeys(map(str, range(codec.MAX_METRICS)), 0.0)),
          Update("a", 1, "x", 1, metrics=dict.fromkeys(map(str, range(codec.MAX_METRICS + 1)), 0.0))),
         (Hello("a", 1, 1, "é" * (codec.MAX_TEXT // 2)), Hello("a", 1, 1, "é" * (codec.MAX_TEXT // 2) + "e")),
@@ -168,6 +173,21 @@ def pairs(n):
 def test_what_is_bounded_is_taken_up_to_its_bound(most, one_more):
     assert there_and_back(most)[0] == most
     assert refused(kind(one_more), encode(one_more)) is Reason.MALFORMED
+
+
+@pytest.mark.parametrize("kind_of_part", ["bytes", "", "weights.x", "x" * 500])
+def test_a_part_of_a_kind_that_does_not_exist_is_refused_or_a_device_could_invent_counters(kind_of_part):
+    broken = replace(MANIFEST, parts=((kind_of_part, 150),))
+    assert reason_for(ONE_OF_EACH[2], broadcast=codec._manifest_fields(broken)) is Reason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "place", [Place(1 << 31), Place(1, "x" * 65), Place(1, "x", b"x"), Place(1, "x", b"x" * 33)]
+)
+def test_a_place_that_no_database_and_no_header_could_hold_is_refused(place):
+    with pytest.raises(Rejected) as fault:
+        decode("bye", encode(Bye("enough")), "a", place)
+    assert fault.value.reason is Reason.MALFORMED
 
 
 @pytest.mark.parametrize("ranges", [[3], [3, 3], [4, 3], [0, 2, 1, 3], [5, 6, 0, 1], [0, 9, 0, 9]])

@@ -7,23 +7,27 @@ import struct
 import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from deploy.world import Weather
+from protocol.keys import Public
 from protocol.transport import Arrived, Connected
+from tests.protocol import hpke
 from tests.worlds import CLASSES, simulation
 
-DOMAIN, ME, BASE = b"protofleet/1 envelope\0", "foreign", "protofleet/1/simulated/"
+DOMAIN, SEALING = b"protofleet/1 envelope\0", b"protofleet/1 sealed\0"
+ME, BASE = "foreign", "protofleet/1/simulated/"
+KEY = bytes(range(32))  # for each object; a client that keeps secrets draws one anew for each
 
 
 class Foreign:
     """It gives back what it got, and says that it has learned from ten examples."""
 
-    def __init__(self, run, key, coordinator_key):
-        self.key, self.coordinator_key, self.world = (
-            key,
-            Ed25519PublicKey.from_public_bytes(coordinator_key),
-            run.world,
-        )
+    def __init__(self, run, key, secret, coordinator):
+        self.key, self.secret, self.world = key, secret, run.world
+        self.coordinator_key = Ed25519PublicKey.from_public_bytes(coordinator.sign)
+        self.coordinator_receive = coordinator.receive
         self.run, self.epoch, self.sequence, self.plan, self.verdicts = "", 0, 0, b"", []
         self.objects, self.coming, self.task, self.answer, self.finished = {}, None, None, None, False
         topics = {BASE + t for t in ("coord/state", "round", f"down/{ME}")}
@@ -55,7 +59,7 @@ class Foreign:
             [
                 1,
                 0,
-                0,
+                1,
                 kind,
                 "simulated",
                 self.run,
@@ -69,16 +73,21 @@ class Foreign:
                 base,
             ]
         )
-        frame = b"PF\x01" + struct.pack("<H", len(header)) + header + msgpack.packb(fields)
+        head = b"PF\x01" + struct.pack("<H", len(header)) + header
+        frame = head + hpke.seal(msgpack.packb(fields), self.coordinator_receive, SEALING + head)
         self.session.publish(BASE + f"up/{ME}", frame + self.key.sign(DOMAIN + frame))
 
     def message(self, frame):
         self.coordinator_key.verify(frame[-64:], DOMAIN + frame[:-64])
         (length,) = struct.unpack("<H", frame[3:5])
-        _, _, _, kind, _, self.run, self.epoch, _, _, _, _, round, phase, _ = msgpack.unpackb(
+        _, _, suite, kind, _, self.run, self.epoch, _, _, _, _, round, phase, _ = msgpack.unpackb(
             frame[5 : 5 + length]
         )
-        fields = msgpack.unpackb(frame[5 + length : -64])
+        payload = frame[5 + length : -64]
+        if suite == 1:
+            payload = hpke.unseal(payload, self.secret, SEALING + frame[: 5 + length])
+        assert (suite == 1) == (kind != "state")
+        fields = msgpack.unpackb(payload)
         if kind == "welcome":
             assert json.loads(fields["plan"])["classes"] == CLASSES
             self.plan = hashlib.sha256(fields["plan"]).digest()
@@ -103,21 +112,22 @@ class Foreign:
             self.work()
         elif not self.coming or self.coming[0][0] != manifest[0]:
             self.coming = manifest, {}
-            self.session.subscribe(BASE + f"bcast/{manifest[0].hex()}")
+            self.session.subscribe(BASE + f"bcast/{wire_name(manifest).hex()}")
             self.want(again=False)
 
     def want(self, again):
-        (name, size, block, _, _), here = self.coming
+        (name, size, block, _, _, _), here = self.coming
         missing = [i for i in range(-(-size // block)) if i not in here][:64]
         self.say("want", {"object": name, "ranges": [n for i in missing for n in (i, i + 1)], "again": again})
 
     def block(self, frame):
         (index,) = struct.unpack("<I", frame[19:23])
-        if not self.coming or frame[3:19] != self.coming[0][0][:16]:
+        if not self.coming or frame[3:19] != wire_name(self.coming[0])[:16]:
             return
-        (name, size, block, hashes, _), here = self.coming
-        if hashlib.sha256(frame[23:]).digest()[:16] == hashes[16 * index : 16 * index + 16]:
-            here[index] = frame[23:]
+        (name, size, block, hashes, _, key), here = self.coming
+        data = AESGCM(key).decrypt(index.to_bytes(12, "little"), frame[23:], frame[:23])
+        if hashlib.sha256(data).digest()[:16] == hashes[16 * index : 16 * index + 16]:
+            here[index] = data
         if len(here) * block >= size:
             self.objects[name] = b"".join(here[i] for i in sorted(here))
             assert hashlib.sha256(self.objects[name]).digest() == name
@@ -142,14 +152,19 @@ class Foreign:
         blocks = [body[i : i + 5000] for i in range(0, len(body), 5000)]
         hashes = b"".join(hashlib.sha256(b).digest()[:16] for b in blocks)
         parts = [["control", 4 + table], ["weights", len(body) - 4 - table]]
-        return [hashlib.sha256(body).digest(), len(body), 5000, hashes, parts]
+        return [hashlib.sha256(body).digest(), len(body), 5000, hashes, parts, KEY]
 
     def serve(self, name, ranges):
-        body = self.answer[3]
+        body, offer = self.answer[3], self.manifest(self.answer[3])
         for first, last in zip(ranges[::2], ranges[1::2]):
             for i in range(first, last):
-                frame = b"PF\x02" + name[:16] + struct.pack("<I", i) + body[5000 * i : 5000 * i + 5000]
-                self.session.publish(BASE + f"up/{ME}", frame)
+                head = b"PF\x02" + wire_name(offer)[:16] + struct.pack("<I", i)
+                data, nonce = body[5000 * i : 5000 * i + 5000], i.to_bytes(12, "little")
+                self.session.publish(BASE + f"up/{ME}", head + AESGCM(KEY).encrypt(nonce, data, head))
+
+
+def wire_name(manifest):
+    return hashlib.sha256(b"protofleet/1 object\0" + manifest[5] + manifest[0]).digest()
 
 
 @pytest.mark.parametrize(
@@ -159,8 +174,9 @@ def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path
     run = simulation(tmp_path, "fedavg", weather)
     key = Ed25519PrivateKey.generate()
     run.kill("device-2")
-    run._ring[ME] = key.public_key().public_bytes_raw()
-    foreign = Foreign(run, key, run._ring["coordinator"])
+    secret = X25519PrivateKey.generate()
+    run._ring[ME] = Public(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
+    foreign = Foreign(run, key, secret, run._ring["coordinator"])
     run.run()
     assert run.service.finished and ME in run.service.members
     assert foreign.verdicts.count("accepted") >= 4 and set(foreign.verdicts) <= {"accepted", "late"}

@@ -6,7 +6,6 @@ import pytest
 from deploy.world import Weather
 from protocol.messages import Bye, Hello, Task, Update
 from protocol.reasons import Reason
-from protocol.seal import seal, unseal
 from protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
 
@@ -144,8 +143,8 @@ def test_nobody_speaks_in_the_name_of_another(tmp_path):
     ends = Ends(tmp_path)
     frame = frame_of(ends, "a", Hello("a", 10, 5))
     assert reason_of(ends, TOPICS.up("b"), frame) is Reason.WRONG_TOPIC
-    header, payload = unseal(frame, ends.ring)
-    forged = seal(header, payload, ends.keys["b"])
+    header, payload = ends.unsealed(frame, "coordinator")
+    forged = ends.sealed(header, payload, "b", "coordinator")
     assert reason_of(ends, TOPICS.up("a"), forged) is Reason.BAD_SIGNATURE
 
 

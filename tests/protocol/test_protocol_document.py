@@ -41,7 +41,8 @@ def rows(text):
 
 
 def number(text):
-    return float(text.replace(",", ""))
+    bare = text.replace(",", "")
+    return int(bare) if bare.isdigit() else float(bare)
 
 
 @pytest.mark.parametrize(("name", "block"), EXAMPLES, ids=[name for name, _ in EXAMPLES])
@@ -116,7 +117,7 @@ def test_every_key_of_every_message_is_described_with_its_type():
 
 def test_topics_dtypes_and_kinds_are_those_of_the_code():
     table = [(r[0].strip("`"), r[1]) for r in rows(section("## 2. MQTT")) if r[0].startswith("`protofleet")]
-    short = {"{device}": "<device>", "{digest}": "<sha256 in hex>"}
+    short = {"{device}": "<device>", "{digest}": "<name on the wire in hex>"}
     for row in TABLE:
         pattern = row.pattern
         for placeholder, words in short.items():

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.broadcast import LINGER_SECONDS, QUIET_SECONDS, Broadcast
-from protocol.codec import MAX_BLOCKS, MAX_RANGES
+from protocol.admission import AGAIN_BURST, AGAIN_RATE
+from protocol.broadcast import LINGER_SECONDS, MAX_PENDING, QUIET_SECONDS, Broadcast
+from protocol.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
 from protocol.fetch import LONGEST_RETRY_SECONDS, RETRY_SECONDS, SILENT_SECONDS, Fetch, indices, ranges
 from protocol.messages import Manifest, Want
+from protocol.reasons import Reason, Rejected
 from protocol.store import ObjectStore
 from tests.protocol.objects import ARRAYS, BLOCK, block
 
@@ -97,13 +99,24 @@ def test_a_duplicate_is_no_sign_of_life(puller):
 def test_a_silent_sender_holds_no_credit(puller):
     puller.fetch.fill(4, 0.0)
     waited = 0.0
-    while puller.fetch.flying:
-        assert puller.fetch.flying == 4
+    while puller.fetch.flying(waited):
+        assert puller.fetch.flying(waited) == 4
         waited = puller.fetch.wake_at
         puller.fetch.wake(waited, 4)
     assert waited <= SILENT_SECONDS
     puller.comes(0, waited)
-    assert puller.fetch.flying == 3
+    assert puller.fetch.flying(waited) == 3
+
+
+def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(puller):
+    puller.fetch.fill(4, 0.0)
+    for second in (1.0, 2.0, 3.0):
+        puller.comes(int(second), second)
+        puller.fetch.wake(second + RETRY_SECONDS, 4)
+        assert puller.wants[-1].again and puller.fetch.flying(second) >= 1
+    assert puller.fetch.asked[0] == 0.0, "asked for again is not asked for first"
+    puller.fetch.asked = {0: 0.0}
+    assert puller.fetch.flying(SILENT_SECONDS - 0.1) == 1 and puller.fetch.flying(SILENT_SECONDS) == 0
 
 
 @given(st.data())
@@ -202,6 +215,7 @@ def test_whoever_asks_at_another_pace_is_waited_for_unless_it_has_fallen_quiet()
 def test_a_late_joiner_is_served_alone_what_has_gone_out_and_shares_the_rest():
     server = Server("a")
     assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
+    server.broadcast.expect(["late"], {"late"})
     assert server.asks("late", 5.0, ((0, 6),)) == [("late", i, False) for i in range(4)] + TO_ALL[4:6]
     assert server.asks("a", 5.1, ((4, 6),)) == [], "it came by when it was published for all"
 
@@ -211,6 +225,33 @@ def test_what_did_not_come_is_sent_again_to_the_one_who_missed_it():
     server.asks("a", 0.0)
     assert server.asks("b", 0.0) == TO_ALL
     assert server.asks("b", 1.0, ((2, 4),), again=True) == [("b", 2, False), ("b", 3, False)]
+
+
+def test_nobody_is_served_that_was_not_invited():
+    server = Server("a")
+    with pytest.raises(Rejected) as fault:
+        server.asks("stranger", 0.0)
+    assert fault.value.reason is Reason.NOT_INVITED and server.asks("a", 0.1) == TO_ALL
+
+
+def test_asking_again_and_again_is_worth_a_window_a_second_and_no_more():
+    server = Server("a")
+    server.asks("a", 0.0)
+    at_once = sum(len(server.asks("a", 1.0, again=True)) for _ in range(1000))
+    assert at_once == AGAIN_BURST
+    later = sum(len(server.asks("a", 1.0 + i / 10, again=True)) for i in range(100))
+    assert later <= 10 * AGAIN_RATE
+
+
+def test_no_more_blocks_wait_for_a_cohort_than_are_fetched_at_a_time():
+    many = Manifest(b"o" * 32, 4096, 1, (b"h" * 16,) * 4096, (("weights", 4096),))
+    server = Server("a", "b")
+    server.broadcast = Broadcast(many, lambda *what: server.sent.append(what))
+    server.broadcast.expect(["a", "b"], set())
+    for start in range(0, 4096, MAX_ASKED):
+        server.asks("a", 0.0, ((start, start + MAX_ASKED),))
+    assert len(server.wakes(LINGER_SECONDS)) == MAX_PENDING
+    assert server.asks("a", 1.0, ((4000, 4001),)), "what was passed over can be asked for again"
 
 
 def test_a_device_that_holds_the_object_is_not_waited_for():

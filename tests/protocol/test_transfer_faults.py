@@ -12,7 +12,6 @@ from protocol import coordinator_link
 from protocol.blocks import length_of
 from protocol.messages import Hello, Manifest, Task, Update, Want
 from protocol.reasons import Reason
-from protocol.seal import seal, unseal
 from protocol.store import ObjectStore
 from protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
@@ -157,8 +156,8 @@ def test_an_answer_said_twice_is_payload_once(tmp_path):
 
 def forged(ends, device, message, **fields):
     """What a device could sign that our own code never says."""
-    header, payload = unseal(ends.links[device].seal(message, "coordinator"), ends.ring)
-    return seal(header, msgpack.packb({**msgpack.unpackb(payload), **fields}), ends.keys[device])
+    header, payload = ends.unsealed(ends.links[device].seal(message, "coordinator"), "coordinator")
+    return ends.sealed(header, msgpack.packb({**msgpack.unpackb(payload), **fields}), device, "coordinator")
 
 
 def body(table):
@@ -199,8 +198,8 @@ def test_a_want_for_what_is_not_offered_or_not_there_any_more_is_passed_over(tmp
 
 def test_a_broadcast_over_the_limit_is_refused_before_anything_is_fetched(tmp_path):
     ends = Ends(tmp_path, "a")
-    size = (1 << 30) + 1
-    manifest = Manifest(b"x" * 32, size, size, (b"h" * 16,), (("weights", size),))
+    size, block = (1 << 30) + 1, 1 << 20
+    manifest = Manifest(b"x" * 32, size, block, (b"h" * 16,) * 1025, (("weights", size),))
     ends.coordinator.send("a", Task(1, "train", manifest))
     ends.links["a"].send(Hello("a", 1, 1))
     ends.run()

@@ -7,8 +7,15 @@ from tests.protocol.golden.vectors import FILE, SECRETS, dump, load, ring, vecto
 
 
 def main() -> None:
-    keys = {name: {"private": SECRETS[name].hex(), "public": ring()[name].hex()} for name in SECRETS}
-    book = load() if FILE.exists() else {"keys": keys, "vectors": []}
+    keys = {
+        name: {
+            "private": SECRETS[name].hex(),
+            "public": ring()[name].sign.hex(),
+            "receive": ring()[name].receive.hex(),
+        }
+        for name in SECRETS
+    }
+    book = {"keys": keys, "vectors": load()["vectors"] if FILE.exists() else []}
     known = {vector["name"] for vector in book["vectors"]}
     for name, case in CASES.items():
         if name not in known:

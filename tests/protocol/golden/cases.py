@@ -75,6 +75,10 @@ def unheard(envelope: Envelope) -> Envelope:
     return replace(envelope, header=replace(envelope.header, run="", epoch=0))
 
 
+def sealed(envelope: Envelope) -> Envelope:
+    return replace(envelope, header=replace(envelope.header, suite=1))
+
+
 DOWN = body(
     Array("classifier.bias", "float32", (2,), (0.5, -0.5)),
     Array("weights.conv", "float32", (2, 3), (1.0, 2.0, 3.0, 4.0, 5.0, 6.0)),
@@ -84,6 +88,7 @@ UP = body(
     Array("weights.conv", "float32", (2, 3), (0.5, 1.5, 2.5, 3.5, 4.5, 5.5)),
 )
 BROADCAST, OFFER = manifest(DOWN, 64), manifest(UP, 64)
+HIDDEN = replace(BROADCAST, key=bytes(range(32)))
 DIGEST = hashlib.sha256(PLAN).digest()
 CORNERS = body(
     Array("anchors", "float16", (1, 2), (1.5, -0.0)),
@@ -124,6 +129,11 @@ CASES: dict[str, Case] = {
         "coordinator", 8, Receipt(1, "train", "refused", "weights.conv is (3, 3), not (2, 3)")
     ),
     "task without a broadcast": says("coordinator", 9, Task(1, "train", None, 0.5)),
+    "hello, sealed": sealed(says("board-7", 9, HELLO)),
+    "task, sealed": sealed(says("coordinator", 10, Task(1, "train", HIDDEN, 60.0))),
+    "update, sealed": sealed(says("board-7", 10, ANSWER, UP.encode())),
+    "sealed block 0": Block(BROADCAST.object, 0, DOWN.encode()[:64], HIDDEN.key),
+    "sealed block 1": Block(BROADCAST.object, 1, DOWN.encode()[64:], HIDDEN.key),
     "body of nothing": body(),
     "body of corners": CORNERS,
 }
@@ -153,7 +163,10 @@ def hand_made() -> dict[str, Case]:
             "bad_signature", "of the frame", signed(fields, payload, b"")
         ),
         "another major version": Refused("version", "major 2", signed([2, *fields[1:]], payload)),
-        "a sealed suite": Refused("version", "suite 1", signed([*fields[:2], 1, *fields[3:]], payload)),
+        "a suite of the future": Refused(
+            "version", "suite 2", signed([*fields[:2], 2, *fields[3:]], payload)
+        ),
+        "sealed to nobody": Refused("not_for_us", "in clear", signed([*fields[:2], 1, *fields[3:]], payload)),
         "an unknown sender": Refused("unknown_sender", "board-8", signed(stranger, payload)),
         "a short header": Refused("malformed", "13 fields", signed(fields[:13], payload)),
         "a payload that is no map": Refused("malformed", "a list", signed(fields, msgpack.packb([1]))),

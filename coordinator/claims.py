@@ -1,0 +1,88 @@
+"""What a device may say of itself: every number that it can claim has a bound here, or one in its method's wants.
+
+Nobody can check how many images a device has. So claims are bounded, and must agree with each other: an answer
+stands on no more examples than its device has stated, and neither do the counts in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from methods.base import Member
+from methods.plan import Plan
+from protocol.messages import Hello, Update
+from protocol.reasons import Problem, Reason
+
+MAX_DOMAIN: Final = 64  # letters; it stands in reports and labels
+METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
+MAX_MEASURED: Final = 1e12  # a loss, seconds, or a number of samples
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The [limits] table: what one device may claim, and what answers may take of the disk."""
+
+    examples: int = 1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
+    answer_bytes: int = 1 << 30  # one answer, however much the method would take
+    spool_bytes: int = 16 << 30  # answers on the disk, with what is reserved for those that are coming
+
+    def __post_init__(self) -> None:
+        for name in ("examples", "answer_bytes", "spool_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"limits.{name} is {getattr(self, name)}, it must be at least 1")
+        if self.examples > 1 << 40:
+            raise ValueError(f"limits.examples is {self.examples}, it can be at most 2^40")
+        if not self.answer_bytes <= min(self.spool_bytes, 1 << 30):
+            raise ValueError(
+                f"limits.answer_bytes is {self.answer_bytes}, it can be at most 2^30 and "
+                f"spool_bytes = {self.spool_bytes}"
+            )
+
+
+def unfit(hello: Hello, plan: Plan, limits: Limits) -> Problem | None:
+    """Why a device cannot take part, or None."""
+    low, high = hello.protocol
+    words = None
+    if not low <= 1 <= high:
+        words = f"it speaks protocol {low} to {high}, this coordinator speaks 1"
+    elif hello.classes != plan.classes:
+        words = f"it has {hello.classes} classes, this run has {plan.classes}"
+    elif hello.counts and len(hello.counts) != plan.classes:
+        words = f"it states counts of {len(hello.counts)} classes, this run has {plan.classes}"
+    elif len(hello.domain) > MAX_DOMAIN or not hello.domain.isprintable():
+        words = f"its domain has {len(hello.domain)} letters; {MAX_DOMAIN} at most, and printable ones"
+    elif hello.examples > limits.examples:
+        return Problem(
+            Reason.BAD_CLAIM, f"it states {hello.examples} examples, over limits.examples = {limits.examples}"
+        )
+    elif hello.counts and sum(hello.counts) != hello.examples:
+        return Problem(
+            Reason.BAD_CLAIM, f"its counts add up to {sum(hello.counts)}, its examples are {hello.examples}"
+        )
+    return Problem(Reason.UNFIT, words) if words else None
+
+
+def false_claim(update: Update, member: Member) -> Problem | None:
+    """What is wrong with the scalars of an answer, or None."""
+    if update.examples > member.examples:
+        return Problem(
+            Reason.BAD_CLAIM,
+            f"it stands on {update.examples} examples, its device has stated {member.examples}",
+        )
+    return _metrics_problem(update.metrics)
+
+
+def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
+    """A device whose model has diverged says NaN, which is no lie and is left out of every mean."""
+    for name, value in metrics.items():
+        most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED
+        least = 0.0 if name.startswith(("accuracy.", "samples.", "seconds.")) else -MAX_MEASURED
+        if not METRIC.fullmatch(name):
+            return Problem(Reason.BAD_CLAIM, f"a metric is called {name[:64]!r}")
+        if math.isfinite(value) and not least <= value <= most:
+            return Problem(Reason.BAD_CLAIM, f"{name} is {value:g}, not {least:g} to {most:g}")
+    return None

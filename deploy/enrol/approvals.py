@@ -1,0 +1,68 @@
+"""The operator's answer to a request: everything its sender needs, signed by the root as one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from deploy.enrol.requests import PARTS, Part
+from protocol.records import MAX_RECORD, MAX_SERIALS
+from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
+from protocol.topics import valid_name
+
+APPROVAL: Final = "approval"
+MAX_CERT: Final = 4096
+MAX_LISTS: Final = 48 * MAX_SERIALS  # an entry of an X.509 list is the longest
+MAX_RULES: Final = 1 << 18
+MAX_ROOTS: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    federation: str
+    name: str
+    part: Part
+    serial: int
+    roots: bytes  # statement
+    revoked: bytes  # statement
+    record: bytes  # statement; nothing for a broker
+    coordinator: bytes  # statement: the coordinator's record, for a device
+    cert: bytes  # X.509, DER
+    crl: bytes = b""  # PEM, for a broker
+    rules: str = ""  # for a broker: its access rules
+
+
+def issue_approval(approval: Approval, roots: Sequence[Ed25519PrivateKey]) -> bytes:
+    a = approval
+    fields = Writer().text(a.federation).text(a.name).text(a.part).number(a.serial)
+    fields.blob(a.roots).blob(a.revoked).blob(a.record).blob(a.coordinator).blob(a.cert)
+    return state(APPROVAL, fields.blob(a.crl).text(a.rules).done(), roots)
+
+
+def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
+    return _read(body_of(APPROVAL, data, roots))
+
+
+def roots_within(data: bytes) -> bytes:
+    """The statement about the roots that an approval brings along; the approval itself is not believed yet."""
+    return _read(unverified_body(APPROVAL, data)).roots
+
+
+def _read(body: bytes) -> Approval:
+    fields = Reader(APPROVAL, body)
+    federation, name, part, serial = fields.text(), fields.text(), fields.text(), fields.number()
+    roots, revoked = fields.blob(MAX_ROOTS), fields.blob(MAX_LISTS)
+    record, coordinator, cert = fields.blob(MAX_RECORD), fields.blob(MAX_RECORD), fields.blob(MAX_CERT)
+    crl, rules = fields.blob(MAX_LISTS), fields.text(MAX_RULES)
+    fields.end()
+    if part not in PARTS:
+        raise fields.wrong(f"the part {part!r}")
+    try:
+        valid_name(federation)
+        valid_name(name)
+    except ValueError as error:
+        raise StatementError(Why.MALFORMED, f"an approval that cannot be: {error}") from None
+    return Approval(federation, name, part, serial, roots, revoked, record, coordinator, cert, crl, rules)

@@ -1,0 +1,165 @@
+"""X.509 for the broker's TLS: an authority, certificates that carry a name, and the list of revoked ones.
+
+P-256: what every TLS library, hardware key store and Mosquitto build takes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+PEM: Final = serialization.Encoding.PEM
+DER: Final = serialization.Encoding.DER
+SKEW: Final = dt.timedelta(hours=1)  # how far a clock may be behind
+PublicKey: TypeAlias = ec.EllipticCurvePublicKey
+STEP: Final = dt.timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    cert: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+
+def new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def new_authority(federation: str, number: int, now: dt.datetime, until: dt.datetime) -> Authority:
+    key = new_key()
+    name = _name(f"{federation} broker CA {number}")
+    built = _builder(name, name, key.public_key(), number, now - SKEW, until)
+    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    built = built.add_extension(_usage(signs_certificates=True), critical=True)
+    built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return Authority(built.sign(key, hashes.SHA256()), key)
+
+
+def issue(
+    authority: Authority,
+    request: x509.CertificateSigningRequest,
+    name: str,
+    hosts: Sequence[str],
+    serial: int,
+    validity: tuple[dt.datetime, dt.datetime],
+) -> x509.Certificate:
+    """Of the request only the public key is taken."""
+    return sign(authority, _public_key(request), name, hosts, serial, validity)
+
+
+def sign(
+    authority: Authority,
+    key: PublicKey,
+    name: str,
+    hosts: Sequence[str],
+    serial: int,
+    validity: tuple[dt.datetime, dt.datetime],
+) -> x509.Certificate:
+    """A client's certificate; with hosts, a server's."""
+    built = _builder(_name(name), authority.cert.subject, key, serial, *validity)
+    use = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
+    built = built.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    built = built.add_extension(_usage(signs_certificates=False), critical=True)
+    built = built.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
+    built = built.add_extension(issuer, critical=False)
+    if hosts:
+        names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
+        built = built.add_extension(names, critical=False)
+    return built.sign(authority.key, hashes.SHA256())
+
+
+def request_certificate(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
+    built = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    return built.sign(key, hashes.SHA256()).public_bytes(DER)
+
+
+def read_request(data: bytes, name: str) -> x509.CertificateSigningRequest:
+    """Raises ValueError where it is none, is made out to another name, or its signature is not its own."""
+    request = x509.load_der_x509_csr(data)
+    if not request.is_signature_valid:
+        raise ValueError("its TLS part is not signed by its own key")
+    if (found := common_name(request.subject)) != name:
+        raise ValueError(f"its TLS part is made out to {found!r}, not to {name!r}")
+    _public_key(request)
+    return request
+
+
+def revocation_list(authority: Authority, serials: Iterable[int], version: int) -> bytes:
+    """PEM. OpenSSL prefers, of two lists that Mosquitto holds, the one with the later date: so that date is
+    the version, counted from the authority's first second. It ends with the authority, for a list that has
+    ended shuts everybody out; how new it is, the operator who copies it knows."""
+    began = authority.cert.not_valid_before_utc
+    at = began + version * STEP
+    built = x509.CertificateRevocationListBuilder().issuer_name(authority.cert.subject)
+    built = built.last_update(at).next_update(authority.cert.not_valid_after_utc)
+    for serial in sorted(serials):
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(at)
+        built = built.add_revoked_certificate(entry.build())
+    return built.sign(authority.key, hashes.SHA256()).public_bytes(PEM)
+
+
+def alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host.encode("idna").decode())
+
+
+def hosts_of(cert: x509.Certificate) -> list[str]:
+    """By which names and addresses a broker's certificate says that it is reached."""
+    names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name.value) for name in names]
+
+
+def common_name(name: x509.Name) -> str:
+    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found[0].value) if len(found) == 1 else ""
+
+
+def same_key(cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
+    return public_bytes(cert.public_key()) == public_bytes(key.public_key())
+
+
+def public_bytes(key: CertificatePublicKeyTypes) -> bytes:
+    return key.public_bytes(DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _public_key(request: x509.CertificateSigningRequest) -> ec.EllipticCurvePublicKey:
+    key = request.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("its TLS key is not on the curve P-256")
+    return key
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _builder(
+    name: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    serial: int,
+    since: dt.datetime,
+    until: dt.datetime,
+) -> x509.CertificateBuilder:
+    built = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
+    return built.serial_number(serial).not_valid_before(since).not_valid_after(until)
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates, key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""A whole federation enrolled on one machine, for simulations and tests: every party's folder under one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deploy.enrol.authority import Authority, make_authority
+from deploy.enrol.operator import DAYS, approve, look_at
+from deploy.enrol.party import install, make_request
+from deploy.mosquitto import CONF, Listening, secured_settings
+from protocol.broker import TlsFiles
+from protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protocol.keyfiles import write_file
+from protocol.seal import COORDINATOR
+from protocol.settings import SettingsError
+from protocol.statements import same_fingerprint
+from protocol.topics import valid_device
+
+BROKER: Final = "broker"
+LOOPBACK: Final = ("localhost", "127.0.0.1")
+YEARS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFleet:
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    def party(self, name: str) -> Path:
+        return self.folder / name if name in (BROKER, COORDINATOR) else self.folder / "devices" / name
+
+    def tls(self, name: str) -> TlsFiles:
+        return tls_files(self.party(name))
+
+    def authority(self) -> Authority:
+        return Authority(self.root, durable=False)
+
+
+def tls_files(folder: Path) -> TlsFiles:
+    """What goes into [broker] tls of a party that is enrolled in this folder."""
+    place = folder / CURRENT
+    return TlsFiles(str(place / TLS_CA), str(place / TLS_CERT), str(place / TLS_KEY))
+
+
+def enrol_fleet(
+    folder: Path,
+    federation: str,
+    devices: Iterable[str],
+    hosts: tuple[str, ...] = LOOPBACK,
+    days: float = DAYS,
+) -> SimulatedFleet:
+    """Whoever is enrolled already stays as he is; the coordinator comes before the devices, which need its record."""
+    made = SimulatedFleet(folder)
+    names = [valid_device(name) for name in devices]
+    if BROKER in names:
+        raise SettingsError(
+            f"a device of this fleet cannot be called {BROKER!r}: the broker's certificate is"
+        )
+    if made.root.exists():
+        authority = made.authority()
+    else:
+        authority = make_authority(made.root, federation, YEARS, durable=False)
+    with authority.at_once():
+        join(authority, made.party(BROKER), BROKER, days, hosts)
+        for name in (COORDINATOR, *names):
+            join(authority, made.party(name), name, days)
+    return made
+
+
+def join(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
+    """Request, approval and installation in one step: both ends are on this machine."""
+    if (folder / CURRENT).exists():
+        return
+    _, data = make_request(folder, authority.federation, name, hosts, fresh=False, durable=authority.durable)
+    approval = approve(authority, look_at(authority, data), days)
+    wanted = authority.fingerprint
+
+    def confirm(seen: str) -> bool:
+        return same_fingerprint(seen, wanted)
+
+    install(folder, approval, confirm, authority.now(), authority.durable)
+
+
+def write_settings(folder: Path, listening: Listening) -> Path:
+    """A broker's mosquitto.conf beside its enrolled files."""
+    path = folder / CONF
+    (folder / "data").mkdir(exist_ok=True, mode=0o700)
+    write_file(path, secured_settings(folder, listening).encode(), durable=False)
+    return path

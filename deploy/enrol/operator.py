@@ -1,0 +1,190 @@
+"""What the operator does at the root's folder: approve, renew, revoke, and replace the root itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from deploy.enrol.approvals import APPROVAL, Approval, issue_approval
+from deploy.enrol.authority import Authority, Issued, Root, make_root, renumbered
+from deploy.enrol.register import CHECK, Entry
+from deploy.enrol.requests import Request, read_request_file
+from deploy.mosquitto import access_rules
+from protocol.records import RECORD, day
+from protocol.seal import COORDINATOR
+from protocol.settings import SettingsError
+from protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured
+
+DAYS: Final = 365.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, looked at and not yet approved."""
+
+    request: Request
+    data: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.data)
+
+
+def look_at(authority: Authority, data: bytes) -> Asked:
+    request = read_request_file(data)
+    if request.federation != authority.federation:
+        words = (
+            f"{request.name} asks for federation {request.federation}, this root is of {authority.federation}"
+        )
+        raise StatementError(Why.WRONG_FEDERATION, words)
+    return Asked(request, data)
+
+
+def approve(authority: Authority, asked: Asked, days: float = DAYS, replace: bool = False) -> bytes:
+    """The approval, also written to approvals/<name>.approval. An earlier record of the name stays good until
+    it expires: the party may be in the middle of a run."""
+    request = asked.request
+    taken = authority.register.latest(request.name)
+    if taken is not None and taken.part != request.part:
+        raise SettingsError(
+            f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
+        )
+    if taken is not None and taken.holds(authority.now()) and not replace:
+        held = look_at(authority, authority.request(request.name)).request
+        if (held.sign, held.receive, held.csr_key) != (request.sign, request.receive, request.csr_key):
+            words = f"{request.name} is enrolled with other keys"
+            raise SettingsError(
+                f"{words}; if they are really replaced, say --replace, else it is an intruder"
+            )
+    root = root_for(authority, request)
+    issued = authority.issue(request, days, asked.fingerprint, root)
+    authority.keep(issued, asked.data)
+    return _hand_out(authority, request, issued)
+
+
+def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
+    """A later record and certificate for the keys that the party has."""
+    latest = authority.register.latest(name)
+    if latest is None:
+        raise SettingsError(f"{name} has never been enrolled here; there are {known_names(authority)}")
+    if latest.revoked_at:
+        words = f"{name} was revoked on {day(latest.revoked_at)}; it needs new keys: enrol request --new-keys"
+        raise SettingsError(words)
+    return approve(authority, look_at(authority, authority.request(name)), days)
+
+
+def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[Entry]:
+    """Nothing that was ever issued for the name is good any more, nor what `also` counts up."""
+    now = authority.now()
+    mine = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.holds(now)]
+    if not mine:
+        latest = authority.register.latest(name)
+        state = f"is {latest.state(now)} already" if latest else "has never been enrolled here"
+        raise SettingsError(f"{name} {state}; there are {known_names(authority)}")
+    authority.revoke({*(entry.serial for entry in mine), *also}, reason)
+    (authority.folder / "records" / f"{name}.record").unlink(missing_ok=True)
+    refresh(authority, "broker", "coordinator")
+    return mine
+
+
+def refresh(authority: Authority, *parts: str) -> list[str]:
+    """The approvals once more, with the present roots, lists and rules, for the certificates there are."""
+    told = []
+    for entry in authority.register.holding(authority.now()):
+        if parts and entry.part not in parts:
+            continue
+        if entry.root not in authority.register.roots:  # it has ended meanwhile
+            renew(authority, entry.name)
+        else:
+            asked = look_at(authority, authority.request(entry.name))
+            _hand_out(authority, asked.request, authority.issued(entry))
+        told.append(entry.name)
+    return told
+
+
+def root_for(authority: Authority, request: Request) -> Root:
+    """While a root is being replaced: devices get the new one first. Who speaks to others follows when
+    nobody of those is left that knows the old one alone."""
+    heard_by = {"device": (), "coordinator": ("device",), "broker": ("device", "coordinator")}[request.part]
+    return authority.roots[0 if heard_by and behind(authority, *heard_by) else -1]
+
+
+def behind(authority: Authority, *parts: str) -> list[str]:
+    """Who holds nothing yet that the newest root has signed."""
+    newest, holding = authority.roots[-1].number, authority.register.holding(authority.now())
+    return [e.name for e in holding if e.root != newest and (not parts or e.part in parts)]
+
+
+def begin_rotation(authority: Authority, years: float) -> Authority:
+    """From now on there are two roots. Each party follows with its next approval."""
+    register = authority.register
+    if len(authority.roots) > 1:
+        words = f"root {register.roots[-1]} is being introduced already; {finish_advice(authority)}"
+        raise SettingsError(words)
+    number = register.roots[-1] + 1
+    make_root(authority.folder, authority.federation, number, years, authority.now(), durable=True)
+    authority.register = renumbered(register, (*register.roots, number), (*register.began, register.version))
+    begun = _with_roots(authority, signed_by=[*authority.roots, authority.load_root(number)])
+    refresh(begun, "broker", "coordinator")
+    return begun
+
+
+def finish_rotation(authority: Authority, force: bool) -> Authority:
+    """From now on there is the new root alone; the private keys of the old one are destroyed."""
+    if len(authority.roots) < 2:
+        raise SettingsError("there is one root; `enrol rotate` begins to replace it")
+    if (left := behind(authority)) and not force:
+        raise SettingsError(finish_advice(authority) + f"; --force leaves {len(left)} behind")
+    both, register = authority.roots, authority.register
+    authority.register = renumbered(register, register.roots[1:], register.began[1:])
+    finished = _with_roots(authority, signed_by=both)
+    for name in ("root.key", "tls-ca.key"):
+        (authority.folder / "roots" / str(both[0].number) / name).unlink()
+    refresh(finished)
+    return finished
+
+
+def finish_advice(authority: Authority) -> str:
+    left = behind(authority)
+    if not left:
+        return "everybody has followed: `enrol rotate --finish` ends the old root"
+    return f"still on the old root: {', '.join(left)}; renew them (devices first), install, then --finish"
+
+
+def known_names(authority: Authority) -> str:
+    return ", ".join(sorted({e.name for e in authority.register.entries if e.part != CHECK})) or "none yet"
+
+
+def _with_roots(authority: Authority, signed_by: list[Root]) -> Authority:
+    authority.roots = [root for root in signed_by if root.number in authority.register.roots]
+    authority.save(signed_by)
+    return authority
+
+
+def _hand_out(authority: Authority, request: Request, issued: Issued) -> bytes:
+    coordinator = authority.folder / "records" / f"{COORDINATOR}.record"
+    is_broker, now = request.part == "broker", authority.now()
+    wants_coordinator = request.part == "device" and coordinator.exists()
+    data = issue_approval(
+        Approval(
+            authority.federation, request.name, request.part, issued.entry.serial,
+            roots=authority.roots_statement(), revoked=authority.revoked_statement(), record=issued.record,
+            coordinator=read_armoured(RECORD, coordinator) if wants_coordinator else b"",
+            cert=issued.cert, crl=authority.crl() if is_broker else b"",
+            rules=access_rules(authority.federation, gone(authority, now)) if is_broker else "",
+        ),
+        authority.keys,
+    )  # fmt: skip
+    authority.write(f"approvals/{request.name}.approval", armoured(APPROVAL, data))
+    return data
+
+
+def gone(authority: Authority, now: int) -> set[str]:
+    """Names that were revoked and have not been enrolled again."""
+    holding = {entry.name for entry in authority.register.holding(now)}
+    return {
+        e.name
+        for e in authority.register.entries
+        if e.revoked_at and e.part != CHECK and e.name not in holding
+    }

@@ -1,0 +1,92 @@
+"""What an operator has issued: one line for each certificate, in a file that holds no secret."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from protocol.keyfiles import write_file
+from protocol.settings import SettingsError, decode, encode
+
+REGISTER: Final = "register.json"
+CHECK: Final = "check"  # made by us to see, for some minutes, what a broker does; nobody's
+
+
+@dataclass(frozen=True)
+class Entry:
+    serial: int
+    name: str
+    part: str  # device, coordinator, broker or check
+    root: int  # the number of the root that signed it
+    not_before: int
+    not_after: int
+    fingerprint: str  # of the request
+    revoked_at: int = 0
+    reason: str = ""
+
+    def holds(self, now: float) -> bool:
+        return not self.revoked_at and now <= self.not_after
+
+    def state(self, now: float) -> str:
+        if self.revoked_at:
+            return "revoked"
+        return "expired" if now > self.not_after else "valid"
+
+
+@dataclass(frozen=True)
+class Register:
+    federation: str
+    roots: tuple[int, ...] = (1,)  # numbers of those that hold, the newest last
+    began: tuple[int, ...] = (0,)  # the version of the lists when each of them was made
+    roots_version: int = 1
+    version: int = 0  # of the revocation lists
+    last_serial: int = 0
+    entries: tuple[Entry, ...] = field(default_factory=tuple)
+
+    def latest(self, name: str) -> Entry | None:
+        """The newest of this name, whatever became of it."""
+        mine = (e for e in self.entries if e.name == name and e.part != CHECK)
+        return max(mine, key=lambda e: e.serial, default=None)
+
+    def holding(self, now: float) -> list[Entry]:
+        """The newest of each name, where it holds."""
+        newest = {e.name: e for e in sorted(self.entries, key=lambda e: e.serial) if e.part != CHECK}
+        return [e for _, e in sorted(newest.items()) if e.holds(now)]
+
+    def with_entry(self, entry: Entry) -> Register:
+        return replace(self, last_serial=entry.serial, entries=(*self.entries, entry))
+
+    def with_revoked(self, serials: set[int], now: int, reason: str) -> Register:
+        marked = (
+            replace(e, revoked_at=now, reason=reason) if e.serial in serials and not e.revoked_at else e
+            for e in self.entries
+        )
+        return replace(self, entries=tuple(marked), version=self.version + 1)
+
+    def without_old_checks(self, now: float) -> Register:
+        kept = (e for e in self.entries if e.part != CHECK or now <= e.not_after)
+        return replace(self, entries=tuple(kept))
+
+    def revoked_serials(self, now: float) -> frozenset[int]:
+        """What has expired needs no revocation any more."""
+        return frozenset(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
+
+
+def load_register(folder: Path) -> Register:
+    path = folder / REGISTER
+    try:
+        return decode(Register, json.loads(path.read_text()))
+    except FileNotFoundError:
+        words = f"{folder} is no root of a federation; `protofleet enrol root {folder}` makes one"
+        raise SettingsError(words) from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise SettingsError(f"{path} is damaged: {error}") from None
+
+
+def save_register(folder: Path, register: Register, durable: bool = True) -> None:
+    text = json.dumps(encode(register), indent=1) + "\n"
+    write_file(folder / REGISTER, text.encode(), durable=durable)

@@ -1,0 +1,94 @@
+"""What a party that wants to join says of itself: public keys and a proof that it holds the private ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from deploy.enrol import certificates
+from deploy.enrol.certificates import read_request, request_certificate
+from protocol.records import KEY
+from protocol.seal import COORDINATOR
+from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
+from protocol.topics import valid_name
+
+REQUEST: Final = "request"
+BROKER: Final = "broker"
+MAX_HOSTS: Final = 16
+MAX_CSR: Final = 2048
+
+Part: TypeAlias = Literal["device", "coordinator", "broker"]
+PARTS: Final[tuple[Part, ...]] = get_args(Part)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateKeys:
+    """Made where they are used; nothing here is ever sent or shown."""
+
+    identity: Ed25519PrivateKey
+    receive: X25519PrivateKey
+    tls: EllipticCurvePrivateKey
+
+    def __repr__(self) -> str:
+        return "PrivateKeys(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    federation: str
+    name: str
+    part: Part
+    hosts: tuple[str, ...]  # of a broker: the names and addresses by which it is reached
+    sign: bytes
+    receive: bytes
+    csr: bytes  # PKCS#10, DER: signed by the TLS key
+
+    def __post_init__(self) -> None:
+        valid_name(self.federation)
+        valid_name(self.name)
+        if self.part not in PARTS or part_of(self.name, self.hosts) != self.part:
+            raise ValueError(f"{self.name!r} with {len(self.hosts)} host names cannot be a {self.part!r}")
+        for host in self.hosts:
+            if not host or len(host) > 253 or not host.isprintable() or set(host) & set(" /,*"):
+                raise ValueError(f"{host!r} is neither a host name nor an address")
+        read_request(self.csr, self.name)
+
+    @property
+    def csr_key(self) -> bytes:
+        return certificates.public_bytes(read_request(self.csr, self.name).public_key())
+
+
+def part_of(name: str, hosts: tuple[str, ...]) -> Part:
+    if hosts:
+        return "broker"
+    return "coordinator" if name == COORDINATOR else "device"
+
+
+def new_request(
+    federation: str, name: str, hosts: tuple[str, ...], keys: PrivateKeys
+) -> tuple[Request, bytes]:
+    sign = keys.identity.public_key().public_bytes_raw()
+    receive = keys.receive.public_key().public_bytes_raw()
+    csr = request_certificate(valid_name(name), keys.tls)
+    made = Request(federation, name, part_of(name, hosts), hosts, sign, receive, csr)
+    fields = Writer().text(federation).text(name).text(made.part).blobs([host.encode() for host in hosts])
+    return made, state(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
+
+
+def read_request_file(data: bytes) -> Request:
+    """The request, if it is whole and its sender holds the keys that it names."""
+    fields = Reader(REQUEST, unverified_body(REQUEST, data))
+    federation, name, part = fields.text(), fields.text(), fields.text()
+    hosts = fields.blobs(MAX_HOSTS, 253)
+    sign, receive, csr = fields.blob(KEY, KEY), fields.blob(KEY, KEY), fields.blob(MAX_CSR)
+    fields.end()
+    body_of(REQUEST, data, [sign])
+    try:
+        names = tuple(host.decode() for host in hosts)
+        return Request(federation, name, part, names, sign, receive, csr)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise StatementError(Why.MALFORMED, f"a request that cannot be: {error}") from None

@@ -1,0 +1,138 @@
+"""A party's two key pairs: Ed25519 to sign with, X25519 that others seal to. How they lie on disk.
+
+<name>.key   both private keys in PEM form, readable by their owner alone
+<name>.pub   both public keys, a line of 64 hexadecimal digits each: signing, receiving
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+KEY: Final = 32  # bytes
+PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", re.DOTALL)
+
+
+class KeyFileError(ValueError):
+    """A key file is missing or is not one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """What everybody may know of a party."""
+
+    sign: bytes
+    receive: bytes
+
+
+class PublicKeys(Protocol):
+    """What a link asks of whoever it knows; a record of an enrolled party answers it too."""
+
+    @property
+    def sign(self) -> bytes: ...
+    @property
+    def receive(self) -> bytes: ...
+
+
+Keyring: TypeAlias = Mapping[str, PublicKeys]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    sign: Ed25519PrivateKey
+    receive: X25519PrivateKey
+
+    @staticmethod
+    def new() -> Keys:
+        return Keys(Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+
+    @property
+    def public(self) -> Public:
+        return Public(self.sign.public_key().public_bytes_raw(), self.receive.public_key().public_bytes_raw())
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A party's name, its present boot and its keys."""
+
+    name: str
+    boot: int
+    keys: Keys
+
+
+def save_keys(path: Path, keys: Keys) -> None:
+    """Readable by the owner alone, from the first byte on."""
+    text = b"".join(_pem(key) for key in (keys.sign, keys.receive))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.chmod(0o600)  # it may have been there, open to all
+    path.write_bytes(text)
+
+
+def _pem(key: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def load_keys(path: Path) -> Keys:
+    sign = receive = None
+    for key in _private_keys(path):
+        if isinstance(key, Ed25519PrivateKey):
+            sign = key
+        elif isinstance(key, X25519PrivateKey):
+            receive = key
+        else:
+            raise KeyFileError(f"{path} holds a {type(key).__name__}, not Ed25519 and X25519 keys")
+    if sign is None or receive is None:
+        lacks = "an Ed25519 key to sign with" if sign is None else "an X25519 key to receive with"
+        raise KeyFileError(f"{path} lacks {lacks}; remove it, and `protofleet keys` makes both")
+    return Keys(sign, receive)
+
+
+def _private_keys(path: Path) -> list[object]:
+    try:
+        data = path.read_bytes()
+        return [serialization.load_pem_private_key(block, None) for block in PEM.findall(data) or [data]]
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no key file {path}; `protofleet keys` makes one") from None
+    except OSError as error:
+        raise KeyFileError(f"key file {path} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise KeyFileError(f"{path} is not a private key in PEM form") from None
+
+
+def save_public(path: Path, public: Public) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{public.sign.hex()}\n{public.receive.hex()}\n")
+
+
+def load_public(path: Path) -> Public:
+    try:
+        keys = [bytes.fromhex(line) for line in path.read_text().split()]
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no public key {path}; `protofleet keys` makes one") from None
+    except OSError as error:
+        raise KeyFileError(f"public key {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise KeyFileError(f"{path} is not two lines of 64 hexadecimal digits") from None
+    if [len(key) for key in keys] != [KEY, KEY]:
+        sizes = " and ".join(str(len(key)) for key in keys) or "no"
+        raise KeyFileError(f"{path} holds {sizes} bytes, it must be two keys of {KEY}: signing, receiving")
+    return Public(*keys)
+
+
+def load_keyring(folder: Path) -> dict[str, Public]:
+    """Every `<name>.pub` of a folder."""
+    ring = {path.stem: load_public(path) for path in sorted(folder.glob("*.pub"))}
+    if not ring:
+        raise KeyFileError(f"there are no public keys (*.pub) in {folder}; `protofleet keys` makes them")
+    return ring

@@ -1,0 +1,236 @@
+"""What an offline root has signed: fields in one fixed order, then its signature. No second encoding exists.
+
+    statement := "PFS" | 0x01 | u8 length, kind | u8 n | n x signer (8 bytes)
+               | u32 length, body | n x Ed25519 signature (64 bytes)
+
+Each signature covers a domain and all that stands before the signatures. A signer is named by the first
+8 bytes of the SHA-256 of its public key. While a root is being replaced there are two signers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import struct
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+MAGIC: Final = b"PFS\x01"
+DOMAIN: Final = b"protofleet/1 statement\x00"
+MAX_STATEMENT: Final = 1 << 20
+MAX_SIGNERS: Final = 2
+SIGNER: Final = 8
+SIGNATURE: Final = 64
+LINE: Final = 64  # characters of a line of an armoured file
+
+
+class Why(str, Enum):
+    """Why a statement is not believed; a closed list, one counter each."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_ROOT = "unknown_root"  # signed by a root that this side does not hold
+    BAD_SIGNATURE = "bad_signature"
+    WRONG_FEDERATION = "wrong_federation"
+    WRONG_NAME = "wrong_name"
+    WRONG_ROLE = "wrong_role"
+    WRONG_KEYS = "wrong_keys"  # made out to keys that are not here
+    NOT_YET_VALID = "not_yet_valid"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    SUPERSEDED = "superseded"  # a newer one of the same kind has been seen
+
+
+class StatementError(ValueError):
+    """A record, request, approval or list that is not believed, and the one reason."""
+
+    def __init__(self, why: Why, detail: str) -> None:
+        super().__init__(detail)
+        self.why, self.detail = why, detail
+
+
+def signer(public: bytes) -> bytes:
+    return hashlib.sha256(public).digest()[:SIGNER]
+
+
+def fingerprint(data: bytes) -> str:
+    """What two people compare: 128 bits in groups of four digits."""
+    digits = hashlib.sha256(data).hexdigest()[:32]
+    return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))
+
+
+def same_fingerprint(one: str, other: str) -> bool:
+    """However it was typed."""
+    return _digits(one) == _digits(other)
+
+
+def state(kind: str, body: bytes, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    names = [signer(key.public_key().public_bytes_raw()) for key in keys]
+    label = kind.encode()
+    head = MAGIC + bytes([len(label)]) + label + bytes([len(names)]) + b"".join(names)
+    signed = head + struct.pack("<I", len(body)) + body
+    return signed + b"".join(key.sign(DOMAIN + signed) for key in keys)
+
+
+def body_of(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
+    """The body, once a root that we hold has been found to have signed it."""
+    signed, names, body, signatures = _parts(kind, data)
+    known = {signer(root): root for root in roots}
+    believed = False
+    for name, signature in zip(names, signatures, strict=True):
+        if name in known:
+            _verify(kind, known[name], signature, signed)
+            believed = True
+    if not believed:
+        said = " and ".join(name.hex() for name in names)
+        held = ", ".join(sorted(name.hex() for name in known)) or "none"
+        raise StatementError(
+            Why.UNKNOWN_ROOT, f"the {kind} is signed by root {said}; the roots held here: {held}"
+        )
+    return body
+
+
+def unverified_body(kind: str, data: bytes) -> bytes:
+    """For a statement that names the key which signed it: read that, then ask `body_of`."""
+    return _parts(kind, data)[2]
+
+
+def _verify(kind: str, root: bytes, signature: bytes, signed: bytes) -> None:
+    try:
+        Ed25519PublicKey.from_public_bytes(root).verify(signature, DOMAIN + signed)
+    except InvalidSignature:
+        words = f"the {kind} was changed after it was signed: the signature is not good"
+        raise StatementError(Why.BAD_SIGNATURE, words) from None
+
+
+def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[bytes]]:
+    if len(data) > MAX_STATEMENT:
+        raise StatementError(Why.MALFORMED, f"{len(data)} bytes are too many for a {kind}; {MAX_STATEMENT}")
+    label = kind.encode()
+    start = MAGIC + bytes([len(label)]) + label
+    if not data.startswith(start) or len(data) < len(start) + 1:
+        raise StatementError(Why.MALFORMED, f"this is not a {kind}")
+    count, at = data[len(start)], len(start) + 1
+    if not 1 <= count <= MAX_SIGNERS:
+        raise StatementError(Why.MALFORMED, f"a {kind} with {count} signers; there are 1 or {MAX_SIGNERS}")
+    names, at = [data[at + i * SIGNER : at + (i + 1) * SIGNER] for i in range(count)], at + count * SIGNER
+    tail = count * SIGNATURE
+    if len(data) < at + 4 + tail or len(set(names)) < count:
+        raise StatementError(Why.MALFORMED, f"a {kind} that breaks off after {len(data)} bytes")
+    (length,) = struct.unpack_from("<I", data, at)
+    if at + 4 + length + tail != len(data):
+        raise StatementError(Why.MALFORMED, f"a {kind} of {len(data)} bytes that says it has other lengths")
+    end = at + 4 + length
+    signatures = [data[end + i * SIGNATURE : end + (i + 1) * SIGNATURE] for i in range(count)]
+    return data[:end], names, data[at + 4 : end], signatures
+
+
+class Writer:
+    """The fields of a body, in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def number(self, value: int) -> Writer:
+        self._parts.append(struct.pack("<Q", value))
+        return self
+
+    def blob(self, value: bytes) -> Writer:
+        self._parts += [struct.pack("<I", len(value)), value]
+        return self
+
+    def text(self, value: str) -> Writer:
+        return self.blob(value.encode())
+
+    def blobs(self, values: Sequence[bytes]) -> Writer:
+        self._parts.append(struct.pack("<I", len(values)))
+        for value in values:
+            self.blob(value)
+        return self
+
+    def done(self) -> bytes:
+        return b"".join(self._parts)
+
+
+class Reader:
+    """Reads them back; each length is checked against its limit before anything is taken."""
+
+    def __init__(self, kind: str, body: bytes) -> None:
+        self._kind, self._body, self._at = kind, body, 0
+
+    def number(self) -> int:
+        (value,) = struct.unpack("<Q", self._take(8))
+        return int(value)
+
+    def blob(self, most: int, least: int = 0) -> bytes:
+        length = self._length()
+        if not least <= length <= most:
+            raise self.wrong(f"a field of {length} bytes, where there are {least} to {most}")
+        return self._take(length)
+
+    def text(self, most: int = 64) -> str:
+        try:
+            return self.blob(most).decode()
+        except UnicodeDecodeError:
+            raise self.wrong("text that is not UTF-8") from None
+
+    def blobs(self, most: int, each: int) -> tuple[bytes, ...]:
+        count = self._length()
+        if count > most:
+            raise self.wrong(f"{count} entries, where there are at most {most}")
+        return tuple(self.blob(each) for _ in range(count))
+
+    def end(self) -> None:
+        if self._at != len(self._body):
+            raise self.wrong(f"{len(self._body) - self._at} bytes too many")
+
+    def wrong(self, words: str) -> StatementError:
+        return StatementError(Why.MALFORMED, f"a {self._kind} with {words}")
+
+    def _length(self) -> int:
+        (value,) = struct.unpack("<I", self._take(4))
+        return int(value)
+
+    def _take(self, length: int) -> bytes:
+        taken = self._body[self._at : self._at + length]
+        if len(taken) < length:
+            raise self.wrong("its end missing")
+        self._at += length
+        return taken
+
+
+def armoured(kind: str, data: bytes) -> str:
+    """Text that survives mail and chat."""
+    text, label = base64.b64encode(data).decode(), f"PROTOFLEET {kind.upper()}"
+    lines = [text[i : i + LINE] for i in range(0, len(text), LINE)]
+    return "\n".join([f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", ""])
+
+
+def read_armoured(kind: str, path: Path) -> bytes:
+    """The statement in a file, or StatementError with the path. Nothing of it is believed yet."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(2 * MAX_STATEMENT)
+    except FileNotFoundError:
+        raise StatementError(Why.MALFORMED, f"there is no file {path}") from None
+    except OSError as error:
+        raise StatementError(Why.MALFORMED, f"{path} cannot be read: {error.strerror}") from None
+    label = f"PROTOFLEET {kind.upper()}".encode()
+    lines = text.split()
+    begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"
+    words = len(begin.split())
+    if b" ".join(lines[:words]) != begin or b" ".join(lines[-words:]) != end:
+        raise StatementError(Why.MALFORMED, f"{path} is no {kind} (it does not start with {begin.decode()})")
+    try:
+        return base64.b64decode(b"".join(lines[words:-words]), validate=True)
+    except (binascii.Error, ValueError):
+        raise StatementError(Why.MALFORMED, f"{path}: the {kind} was damaged on its way") from None
+
+
+def _digits(text: str) -> str:
+    return "".join(c for c in text.lower() if c not in " :-\n\t")

@@ -1,0 +1,107 @@
+"""What is believed of a device, and what is kept of one that was not believed."""
+
+import numpy as np
+import torch
+
+from coordinator.ledger import Ledger
+from coordinator.metrics import Names
+from coordinator.spool import Accepted, Spool
+from methods.bridge import LazyPayload
+from methods.wants import SLICE, Want, problem_with
+from protocol.arrays import Body, encode
+from protocol.reasons import Reason
+from tests.malice import in_world
+from tests.test_malice import METHOD, POLICY, good
+from tests.worlds import simulation
+
+
+class Watched:
+    """A body that notes which of its bytes are read."""
+
+    def __init__(self, arrays):
+        self.body, self.reads = b"".join(encode(arrays)), []
+
+    def read(self, start, stop):
+        self.reads.append(stop - start)
+        return bytearray(self.body[start:stop])
+
+    def payload(self):
+        found = LazyPayload(Body(self.read, len(self.body)))
+        self.reads.clear()
+        return found
+
+
+def test_no_number_is_read_of_an_answer_whose_last_array_has_a_wrong_shape():
+    watched = Watched({"a": np.zeros(1000, np.float32), "b": np.zeros((2, 3), np.int8)})
+    wants = {"a": Want(("n",)), "b": Want((3, 2), "int8")}
+    assert problem_with(wants, watched.payload()).reason is Reason.WRONG_SHAPE
+    assert watched.reads == []
+
+
+def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
+    numbers = np.zeros(2 * SLICE + 5, np.float32)
+    wants = {"features": Want(("n",), low=-1, high=1, most=1 << 30)}
+    watched = Watched({"features": numbers})
+    assert problem_with(wants, watched.payload()) is None
+    assert max(watched.reads) == 4 * SLICE and sum(watched.reads) == numbers.nbytes
+    for bad, reason in (
+        (np.nan, Reason.NOT_FINITE),
+        (2.0, Reason.OUT_OF_BOUNDS),
+        (-2.0, Reason.OUT_OF_BOUNDS),
+    ):
+        numbers[-1] = bad
+        assert problem_with(wants, Watched({"features": numbers}).payload()).reason is reason
+
+
+def test_counts_are_compared_with_the_examples_only_where_they_count_samples():
+    counts = {"counts": torch.tensor([5, 6])}
+    for of_examples, examples, reason in ((True, 11, None), (True, 10, Reason.BAD_CLAIM), (False, 10, None)):
+        problem = problem_with({"counts": Want((2,), "int64", of_examples=of_examples)}, counts, examples)
+        assert (problem and problem.reason) == reason
+
+
+def test_a_liar_makes_no_series_without_end():
+    names = Names(3)
+    assert [names.label(f"view-{i}") for i in range(5)] == ["view-0", "view-1", "view-2", "other", "other"]
+    assert names.label("view-1") == "view-1"
+
+
+def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
+    told = []
+
+    class Watcher:
+        def answered(self, service, update, now):
+            told.append(update.device)
+
+        def happened(self, *what):
+            pass
+
+        stepped = happened
+
+    def lie(liar, place):
+        if place[1] == "train":
+            liar.update(place, good(labels=np.array([0, 1, 9])), metrics={"accuracy.test.global": 1.0})
+
+    run = simulation(tmp_path, METHOD, policy=POLICY, watchers=[Watcher()])
+    in_world(run, answers=lie)
+    run.run()
+    assert set(told) == {"device-0", "device-1", "device-2"}
+
+
+def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tmp_path):
+    spool = Spool(tmp_path, durable=False)
+    kept, gone = spool.store("a").put_bytes(b"kept"), spool.store("a").put_bytes(b"gone")
+    spool.accept(1, "train", Accepted("a", b"", kept, 5, {}))
+    spool.refuse("a", kept)
+    spool.refuse("a", gone)
+    assert spool.store("a").names() == [kept]
+    assert spool.bytes_of_answers() == 4
+    spool.shut()
+
+
+def test_a_number_that_sqlite_cannot_hold_ends_the_ledger_and_not_the_run(tmp_path, caplog):
+    ledger = Ledger(tmp_path / "ledger.sqlite", 1, "test", "{}")
+    ledger.moment("dropped", {"round": 1 << 63})
+    assert "not written any more" in caplog.text
+    ledger.moment("dropped", {"round": 1})
+    ledger.close()

@@ -1,0 +1,41 @@
+"""Enrolled federations on real, secured Mosquittos."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deploy.broker import LocalBroker, Secured
+from deploy.enrol.fleet import SimulatedFleet, enrol_fleet
+from protocol.broker import BrokerAddress
+from protocol.seal import COORDINATOR
+
+
+@dataclass
+class Enrolled:
+    """A fleet and the broker that takes nobody else."""
+
+    fleet: SimulatedFleet
+    federation: str
+    broker: LocalBroker
+
+    def address(self, name: str) -> BrokerAddress:
+        return replace(self.broker.address, tls=self.fleet.tls(name))
+
+
+def start_enrolled(folder: Path, *devices: str) -> Enrolled:
+    """The caller stops its broker."""
+    federation = f"f{uuid.uuid4().hex[:8]}"
+    fleet = enrol_fleet(folder, federation, devices)
+    secured = Secured(fleet.party("broker"), fleet.tls(COORDINATOR))
+    broker = LocalBroker(folder / "logs", "mosquitto", secured=secured)
+    broker.start()
+    return Enrolled(fleet, federation, broker)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port

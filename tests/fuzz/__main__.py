@@ -1,0 +1,62 @@
+"""make fuzz: so many inputs for all readers of others' bytes, on all cores; what is found is kept in the corpus."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+from tests.fuzz.engine import Report, fuzz, keep
+from tests.fuzz.targets import TARGETS
+
+PIECE = 250_000  # inputs of one piece of work
+
+
+def pieces(inputs: int, seed: int) -> list[tuple[str, int, int]]:
+    """(target, inputs, seed), the slow ones first."""
+    found = []
+    for name, target in sorted(TARGETS.items(), key=lambda item: item[1].share):
+        left = max(1, round(inputs * target.share))
+        while left > 0:
+            found.append((name, min(left, PIECE), seed + len(found)))
+            left -= PIECE
+    return found
+
+
+def work(piece: tuple[str, int, int]) -> tuple[str, Report]:
+    name, inputs, seed = piece
+    return name, fuzz(name, TARGETS[name], inputs, seed)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
+    parser.add_argument("--inputs", type=int, default=200_000)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="the same one gives the same inputs"
+    )
+    options = parser.parse_args()
+    print(f"{options.inputs} inputs, seed {options.seed}, {options.jobs} processes")
+    begun, totals = time.monotonic(), dict.fromkeys(TARGETS, (0, 0))
+    found = False
+    with ProcessPoolExecutor(options.jobs) as processes:
+        for name, report in processes.map(work, pieces(options.inputs, options.seed)):
+            inputs, outcomes = totals[name]
+            totals[name] = inputs + report.inputs, max(outcomes, len(report.outcomes))
+            for finding in report.findings:
+                found = True
+                print(f"{name}: {finding.words}\n    {keep(name, finding.data)}")
+    seconds = time.monotonic() - begun
+    for name, (inputs, outcomes) in totals.items():
+        print(f"{name:22}{inputs:>12} inputs {outcomes:>6} outcomes")
+    made = sum(inputs for inputs, _ in totals.values())
+    print(
+        f"{made} inputs in {seconds:.0f} s, {made / seconds:.0f} a second; {'FOUND' if found else 'nothing found'}"
+    )
+    return int(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""A small mutational fuzzer: good inputs, broken a little; what gives a new outcome is broken further.
+
+No instrumentation, so that it makes some ten thousand inputs a second. An outcome is the word that a target returns,
+or the first letters of what it raises: enough to climb from "not an envelope" into the fields of a header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.fuzz.targets import Target
+
+CORPUS = Path(__file__).parent / "corpus"
+MOST_KEPT = 400  # inputs of a target in hand
+LONGEST = 4096  # bytes of an input; what is larger is only more of the same
+SLOW_SECONDS = 0.05  # for one input, three times in a row
+MEMORY = 96 << 20  # how far the process may grow over all inputs
+ODD = (
+    b"\x00", b"\xff", b"\x7f", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\x9f\xff", b"\xcf" + b"\xff" * 8,
+    b"\xd3\x80" + bytes(7), b"\xcb\x7f\xf8" + bytes(6), b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01", b"\x91" * 40, b"[" * 60,
+    b"\xa1\xff", b"\xc4\x00", b"1" * 30, b"1e999", b"-1", b"NaN", b"null", b'""', b"\xed\xa0\x80", b"\n", b"\\u0000",
+)  # fmt: skip
+
+
+@dataclass
+class Finding:
+    data: bytes
+    words: str
+
+
+@dataclass
+class Report:
+    inputs: int = 0
+    outcomes: set[str] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def kept(name: str) -> list[bytes]:
+    """Inputs that were found once: each is tried in every run."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).glob("*"))]
+
+
+def keep(name: str, data: bytes) -> Path:
+    path = CORPUS / name / hashlib.sha256(data).hexdigest()[:12]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def fuzz(name: str, target: Target, inputs: int, seed: int) -> Report:
+    report, dice = Report(), random.Random(f"{seed}/{name}")
+    pool = [*target.seeds(), *kept(name)]
+    before = memory()
+    for data in stream(pool, dice, inputs):
+        outcome, problem = tried(target, data)
+        report.inputs += 1
+        if problem:
+            report.findings.append(Finding(data, problem))
+            if len(report.findings) > 20:
+                break
+        elif outcome not in report.outcomes and len(report.outcomes) < 5000:
+            report.outcomes.add(outcome)
+            if len(pool) < MOST_KEPT:
+                pool.append(data)
+        if not report.inputs % 4096 and memory() - before > MEMORY:
+            report.findings.append(Finding(data, f"the process has grown by {(memory() - before) >> 20} MiB"))
+            break
+    return report
+
+
+def tried(target: Target, data: bytes) -> tuple[str, str]:
+    """The outcome, and what is wrong with it or nothing."""
+    begun, problem = time.perf_counter(), ""
+    try:
+        outcome = target.run(data)
+    except target.documented as error:
+        outcome = "-" + str(error)[:24]
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+        outcome, problem = type(error).__name__, f"{type(error).__name__}: {str(error)[:200]}"
+    if time.perf_counter() - begun > SLOW_SECONDS and all(slow(target.run, data) for _ in range(3)):
+        problem = f"it takes more than {SLOW_SECONDS} s"
+    return outcome, problem
+
+
+def slow(run: Callable[[bytes], str], data: bytes) -> bool:
+    """By the thread's own time: what others take of the machine does not count."""
+    begun = time.thread_time()
+    with contextlib.suppress(Exception):  # it was judged before
+        run(data)
+    return time.thread_time() - begun > SLOW_SECONDS
+
+
+def stream(pool: list[bytes], dice: random.Random, inputs: int) -> Iterator[bytes]:
+    first = pool[:inputs]  # the pool grows meanwhile
+    yield from first
+    for _ in range(inputs - len(first)):
+        yield mutated(pool, dice.random)
+
+
+def mutated(pool: list[bytes], rnd: Callable[[], float]) -> bytes:
+    data = bytearray(pool[int(rnd() * len(pool))])
+    for _ in range(1 + int(rnd() * rnd() * 6)):
+        at, what = int(rnd() * (len(data) + 1)), rnd()
+        if what < 0.25 and at < len(data):
+            data[at] ^= 1 << int(rnd() * 8)
+        elif what < 0.4 and at < len(data):
+            data[at] = int(rnd() * 256)
+        elif what < 0.6:
+            odd = ODD[int(rnd() * len(ODD))]
+            data[at : at + (len(odd) if rnd() < 0.5 else int(rnd() * 4))] = odd
+        elif what < 0.75:
+            del data[at : at + 1 + int(rnd() * rnd() * 16)]
+        elif what < 0.85:
+            stop = at + int(rnd() * 24)
+            data[at:at] = data[at:stop]
+        else:
+            other = pool[int(rnd() * len(pool))]
+            start = int(rnd() * len(other))
+            data[at : at + int(rnd() * 16)] = other[start : start + int(rnd() * 40)]
+    return bytes(data[:LONGEST])
+
+
+def memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

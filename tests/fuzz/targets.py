@@ -1,0 +1,161 @@
+"""What is fuzzed: every reader of bytes that somebody else, or an earlier process, has written.
+
+A target takes bytes. It returns a word for what became of them, or raises what its reader documents; anything else
+that comes out of it is a finding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coordinator.config import CoordinatorSettings
+from coordinator.spool import members_in, names_in
+from edge_client.config import DeviceSettings
+from edge_client.state import read_book
+from methods.plan import read_plan
+from protocol import arrays, blocks, codec
+from protocol.codec import Place
+from protocol.fetch import indices
+from protocol.messages import Update, Want
+from protocol.reasons import Rejected
+from protocol.seal import read_header
+from protocol.settings import SettingsError, decode, encode, parse_toml, write_toml
+from protocol.store import DamagedError
+from protocol.topics import Topics
+from tests.malice import encoded, parts_of, with_table
+from tests.protocol.golden.vectors import load
+from tests.protocol.test_codec import MANIFEST, ONE_OF_EACH
+from tests.worlds import plan
+
+KINDS = sorted(codec.DECODERS)
+TOPICS = Topics("lab")
+HASH = bytes(range(32)).hex()
+
+
+@dataclass(frozen=True)
+class Target:
+    run: Callable[[bytes], str]
+    documented: type[Exception]
+    seeds: Callable[[], list[bytes]]
+    share: float  # of all inputs; readers of files are slow and seldom asked
+
+
+def envelope(data: bytes) -> str:
+    return read_header(data)[0].kind[:9]
+
+
+def message(data: bytes) -> str:
+    """The first byte chooses the kind, as the header does; the second whether there is a base."""
+    kind = KINDS[data[0] % len(KINDS)] if data else "hello"
+    place = Place(1, "train", bytes(32) if data[1:2] > b"\x7f" else b"")
+    found, attachment = codec.decode(kind, data[2:], "a", place)
+    if isinstance(found, Want):
+        assert len(indices(found.ranges, codec.MAX_BLOCKS)) <= codec.MAX_ASKED
+    if isinstance(found, Update) and isinstance(attachment, bytes):
+        return kind + body(attachment)
+    return kind
+
+
+def body(data: bytes) -> str:
+    found = arrays.Body(lambda start, stop: data[start:stop], len(data))
+    read = sum(found[name].nbytes for name in found)
+    assert read <= len(data) and sum(n for _, n in found.layout) == len(data)
+    return f"{len(found)} arrays"
+
+
+def block(data: bytes) -> str:
+    return str(blocks.unpack(data)[1] % 4)
+
+
+def topic(data: bytes) -> str:
+    place = TOPICS.parse(data.decode("utf-8", "replace"))
+    return place.kind if place else "elsewhere"
+
+
+def coordinator_settings(data: bytes) -> str:
+    return decode(CoordinatorSettings, parse_toml(data, "settings")).name[:1]
+
+
+def device_settings(data: bytes) -> str:
+    return decode(DeviceSettings, parse_toml(data, "settings")).name[:1]
+
+
+def run_plan(data: bytes) -> str:
+    return read_plan(data).method
+
+
+def device_state(data: bytes) -> str:
+    return str(len(read_book(data).answers))
+
+
+def coordinator_state(data: bytes) -> str:
+    text = data.decode("utf-8", "surrogateescape")
+    return str(len(names_in(text))) if text[:2] != "[[" else f"{len(members_in(text))} members"
+
+
+def golden() -> list[bytes]:
+    return [bytes.fromhex(vector["hex"]) for vector in load()["vectors"]]
+
+
+def messages() -> list[bytes]:
+    found = []
+    for said in ONE_OF_EACH:
+        head = bytes([KINDS.index(codec.KINDS[type(said)]), 255])
+        attachments = [MANIFEST, encoded(BODIES[0])] if isinstance(said, Update) else [None]
+        found += [head + codec.encode(said, attachment) for attachment in attachments]
+    return found
+
+
+BODIES: list[dict[str, Any]] = [
+    {"weights.w": np.arange(6, dtype=np.float32).reshape(2, 3), "counts": np.array([1, 2], np.int64)},
+    {"labels": np.zeros((0, 3), np.int8), "seen": np.array([True]), "weights.b": np.array(0.5, np.float16)},
+    {},
+]
+
+
+def bodies() -> list[bytes]:
+    assert parts_of(encoded(BODIES[0]))
+    odd = with_table([["w", "float32", [0, 1 << 39]], ["x", "int64", []]], bytes(8))
+    return [*map(encoded, BODIES), odd]
+
+
+def topics() -> list[bytes]:
+    names = [TOPICS.coord_state, TOPICS.round, TOPICS.up("a"), TOPICS.down("b-7"), TOPICS.device_state("c"),
+             TOPICS.broadcast(HASH), "protofleet/1/lab/up/coordinator", "protofleet/2/lab/up/a"]  # fmt: skip
+    return [name.encode() for name in names]
+
+
+def settings(cls: type, **more: Any) -> list[bytes]:
+    table = encode(decode(cls, {"name": "spring", **more}))
+    return [write_toml(table).encode(), write_toml({"name": "spring", **more}).encode()]
+
+
+def states() -> list[bytes]:
+    answer = {"question": HASH, "round": 1, "phase": "train", "base": HASH, "object": HASH,
+              "examples": 5, "metrics": {"loss": 0.5}}  # fmt: skip
+    book = {"boot": 3, "run": "spring", "plan": HASH, "half": HASH, "broadcast": "", "answers": [answer] * 2}
+    return [json.dumps(book).encode(), json.dumps({**book, "answers": []}).encode()]
+
+
+TARGETS = {
+    "envelope": Target(envelope, Rejected, golden, 0.22),
+    "message": Target(message, Rejected, messages, 0.34),
+    "body": Target(body, Rejected, bodies, 0.22),
+    "block": Target(block, Rejected, golden, 0.08),
+    "topic": Target(topic, Rejected, topics, 0.08),
+    "plan": Target(run_plan, SettingsError, lambda: [plan("fedavg").encode(), plan("fedpall").encode()], 0.02),
+    "device_state": Target(device_state, DamagedError, states, 0.01),
+    "coordinator_state": Target(
+        coordinator_state, DamagedError, lambda: [b'["a", "b"]', b'[["a", 5, [2, 3]], ["b", 1, []]]'], 0.02
+    ),
+    "coordinator_settings": Target(
+        coordinator_settings, SettingsError,
+        lambda: settings(CoordinatorSettings, rounds=3, classes=3, method={"name": "fedavg"}), 0.005,
+    ),
+    "device_settings": Target(device_settings, SettingsError, lambda: settings(DeviceSettings), 0.005),
+}  # fmt: skip

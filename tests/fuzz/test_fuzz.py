@@ -1,0 +1,93 @@
+"""A few seconds of what `make fuzz` does for minutes, always the same inputs; and whether it would find anything."""
+
+import contextlib
+import mmap
+import time
+import tracemalloc
+
+import pytest
+
+from protocol.reasons import Reason, Rejected
+from tests.fuzz.engine import CORPUS, fuzz, kept, tried
+from tests.fuzz.targets import TARGETS, Target
+
+INPUTS = 30_000
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_input_does_more_than_be_refused(name):
+    report = fuzz(name, TARGETS[name], max(200, int(INPUTS * TARGETS[name].share)), seed=1)
+    assert [(finding.words, finding.data) for finding in report.findings] == []
+    assert len(report.outcomes) >= 2, "it is refused in more than one way"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_was_found_once_is_refused_now_and_takes_no_memory(name):
+    target = TARGETS[name]
+    for data in [*kept(name), *target.seeds()]:
+        tracemalloc.start()
+        with contextlib.suppress(target.documented):
+            target.run(data)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 4 << 20
+
+
+def test_good_inputs_are_taken_or_nothing_behind_the_first_check_is_ever_reached():
+    for name, target in TARGETS.items():
+        taken = 0
+        for data in target.seeds():
+            try:
+                taken += bool(target.run(data))
+            except target.documented:
+                continue
+        assert taken, name
+
+
+def test_the_corpus_is_small_and_of_targets_that_there_are():
+    folders = [path for path in CORPUS.glob("*") if path.is_dir()]  # none where nothing was found
+    assert {path.name for path in folders} <= set(TARGETS)
+    assert sum(file.stat().st_size for path in folders for file in path.iterdir()) < 200_000
+
+
+def planted(fault):
+    """A reader of two-byte headers and four-byte bodies with one fault behind both checks."""
+
+    def run(data):
+        if len(data) < 6 or data[:2] != b"OK":
+            raise Rejected(Reason.MALFORMED, "no header")
+        if data[2] > 200:
+            fault(data)
+        return str(data[2] // 64)
+
+    return Target(run, Rejected, lambda: [b"OK\x00\x00\x00\x00"], 1.0)
+
+
+def dies(data):
+    raise IndexError("nobody documented this")
+
+
+def dawdles(data):
+    for _ in range(5_000_000):
+        pass
+
+
+GREED = []
+
+
+def grows(data):
+    """Of the system, as the allocator may have room that others have left."""
+    GREED.append(mmap.mmap(-1, 64 << 10))
+    GREED[-1].write(b"x" * (64 << 10))
+
+
+@pytest.mark.parametrize(("fault", "words"), [(dies, "IndexError"), (grows, "grown by")])
+def test_a_planted_fault_is_found(fault, words):
+    report = fuzz("planted", planted(fault), 40_000, seed=3)
+    GREED.clear()
+    assert any(words in finding.words for finding in report.findings)
+
+
+def test_an_input_that_takes_too_long_is_found_by_the_threads_own_time():
+    assert tried(planted(dawdles), b"OK\xff\x00\x00\x00")[1].startswith("it takes more than")
+    assert tried(planted(lambda data: time.sleep(0.1)), b"OK\xff\x00\x00\x00")[1] == "", "others' time"

@@ -1,0 +1,50 @@
+"""The dependency scan: what it finds, and what it says where nothing can be looked up."""
+
+import stat
+
+import pytest
+
+from deploy import audit
+
+OFFLINE = "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api.osv.dev'): Max retries exceeded"
+
+
+@pytest.fixture
+def scanner(tmp_path):
+    """A program that says what a test tells it to say, in the place of pip-audit."""
+
+    def make(code, said="", complained=""):
+        path = tmp_path / "pip-audit"
+        (tmp_path / "said").write_text(said)
+        (tmp_path / "complained").write_text(complained)
+        told = (
+            f'echo "$@" > {tmp_path}/asked; cat {tmp_path}/said; cat {tmp_path}/complained >&2; exit {code}'
+        )
+        path.write_text(f"#!/bin/sh\n{told}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return make
+
+
+def test_nothing_known_is_said_and_what_was_asked_is_what_is_pinned(scanner, tmp_path, capsys):
+    assert audit.main(["--scanner", scanner(0)]) == 0
+    assert "no known weakness" in capsys.readouterr().out
+    assert str(audit.PINNED) in (tmp_path / "asked").read_text()
+
+
+def test_a_weakness_is_shown_with_the_way_out(scanner, capsys):
+    assert audit.main(["--scanner", scanner(1, "torch 2.0 CVE-2025-1 fixed in 2.1\n", "Found 1\n")]) == 1
+    assert "CVE-2025-1" in (said := capsys.readouterr().out) and "raise the versions" in said
+
+
+@pytest.mark.parametrize("complained", [OFFLINE, "Traceback ...\nServiceError: 503 Server Error", "it broke"])
+def test_what_could_not_be_looked_up_is_one_line_and_not_called_clean(scanner, capsys, complained):
+    assert audit.main(["--scanner", scanner(1, "", complained)]) == audit.UNKNOWN
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("not scanned: ")
+
+
+def test_a_scanner_that_is_not_there_is_one_line_too(tmp_path, capsys):
+    assert audit.main(["--scanner", str(tmp_path / "gone")]) == audit.UNKNOWN
+    assert capsys.readouterr().err.startswith("not scanned: pip-audit cannot be had")

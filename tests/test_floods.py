@@ -1,0 +1,214 @@
+"""Liars that say too much, or never come to an end: bounded work, memory and disk, and nobody else is held up."""
+
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.claims import Limits
+from coordinator.events import Policy
+from deploy.world import Weather
+from protocol.admission import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
+from protocol.keys import Keys
+from protocol.messages import Task
+from protocol.reasons import Reason
+from protocol.transport import Arrived
+from tests.malice import KEY, in_world
+from tests.protocol.ends import TOPICS, Ends
+from tests.worlds import assert_same, simulation
+
+POLICY = Policy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
+MANY = 1000
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return simulation(tmp_path_factory.mktemp("honest"), "fedavg", policy=POLICY).run()
+
+
+def with_liar(folder, **more):
+    run = simulation(folder, "fedavg", policy=POLICY, limits=more.pop("limits", Limits()))
+    return run, in_world(run, **more)
+
+
+def rejected(run):
+    return {reason: number for reason, number in run.service.link.meter.rejected.items() if number}
+
+
+def results(run, kind):
+    messages = run.service.link.meter.messages
+    return {result: n for (way, k, result), n in messages.items() if way == "up" and k == kind}
+
+
+def hellos(liar, place):
+    for _ in range(MANY):
+        liar.greet()
+
+
+def garbage(liar, place):
+    for i in range(MANY):
+        liar.publish(b"PF\x01" + i.to_bytes(2, "little") + bytes(90))
+
+
+def forged(liar, place):
+    mine, liar.keys = liar.keys, Keys.new()
+    for _ in range(MANY):
+        liar.greet()
+    liar.keys = mine
+
+
+def wants(liar, place):
+    if place[2]:
+        for _ in range(MANY):
+            liar.say("want", {"object": place[2], "ranges": [0, 1], "again": True})
+
+
+def farewells(liar, place):
+    for _ in range(MANY // 2):
+        liar.greet()
+        liar.say("bye", {"reason": "see you"})
+
+
+def updates(liar, place):
+    for _ in range(MANY):
+        liar.update(place, {})
+
+
+def unasked_blocks(liar, place):
+    for i in range(3 * MANY):
+        liar.publish(b"PF\x02" + bytes(16) + i.to_bytes(4, "little") + b"x" * 1000)
+
+
+STORMS = {f.__name__: f for f in (hellos, garbage, forged, wants, farewells, updates, unasked_blocks)}
+
+
+@pytest.mark.parametrize("storm", STORMS.values(), ids=STORMS)
+def test_a_storm_is_counted_costs_little_and_changes_no_bit(tmp_path, honest, storm):
+    run, liar = with_liar(tmp_path, answers=storm)
+    sent_to_liar = []
+    publish = run.broker.publish
+    run.broker.publish = lambda topic, frame, retain: (
+        sent_to_liar.append(len(frame)) if topic.endswith("/liar") and "down" in topic else None,
+        publish(topic, frame, retain),
+    )
+    run.run()
+    assert run.service.finished
+    assert rejected(run)[Reason.FLOOD] > MANY / 2
+    heard = FRAME_BURST + FRAME_RATE * run.world.now
+    assert len(sent_to_liar) <= heard + AGAIN_BURST + AGAIN_RATE * run.world.now
+    assert_same(honest, run)
+
+
+def test_a_thousand_devices_that_nobody_knows_are_counted_and_forgotten(tmp_path, honest):
+    run, liar = with_liar(tmp_path)
+
+    def strangers():
+        for i in range(MANY):
+            name = f"stranger-{i}"
+            liar.publish(liar.frame("hello", {}, sender=name), run.topics.up(name))
+
+    run.world.at(1.5, strangers)
+    tracemalloc.start()
+    run.run()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert set(rejected(run)) == {Reason.UNKNOWN_SENDER, Reason.FLOOD}
+    link = run.service.link
+    assert len(link._windows) <= 4 and len(link.admission._frames) <= 5
+    assert not list((tmp_path / "coordinator" / "updates").glob("stranger*"))
+    assert peak < 48 << 20
+    assert_same(honest, run)
+
+
+def parts_on_disk(run):
+    return list((Path(run.folder) / "coordinator" / "updates").glob("*/*.part"))
+
+
+def offers_without_end(liar, place):
+    """A new object every time, of which not one block comes."""
+    liar.mute = True
+    for i in range(MANY if place[1] == "train" else 0):
+        liar.update(place, [i.to_bytes(32, "big"), 8000, 1000, bytes(16 * 8), [["weights", 8000]], KEY])
+
+
+def test_offers_that_never_come_hold_one_unfinished_file_and_none_when_the_phase_is_over(tmp_path, honest):
+    run, liar = with_liar(tmp_path, answers=offers_without_end)
+    most = []
+    run.run(until=lambda: bool(most.append(len(parts_on_disk(run)))) or run.service.finished)
+    assert max(most) == 1 and not parts_on_disk(run)
+    assert set(rejected(run)) == {Reason.FLOOD}
+    assert_same(honest, run)
+
+
+def in_blocks(run, monkeypatch):
+    """Honest answers of the tiny network travel as objects too."""
+    monkeypatch.setattr("protocol.link.INLINE", 64)
+    for agent in run.agents.values():
+        agent.link.inline = 64
+        agent.link.adapt = lambda max_packet: None
+
+
+def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_others(tmp_path, monkeypatch):
+    """Four of them have asked for the whole budget before the first honest answer is offered."""
+    policy = replace(POLICY, rounds=1, quorum=7, patience_seconds=60.0)
+    run = simulation(tmp_path, "fedavg", policy=policy)
+    in_blocks(run, monkeypatch)
+
+    def trickle(liar, place):
+        if place[1] != "train":
+            return
+        liar.mute = True
+        body = bytes([len(liar.name)]) * 8000
+        liar.update(place, liar.offer(body, 40, [["weights", len(body)]]))
+        name = next(iter(liar.serves))
+        for second in range(1, 60):
+            run.world.at(run.world.now + 0.9 * second, lambda i=second: liar.serve(name, [i, i + 1]))
+
+    liars = [in_world(run, f"liar{'r' * i}", answers=trickle) for i in range(4)]
+    run.run(until=lambda: len(run.service.link._fetches) == 4)
+    held = sum(len(fetch.asked) for fetch, _ in run.service.link._fetches.values())
+    assert held == 256 and len(liars) == 4
+    begun = run.world.now
+    run.run(until=lambda: len(run.service.machine.answered) == 3)
+    assert run.world.now - begun < 15, "they wait for eight seconds, not for the deadline"
+
+
+def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fetched(tmp_path):
+    run = simulation(
+        tmp_path, "fedavg", policy=replace(POLICY, rounds=1, quorum=1), limits=Limits(1000, 40_000, 40_000)
+    )
+    run.run()
+    assert Reason.NO_ROOM in rejected(run) and set(rejected(run)) <= {Reason.NO_ROOM, Reason.LATE}
+    assert run.service.finished and len(list((tmp_path / "coordinator/updates").glob("*/*.body"))) <= 3
+
+
+def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(tmp_path):
+    ends = Ends(tmp_path, "ab", Weather())
+    old = ends.coordinator.seal(Task(1, "train"), "a")
+    for_b = ends.coordinator.seal(Task(1, "train"), "b")
+    ends.boot_coordinator(epoch=2)
+    ends.broker.sessions["a"].deliver(Arrived(TOPICS.down("a"), for_b))
+    ends.coordinator.send("a", Task(1, "train"))
+    ends.run()
+    ends.broker.sessions["a"].deliver(Arrived(TOPICS.down("a"), old))
+    assert +ends.links["a"].meter.rejected == {Reason.WRONG_RECIPIENT: 1, Reason.STALE_EPOCH: 1}
+
+
+def test_a_block_that_was_changed_on_its_way_is_counted(tmp_path):
+    ends = Ends(tmp_path, "a", Weather(delay=0.1))
+    from tests.protocol.ends import weights
+
+    name = ends.update("a", weights(400_000))
+    ends.run(until=lambda: bool(ends.coordinator._fetches))
+    called = ends.links["a"]._offered[name].wire_name
+    ends.broker.sessions["coordinator"].deliver(
+        Arrived(TOPICS.up("a"), b"PF\x02" + called[:16] + bytes(4) + bytes(65536))
+    )
+    assert +ends.coordinator.meter.rejected == {Reason.BAD_BLOCK: 1}
+
+
+def test_no_reason_is_without_a_test_that_brings_it_about():
+    here = Path(__file__).parent
+    text = "".join((here / name).read_text() for name in ("test_malice.py", "test_floods.py"))
+    assert [reason for reason in Reason if f"Reason.{reason.name}" not in text] == []

@@ -1,0 +1,114 @@
+"""A liar at a real Mosquitto: honest devices end with the bits of a run without it, in bounded memory."""
+
+import resource
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from protocol import coordinator_link
+from protocol.inbox import MAX_BYTES, BoundedInbox
+from protocol.keys import Keys
+from protocol.mqtt import Mqtt
+from protocol.reasons import Reason
+from protocol.transport import Arrived, Connected
+from tests.malice import Liar, encoded
+from tests.test_federation_over_broker import DEVICES, Federation
+from tests.worlds import assert_same, simulation
+
+NAN = {"weights.head.bias": np.full(3, np.nan, np.float32)}
+
+
+def storm(liar):
+    """Everything at once: garbage, strangers' names, forged and true hellos, lies, offers, blocks, big frames."""
+    up = liar.topics.up(liar.name)
+    for i in range(150):
+        liar.publish(b"PF\x01" + i.to_bytes(2, "little") + bytes(90))
+        liar.publish(liar.frame("hello", {}, sender=f"stranger-{i}"), liar.topics.up(f"stranger-{i}"))
+        liar.publish(liar.frame("hello", {}, sender="device-0"), liar.topics.up("device-0"))
+        liar.greet()
+        liar.update((1, "train", b""), encoded(NAN))
+        liar.update(
+            (1, "train", b""),
+            [i.to_bytes(32, "big"), 1 << 30, 1 << 20, bytes(16 << 10), [["weights", 1 << 30]]],
+        )
+        liar.publish(b"PF\x02" + bytes(20) + b"x" * 1000, up)
+    for _ in range(20):
+        liar.publish(b"PF\x01\x10\x00" + bytes((2 << 20) - 1000), up)
+
+
+@pytest.fixture
+def stormed(tmp_path, broker, federation):
+    made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
+    made.coordinators_inbox = BoundedInbox
+    keys = Keys.new()
+    made.ring["liar"] = keys.public
+    liar = Liar("liar", keys, made.ring, made.topics, hello={"classes": 7})  # so that no cohort has it
+    inbox = BoundedInbox()
+    liar.transport = Mqtt(
+        f"{federation}-liar", broker.address, inbox, subscriptions=made.topics.device_subscriptions("liar")
+    )
+    yield made, liar, inbox
+    liar.transport.close()
+    made.close()
+
+
+def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_path, stormed):
+    made, liar, inbox = stormed
+    while not isinstance(inbox.get(timeout=20), Connected):
+        pass
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    service, coordinators = made.coordinator()
+    made.start(service, coordinators)
+    attack = threading.Thread(target=storm, args=(liar,), daemon=True)
+    attack.start()
+    for i, name in enumerate(DEVICES):
+        made.start(*made.device(name, i))
+    for thread in (attack, *made.threads):
+        thread.join(90)
+        assert not thread.is_alive(), "the federation did not come to its end"
+    assert service.finished
+    rejected = service.link.meter.rejected
+    assert {Reason.FLOOD, Reason.MALFORMED, Reason.UNKNOWN_SENDER} <= set(rejected)
+    assert "liar" not in service.members and not list((tmp_path / "real/coordinator/updates").glob("liar/*"))
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert grown < MAX_BYTES + (160 << 20), "the inbox, and what a federation of this size takes"
+    assert_same(
+        SimpleNamespace(service=service, agents=made.agents), simulation(tmp_path / "sim", "fedavg").run()
+    )
+
+
+def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, federation, peer):
+    """Mosquitto has delivered everything, and nobody reads: what is too much is dropped where it comes in."""
+    lost = []
+    inbox = BoundedInbox(lost.append)
+    reader = Mqtt(f"{federation}.reader", broker.address, inbox, subscriptions=[f"{federation}/#"])
+    try:
+        assert isinstance(inbox.get(timeout=20), Connected)
+        sender = peer("sender", broker.address).ready()
+        frame = bytes(1 << 20)
+        for i in range(40):
+            sender.mqtt.publish(f"{federation}/a", frame)
+            time.sleep(0)
+        sender.mqtt.publish(f"{federation}/b", b"the last")
+        deadline, seen = time.monotonic() + 30, []
+        while inbox.qsize() < 24 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        while not seen or seen[-1] != f"{federation}/b":
+            item = inbox.get(timeout=20)
+            seen += [item.topic] if isinstance(item, Arrived) else []
+        assert len(seen) + sum(lost) == 41 and sum(lost) > 0
+    finally:
+        reader.close()
+
+
+def test_a_frame_that_was_never_looked_at_has_its_counter_too(tmp_path):
+    from tests.protocol.ends import Ends
+
+    link = Ends(tmp_path, "a").coordinator
+    assert isinstance(link, coordinator_link.CoordinatorLink)
+    link.overflowed(7)
+    assert link.meter.rejected == {Reason.FLOOD: 7}
+    assert link.meter.messages["up", "unreadable", "flood"] == 7

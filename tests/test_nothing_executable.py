@@ -1,0 +1,135 @@
+"""Nothing that we read can run: no pickle in any dress, no eval, no shell that is given a made-up string."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("protocol", "methods", "edge_client", "coordinator", "deploy", "benchmarks", "tests")
+MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "code",
+           "codeop", "pty", "jsonpickle", "hickle"}  # fmt: skip
+CALLS = {"eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "torch.jit.load",
+         "torch.hub.load",
+         "pandas.read_pickle", "runpy.run_path", "runpy.run_module", "logging.config.listen",
+         "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}  # fmt: skip
+ONLY_HERE = {
+    # CIFAR's own files are pickles: its reader makes nothing but arrays, lists, dicts, numbers and strings of them.
+    "edge_client/data/cifar.py": {"imports pickle"},
+    "edge_client/data/errors.py": {"imports pickle"},  # for the name of its error
+    "tests/data/test_on_disk_formats.py": {"imports pickle"},  # writes such files
+    "tests/data/test_readers.py": {"imports pickle"},  # likewise, and those that would act
+    "tests/coordinator/test_mutants.py": {"exec", "compile"},  # breaks our own machine, on purpose
+}
+
+
+def faults(text):
+    """What a source file does that could run what it reads."""
+    tree = ast.parse(text)
+    names = dict(aliases(tree))
+    for node in ast.walk(tree):
+        yield from imported(node)
+        if isinstance(node, ast.Call):
+            yield from called(node, full_name(node.func, names))
+
+
+def aliases(tree):
+    """local name -> what it is the name of, so that `import os as o` and `from os import system` hide nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((a.asname or a.name.split(".")[0], a.name if a.asname else a.name.split(".")[0])
+                        for a in node.names)  # fmt: skip
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((a.asname or a.name, f"{node.module}.{a.name}") for a in node.names)
+
+
+def full_name(function, names):
+    first, dot, rest = ast.unparse(function).partition(".")
+    name = names.get(first, first) + dot + rest
+    return name.replace("np.", "numpy.", 1) if name.startswith("np.") else name
+
+
+def imported(node):
+    if isinstance(node, ast.Import):
+        found = [alias.name for alias in node.names]
+    else:
+        found = [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+    yield from (f"imports {name}" for name in found if name.split(".")[0] in MODULES)
+
+
+def called(call, name):
+    given = {k.arg: k.value for k in call.keywords}
+    if name.startswith(("pickle.load", "pickle._load", "pickle.Unpickler")):
+        yield name
+    if name in CALLS or name.startswith(("os.exec", "os.spawn")):
+        yield name.removeprefix("builtins.")
+    if name == "torch.load" and not is_constant(given.get("weights_only"), True):
+        yield "torch.load without weights_only=True"
+    if "allow_pickle" in given and not is_constant(given["allow_pickle"], False):
+        yield "allow_pickle"
+    if "shell" in given and not is_constant(given["shell"], False):
+        yield "shell=True"
+    if name.startswith("subprocess.") and call.args:
+        yield from commanded(call.args[0])
+
+
+def commanded(command):
+    """A command is a list, and what follows `-c` in it is written here and not put together."""
+    if isinstance(command, (ast.JoinedStr, ast.BinOp)) or is_text(command):
+        yield "a command that is a string"
+    for part in ast.walk(command):
+        if isinstance(part, (ast.List, ast.Tuple)):
+            for flag, script in zip(part.elts, part.elts[1:]):
+                if is_constant(flag, "-c") and not isinstance(script, (ast.Constant, ast.Name)):
+                    yield "a script that is put together"
+
+
+def is_constant(node, value):
+    return isinstance(node, ast.Constant) and node.value is value or is_text(node) and node.value == value
+
+
+def is_text(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_nothing_that_is_read_can_run(package):
+    for path in sorted((ROOT / package).rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        found = set(faults(path.read_text())) - ONLY_HERE.get(name, set())
+        assert not found, f"{name}: {', '.join(sorted(found))}"
+
+
+PLANTED = [
+    "import pickle", "from pickle import loads", "import dill as d", "import shelve", "from marshal import loads",
+    "import yaml\nyaml.load(text)", "import cloudpickle", "from joblib import load",
+    "import pickle\npickle.loads(text)", "import pickle\npickle.Unpickler(file).load()",
+    "eval(text)", "exec(text)", "compile(text, 'x', 'exec')", "import builtins as b\nb.eval(text)",
+    "import torch\ntorch.load(path)", "import torch\ntorch.load(path, weights_only=False)",
+    "import torch\ntorch.load(path, weights_only=flag)", "from torch import load\nload(path)",
+    "from torch import load as take\ntake(path)", "import torch as t\nt.load(path)", "torch.jit.load(path)",
+    "import numpy as np\nnp.load(path, allow_pickle=True)", "np.load(path, allow_pickle=flag)",
+    "import os\nos.system(text)", "import os as o\no.system(text)", "from os import system\nsystem(text)",
+    "import os\nos.popen(text)", "os.execvp(name, words)",
+    "import subprocess\nsubprocess.run(text, shell=True)", "subprocess.Popen(words, shell=flag)",
+    "import subprocess\nsubprocess.run(f'ls {path}')", "subprocess.run('ls ' + path)", "subprocess.run('ls')",
+    "subprocess.getoutput(text)", "import subprocess\nsubprocess.run(['sh', '-c', f'ls {path}'])",
+    "subprocess.run(('sh', '-c', 'ls ' + path))", "from subprocess import run\nrun(['bash', '-c', 'ls %s' % path])",
+    "from subprocess import run as do\ndo('ls {}'.format(path), shell=True)",
+]  # fmt: skip
+HARMLESS = [
+    "import torch\ntorch.load(path, weights_only=True)", "np.load(path, allow_pickle=False)", "np.load(path)",
+    "subprocess.run(['ls', path])", "subprocess.run([*command, path], shell=False)", "model.eval()",
+    "subprocess.run(['sh', '-c', GUARD, 'sh'])", "re.compile(text)", "self.load(path)",
+    "import json\njson.loads(text)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", PLANTED)
+def test_what_could_run_is_found_in_whatever_dress(source):
+    assert list(faults(source))
+
+
+@pytest.mark.parametrize("source", HARMLESS)
+def test_what_cannot_run_is_let_be(source):
+    assert list(faults(source)) == []

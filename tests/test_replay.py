@@ -1,0 +1,80 @@
+"""A broker that keeps all it has seen, and brings it back: later, elsewhere, to parties that have restarted."""
+
+import pytest
+
+from protocol.reasons import Reason
+from protocol.transport import Arrived
+from tests.worlds import assert_same, simulation
+
+
+def recorded(run):
+    kept, publish = [], run.broker.publish
+
+    def listen(topic, frame, retain):
+        kept.append((topic, frame))
+        publish(topic, frame, retain)
+
+    run.broker.publish = listen
+    return kept
+
+
+def deliver(run, name, frames):
+    for topic, frame in frames:
+        run.broker.sessions[name].deliver(Arrived(topic, frame))
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return simulation(tmp_path_factory.mktemp("honest"), "fedavg").run()
+
+
+def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restarted(tmp_path, honest):
+    run = simulation(tmp_path, "fedavg")
+    kept = recorded(run)
+    run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
+    run.kill("coordinator")
+    run.boot_coordinator()
+    old = [(topic, frame) for topic, frame in kept if topic.endswith("up/device-1")]
+    before = dict(run.service.link.meter.messages)
+    deliver(run, "coordinator", old)
+    now = run.service.link.meter.messages
+    new = {key: n - before.get(key, 0) for key, n in now.items() if n > before.get(key, 0) and key[0] == "up"}
+    assert sum(n for (_, _, result), n in new.items() if result == "duplicate") > 3
+    assert run.service.spool.heard()["device-1"][1] > 3
+    run.run()
+    assert_same(honest, run)
+
+
+def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
+    run = simulation(tmp_path, "fedavg")
+    kept = recorded(run)
+    run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
+    run.kill("device-1")
+    run.boot_device("device-1")
+    run.run(until=lambda: run.agents["device-1"].plan is not None)
+    link = run.agents["device-1"].link
+    down = [(topic, frame) for topic, frame in kept if topic.endswith("down/device-1")]
+    deliver(run, "device-1", down)
+    assert link.meter.rejected[Reason.STALE_ROUND] == 1, (
+        "of round 1; round 2 is the one that it answered last"
+    )
+    run.run()
+    assert_same(honest, run)
+
+
+def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
+    run = simulation(tmp_path, "fedavg")
+    kept = recorded(run)
+    run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
+    old = [(topic, frame) for topic, frame in kept if topic.endswith("down/device-1")]
+    run.kill("coordinator")
+    run.boot_coordinator()
+    run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
+    run.kill("device-1")
+    run.boot_device("device-1")
+    assert run.agents["device-1"].memory.book.epoch == run.service.link.epoch
+    run.broker.sessions["device-1"].deliver(Arrived(*old[0]))
+    deliver(run, "device-1", old)
+    assert run.agents["device-1"].link.meter.rejected[Reason.STALE_EPOCH] >= len(old)
+    run.run()
+    assert_same(honest, run)

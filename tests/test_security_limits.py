@@ -1,0 +1,50 @@
+"""docs/security-limits.md says what the code does."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from coordinator.claims import Limits
+from protocol.reasons import Reason
+
+TEXT = (Path(__file__).parent.parent / "docs" / "security-limits.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split(" | ")] for line in TEXT.splitlines() if line[:2] == "| "
+]
+NAMED = [
+    (row[1], path)
+    for row in ROWS
+    for path in re.findall(r"`((?:protocol|coordinator|methods)\.[\w.]+)`", row[2])
+]
+
+
+@pytest.mark.parametrize(("value", "path"), NAMED, ids=[path for _, path in NAMED])
+def test_a_limit_is_there_and_its_number_is_the_one_of_the_code(value, path):
+    package, module, *names = path.split(".")
+    found = importlib.import_module(f"{package}.{module}")
+    for name in names:
+        found = getattr(found, name)
+    if isinstance(found, (int, float)) and (number := re.match(r"[\d,]+(e\d+)?", value)):
+        assert float(number[0].replace(",", "")) == found
+
+
+def test_every_reason_that_the_page_names_is_one():
+    named = {word for row in ROWS for word in re.findall(r"`([a-z]+(?:_[a-z]+)*)`", row[-1])}
+    assert named <= {reason.value for reason in Reason} | {"other"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"examples": 0}, "limits.examples is 0"),
+        ({"examples": 2**41}, "at most 2"),
+        ({"answer_bytes": 2**31}, "at most"),
+        ({"answer_bytes": 100, "spool_bytes": 99}, "spool_bytes = 99"),
+        ({"spool_bytes": -1}, "at least 1"),
+    ],
+)
+def test_limits_that_cannot_be_are_said_with_the_value_and_what_may_be(change, words):
+    with pytest.raises(ValueError, match=words):
+        Limits(**change)

@@ -1,0 +1,89 @@
+"""What a process wrote earlier and cannot read any more is said in one line, with the way out."""
+
+import json
+import sqlite3
+
+import pytest
+
+from coordinator.spool import Spool
+from deploy.mistakes import exit_code
+from edge_client.state import Answer, Memory
+from methods.base import Member
+from protocol.store import DamagedError
+
+HASH = "ab" * 32
+ANSWER = Answer(HASH, 1, "train", HASH, HASH, 5, {"loss.test.global": float("nan")})
+
+
+@pytest.fixture
+def device(tmp_path):
+    memory = Memory(tmp_path, durable=False)
+    memory.boot(7)
+    memory.begin("spring", HASH)
+    memory.remember(ANSWER, {})
+    return tmp_path
+
+
+def test_a_device_finds_again_what_it_has_written(device):
+    book = Memory(device).book
+    assert (book.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, HASH)
+    assert [(a.object, a.examples) for a in book.answers] == [(HASH, 5)]
+
+
+DAMAGE = {
+    "half of it": lambda text: text[: len(text) // 2],
+    "nothing": lambda text: "",
+    "another thing": lambda text: "[]",
+    "nested without end": lambda text: "[" * 100_000,
+    "a boot below zero": lambda text: text.replace('"boot": 7', '"boot": -7'),
+    "a word for a number": lambda text: text.replace('"boot": 7', '"boot": "7"'),
+    "a path for a hash": lambda text: text.replace(HASH, "../../etc/passwd"),
+    "something more": lambda text: text.replace('"boot"', '"more": 1, "boot"'),
+    "answers without end": lambda text: json.dumps(
+        {**json.loads(text), "answers": json.loads(text)["answers"] * 5}
+    ),
+    "no UTF-8": lambda text: text.replace("spring", "\udcff"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage):
+    path = device / "device.json"
+    path.write_text(damage(path.read_text()), errors="surrogateescape")
+    with pytest.raises(DamagedError, match="device.json is damaged.*remove") as error:
+        Memory(device)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    assert exit_code(error.value) == 1
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    spool = Spool(tmp_path, durable=False)
+    spool.start_run("spring", "{}", 1)
+    spool.save(1, 0, ["a", "b"], {"a": Member("a", 5, (2, 3))}, {})
+    spool.shut()
+    return tmp_path
+
+
+def test_a_coordinator_finds_again_what_it_has_written(coordinator):
+    past, members = Spool(coordinator).recover()
+    assert (past.round, past.cohort, members) == (1, ("a", "b"), {"a": Member("a", 5, (2, 3))})
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["cohort = 'a'", "cohort = '{}'", "cohort = '[1]'", "members = '[[1, 2, 3]]'", "members = '{}'", "members = NULL",
+     "members = '[[\"a\", 5, [\"x\"]]]'", "cohort = X'ff'"],
+)  # fmt: skip
+def test_a_damaged_row_of_a_coordinator_is_one_line_and_no_traceback(coordinator, change):
+    with sqlite3.connect(coordinator / "spool.sqlite") as db:
+        db.execute(f"UPDATE checkpoint SET {change}")
+    with pytest.raises(DamagedError, match="spool.sqlite is damaged.*remove") as error:
+        Spool(coordinator).recover()
+    assert "\n" not in str(error.value) and exit_code(error.value) == 1
+
+
+def test_a_spool_that_is_no_database_is_one_line_too(coordinator):
+    (coordinator / "spool.sqlite").write_bytes(b"no database at all" * 500)
+    with pytest.raises(DamagedError, match="spool.sqlite is damaged"):
+        Spool(coordinator)
