@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol import credentials
 from protocol.device_link import DeviceLink
+from protocol.inbox import BoundedInbox
 from protocol.keys import Identity
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
@@ -26,7 +26,6 @@ from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.seal import seals
 from protocol.settings import SettingsError
 from protocol.topics import Topics
-from protocol.transport import Item
 
 log = logging.getLogger("protofleet.device")
 
@@ -41,11 +40,12 @@ def run_device(settings: DeviceSettings, software: str) -> str:
         torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     data = moved(load(settings.data), place)
-    inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    inbox = BoundedInbox()
     memory = Memory(Path(settings.folder))
     me = Identity(settings.name, memory.boot(int(time.time())), keys)
     topics = Topics(settings.federation)
     link = DeviceLink(me, keyring, topics, None, memory.store)  # type: ignore[arg-type]  # the will needs it first
+    inbox.dropped = link.overflowed
     link.sealed = seals(settings.security)
     link.transport = transport = Mqtt(
         f"{settings.federation}.{settings.name}",

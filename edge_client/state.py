@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.messages import Arrays
+from protocol.reasons import Rejected
 from protocol.settings import decode
 from protocol.store import DamagedError, ObjectStore, sync
 
@@ -71,7 +72,15 @@ class Memory:
             self.store.keep(set())
 
     def half(self) -> Arrays | None:
-        return self.store.open(bytes.fromhex(self.book.half)) if self.book.half else None
+        if not self.book.half:
+            return None
+        try:
+            return self.store.open(bytes.fromhex(self.book.half))
+        except (FileNotFoundError, Rejected):
+            raise DamagedError(
+                f"{self.store.folder / self.book.half}.body is gone or damaged; put it back from a copy, or "
+                f"remove {self.folder} and let the device begin anew"
+            ) from None
 
     def answer_to(self, question: str) -> Answer | None:
         return next((a for a in self.book.answers if a.question == question), None)

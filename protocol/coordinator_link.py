@@ -16,7 +16,7 @@ from protocol.fetch import Fetch
 from protocol.keys import Identity, Keyring
 from protocol.link import INLINE, WINDOW, Link, Received, Taken
 from protocol.messages import Bye, Hello, Manifest, Message, State, Update, Want
-from protocol.meter import DOWN, UP
+from protocol.meter import DOWN
 from protocol.reasons import Reason, Rejected
 from protocol.seal import Header
 from protocol.store import ObjectStore
@@ -102,11 +102,6 @@ class CoordinatorLink(Link):
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
             self.meter.rejected[fault.reason] += 1
             raise
-
-    def overflowed(self, frames: int) -> None:
-        """Frames that nobody has looked at, as more came than the inbox holds."""
-        self.meter.messages[UP, "unreadable", Reason.FLOOD.value] += frames
-        self.meter.rejected[Reason.FLOOD] += frames
 
     def abandon(self, device: str | None = None) -> None:
         """Stop fetching: the round is over, or the device has gone."""

@@ -158,6 +158,11 @@ class Link:
             return None
         return header, message, attachment
 
+    def overflowed(self, frames: int) -> None:
+        """Frames that nobody has looked at, as more came than the inbox holds."""
+        self.meter.messages[self._back, "unreadable", Reason.FLOOD.value] += frames
+        self.meter.rejected[Reason.FLOOD] += frames
+
     def heard_of(self, sender: str) -> tuple[int, int]:
         """Boot and newest sequence, to be kept with what was accepted."""
         window = self._windows.get(sender, Window())

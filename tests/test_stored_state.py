@@ -3,6 +3,7 @@
 import json
 import sqlite3
 
+import numpy as np
 import pytest
 
 from coordinator.spool import Spool
@@ -53,6 +54,18 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
     with pytest.raises(DamagedError, match="device.json is damaged.*remove") as error:
         Memory(device)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    assert exit_code(error.value) == 1
+
+
+@pytest.mark.parametrize("left", [None, b"", b"half of it"])
+def test_a_half_that_is_gone_or_damaged_is_one_line_and_no_traceback(tmp_path, left):
+    memory = Memory(tmp_path, durable=False)
+    memory.begin("spring", HASH)
+    memory.remember(ANSWER, {"w": np.ones(3, np.float32)})
+    path = memory.store.folder / f"{memory.book.half}.body"
+    path.unlink() if left is None else path.write_bytes(left)
+    with pytest.raises(DamagedError, match=r"body is gone or damaged; put it back .* begin anew") as error:
+        Memory(tmp_path).half()
     assert exit_code(error.value) == 1
 
 
