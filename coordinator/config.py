@@ -20,6 +20,7 @@ class Rules:
 
     quorum: int = 1
     cohort: int = 0
+    gather: int = 0
     patience_seconds: float = 600.0
     grace_seconds: float = 10.0
     settle_seconds: float = 2.0
@@ -64,7 +65,9 @@ class CoordinatorSettings:
 
     def rules(self) -> Policy:
         p = self.policy
-        return Policy(self.rounds, p.quorum, p.cohort, p.patience_seconds, p.grace_seconds, p.settle_seconds)
+        return Policy(
+            self.rounds, p.quorum, p.cohort, p.gather, p.patience_seconds, p.grace_seconds, p.settle_seconds
+        )
 
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)

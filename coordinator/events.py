@@ -14,6 +14,7 @@ class Policy:
     rounds: int
     quorum: int = 1  # the k of k-of-n: fewer answers make no round
     cohort: int = 0  # the n, drawn anew each round; 0 invites everybody present
+    gather: int = 0  # so many devices the first round waits for, for as long as one ask may take
     patience_seconds: float = 600.0  # how long a cohort gets for one ask
     grace_seconds: float = 10.0  # how long a device that has left may take to come back
     settle_seconds: float = 2.0  # how long a quorum waits for more before a round starts
@@ -27,6 +28,8 @@ class Policy:
             raise ValueError(
                 f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"
             )
+        if self.gather < 0:
+            raise ValueError(f"gather is {self.gather}, it must be 0 (a quorum is enough) or more")
         for name in ("patience_seconds", "grace_seconds", "settle_seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be 0 or more")

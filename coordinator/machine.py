@@ -141,9 +141,11 @@ class RoundMachine:
     def _maybe_start(self, now: float) -> Iterator[Command]:
         if self.phase is not Phase.GATHERING or len(self.roster) < self.policy.quorum:
             return
+        p, here = self.policy, len(self.roster)
+        gather = p.gather if (self.round, self.attempt) == (1, 0) else 0
         if self._settled is None:
-            self._settled = now + self.policy.settle_seconds
-        if now >= self._settled or len(self.roster) == self.policy.cohort:
+            self._settled = now + (p.patience_seconds if here < gather else p.settle_seconds)
+        if now >= self._settled or here == (gather or p.cohort):
             yield from self._start()
 
     def _start(self) -> Iterator[Command]:

@@ -120,8 +120,10 @@ class Experiment:
         return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan().variant.reports
 
     def rules(self) -> Rules:
+        """Everybody is there at the first round, or who is drawn for it would depend on who was quick to start."""
         everybody = len(self.shards())
-        return self.policy or Rules(quorum=everybody, settle_seconds=0.0)
+        rules = self.policy or Rules(quorum=everybody, settle_seconds=0.0)
+        return replace(rules, gather=rules.gather or everybody)
 
     def _sources(self) -> dict[str, DataSettings]:
         """Domain -> its data, where the domains are of several sources."""

@@ -313,6 +313,31 @@ def test_the_cohort_is_a_seeded_draw():
     assert draw(1) == draw(1) != draw(2) and len(draw(1)) == 4 and list(draw(1)) == sorted(draw(1))
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 0, 1, 3)])
+def test_a_first_round_that_waits_for_all_draws_the_same_cohort_whoever_is_quick(order):
+    m = machine(cohort=2, quorum=2, gather=5)
+    for at, number in enumerate(order):
+        assert m.phase is Phase.GATHERING
+        m.handle(Joined(f"d{number}"), float(at))
+    assert m.phase is Phase.THINKING and m.cohort == ("d2", "d4")
+
+
+def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_first_round_alone():
+    m = machine(cohort=2, quorum=2, gather=5, patience_seconds=50.0)
+    for number in range(3):
+        m.handle(Joined(f"d{number}"), 0.0)
+    assert m.phase is Phase.GATHERING and m.wake_at == 50.0
+    m.handle(Woke(), 49.0)
+    assert m.phase is Phase.GATHERING
+    m.handle(Woke(), 50.0)
+    assert m.phase is Phase.THINKING
+    later = machine(cohort=2, quorum=2, gather=5)
+    later.round = 2
+    for name in "ab":
+        later.handle(Joined(name), 0.0)
+    assert later.phase is Phase.THINKING
+
+
 @pytest.mark.parametrize(
     "rules",
     [
@@ -321,6 +346,7 @@ def test_the_cohort_is_a_seeded_draw():
         {"cohort": 1, "quorum": 2},
         {"patience_seconds": 0.0},
         {"grace_seconds": -1.0},
+        {"gather": -1},
     ],
 )
 def test_impossible_rules_are_refused_with_their_value(rules):
