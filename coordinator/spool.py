@@ -36,6 +36,10 @@ class RunMismatchError(ValueError):
     """The folder holds another run."""
 
 
+class FencedError(RunMismatchError):
+    """The run goes on elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     device: str
@@ -54,6 +58,7 @@ class Spool:
         self.snapshots = ObjectStore(folder / "snapshots", durable)
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False)  # a replay makes them again
         self._stores: dict[str, ObjectStore] = {}
+        self._epoch: int | None = None  # once the folder is claimed
         # One thread at a time uses it: the one that owns the service. The worker never does.
         self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None, check_same_thread=False)
         with self._whole():
@@ -72,6 +77,7 @@ class Spool:
             raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
         epoch = max(clock, row[2] + 1 if row else 0)
         self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?)", (name, settings, epoch))
+        self._epoch = epoch
         return epoch
 
     def save(
@@ -181,7 +187,15 @@ class Spool:
             self.store(folder.name).keep(kept)
 
     def _transaction(self) -> sqlite3.Connection:
+        """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""
         self._db.execute("BEGIN IMMEDIATE")
+        row = self._db.execute("SELECT epoch FROM run").fetchone()
+        if row and self._epoch is not None and row[0] != self._epoch:
+            self._db.execute("ROLLBACK")
+            raise FencedError(
+                f"another coordinator, of epoch {row[0]}, has taken over {self.folder}; this one, of epoch "
+                f"{self._epoch}, stops"
+            )
         return self._db  # as a context manager it commits, or rolls back on an error
 
 

@@ -1,10 +1,15 @@
 """A broker that keeps all it has seen, and brings it back: later, elsewhere, to parties that have restarted."""
 
+from dataclasses import replace
+
 import pytest
 
+from coordinator.spool import Accepted, FencedError, Spool
 from protocol.reasons import Reason
 from protocol.transport import Arrived
 from tests.worlds import assert_same, simulation
+
+ANSWER = Accepted("a", b"", bytes(32), 5, {})
 
 
 def recorded(run):
@@ -43,6 +48,21 @@ def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restar
     assert run.service.spool.heard()["device-1"][1] > 3
     run.run()
     assert_same(honest, run)
+
+
+def test_of_two_coordinators_on_one_folder_the_one_that_came_last_writes(tmp_path):
+    old, new = Spool(tmp_path, durable=False), Spool(tmp_path, durable=False)
+    assert old.start_run("spring", "{}", 5) == 5
+    old.accept(1, "train", ANSWER)
+    assert new.start_run("spring", "{}", 5) == 6
+    with pytest.raises(
+        FencedError, match=r"another coordinator, of epoch 6, has taken over .*of epoch 5, stops"
+    ):
+        old.accept(1, "train", replace(ANSWER, device="b"))
+    with pytest.raises(FencedError):
+        old.save(1, 0, ["a"], {}, {})
+    new.accept(1, "train", replace(ANSWER, device="c"))
+    assert sorted(new.answers(1, "train")) == ["a", "c"]
 
 
 def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
