@@ -43,9 +43,7 @@ class CoordinatorSettings:
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of `key`
     key: str = "keys/coordinator.key"
-    devices: str = (
-        "keys"  # folder with one <device>.record for each that may take part; without `enrolled`, .pub
-    )
+    devices: str = "keys"  # folder of <device>.record files; without `enrolled`, of <device>.pub
     security: str = "sealed"  # or "off": signed still, but every broker can read it
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics

@@ -29,8 +29,9 @@ log = logging.getLogger("protofleet.coordinator")
 def run_coordinator(settings: CoordinatorSettings, software: str, events: bool = False) -> str:
     """Conduct the run; what comes back is why it ended early, or nothing."""
     return_large_blocks()
-    s = settings
-    keys, keyring = credentials.of_coordinator(s.enrolled, s.federation, s.key, s.devices)
+    keys, keyring = credentials.of_coordinator(
+        settings.enrolled, settings.federation, settings.key, settings.devices
+    )
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(True)

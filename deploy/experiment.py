@@ -65,9 +65,7 @@ class Experiment:
     classes: int = 10
     network: Network = field(default_factory=Network)
     data: DataSettings = field(default_factory=DataSettings)
-    domains: dict[str, Origin] = field(
-        default_factory=dict
-    )  # where each is from, if not all from data.source
+    domains: dict[str, Origin] = field(default_factory=dict)  # if not all are from data.source
     devices: Fleet = field(default_factory=Fleet)
     policy: Rules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)

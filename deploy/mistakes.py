@@ -10,7 +10,7 @@ from deploy.run_errors import RunError
 from edge_client.data import DataError
 from protocol.broker import BrokerError
 from protocol.exposition import MetricsError
-from protocol.keys import KeyFileError
+from protocol.keyfiles import KeyFileError
 from protocol.settings import SettingsError
 from protocol.statements import StatementError
 from protocol.store import DamagedError

@@ -33,8 +33,9 @@ log = logging.getLogger("protofleet.device")
 def run_device(settings: DeviceSettings, software: str) -> str:
     """Serve until told to stop; what comes back is why it ended early, or nothing."""
     return_large_blocks()
-    s = settings
-    keys, keyring = credentials.of_device(s.enrolled, s.federation, s.name, s.key, s.coordinator_key)
+    keys, keyring = credentials.of_device(
+        settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
+    )
     place = compute_place(settings.compute)
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -21,8 +21,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protocol.keyfiles import read_identity, read_receive
-from protocol.keys import KeyFileError
+from protocol.keyfiles import KeyFileError, read_identity, read_receive
 from protocol.records import RECORD, REVOCATIONS, Record, Revocations, Role
 from protocol.seal import COORDINATOR
 from protocol.statements import StatementError, Why, read_armoured

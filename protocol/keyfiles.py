@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -14,13 +15,18 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protocol.keys import KeyFileError
+from protocol.store import sync
 
+PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", re.DOTALL)
 PRIVATE: Final = 0o600
 PUBLIC: Final = 0o644
 TOO_OPEN: Final = 0o037  # a group of its own may read a key; nobody else may do anything with it
 
 PrivateKey: TypeAlias = Ed25519PrivateKey | X25519PrivateKey | EllipticCurvePrivateKey
+
+
+class KeyFileError(ValueError):
+    """A key file is missing or is not one."""
 
 
 def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True) -> None:
@@ -39,15 +45,7 @@ def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True
             os.fsync(handle)
     part.replace(path)
     if durable:
-        sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync(path.parent)
 
 
 def private_pem(key: PrivateKey) -> bytes:
@@ -84,10 +82,16 @@ def _read_private(path: Path) -> object:
     """The key in a file that only its owner can read, or KeyFileError."""
     if problem := too_open(path):
         raise KeyFileError(problem)
+    return private_keys(path, "protofleet enrol")[0]
+
+
+def private_keys(path: Path, maker: str) -> list[object]:
+    """Every key in a file, at least one, or KeyFileError. `maker` is the command that makes such files."""
     try:
-        return serialization.load_pem_private_key(path.read_bytes(), None)
+        data = path.read_bytes()
+        return [serialization.load_pem_private_key(block, None) for block in PEM.findall(data) or [data]]
     except FileNotFoundError:
-        raise KeyFileError(f"there is no key file {path}; `protofleet enrol` makes it") from None
+        raise KeyFileError(f"there is no key file {path}; `{maker}` makes one") from None
     except OSError as error:
         raise KeyFileError(f"key file {path} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -6,23 +6,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from protocol.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
+
 KEY: Final = 32  # bytes
-PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", re.DOTALL)
-
-
-class KeyFileError(ValueError):
-    """A key file is missing or is not one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +64,12 @@ class Identity:
 
 def save_keys(path: Path, keys: Keys) -> None:
     """Readable by the owner alone, from the first byte on."""
-    text = b"".join(_pem(key) for key in (keys.sign, keys.receive))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    path.chmod(0o600)  # it may have been there, open to all
-    path.write_bytes(text)
-
-
-def _pem(key: Ed25519PrivateKey | X25519PrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    write_file(path, private_pem(keys.sign) + private_pem(keys.receive), PRIVATE)
 
 
 def load_keys(path: Path) -> Keys:
     sign = receive = None
-    for key in _private_keys(path):
+    for key in private_keys(path, "protofleet keys"):
         if isinstance(key, Ed25519PrivateKey):
             sign = key
         elif isinstance(key, X25519PrivateKey):
@@ -96,18 +80,6 @@ def load_keys(path: Path) -> Keys:
         lacks = "an Ed25519 key to sign with" if sign is None else "an X25519 key to receive with"
         raise KeyFileError(f"{path} lacks {lacks}; remove it, and `protofleet keys` makes both")
     return Keys(sign, receive)
-
-
-def _private_keys(path: Path) -> list[object]:
-    try:
-        data = path.read_bytes()
-        return [serialization.load_pem_private_key(block, None) for block in PEM.findall(data) or [data]]
-    except FileNotFoundError:
-        raise KeyFileError(f"there is no key file {path}; `protofleet keys` makes one") from None
-    except OSError as error:
-        raise KeyFileError(f"key file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise KeyFileError(f"{path} is not a private key in PEM form") from None
 
 
 def save_public(path: Path, public: Public) -> None:

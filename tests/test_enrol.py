@@ -15,8 +15,7 @@ from deploy.enrol.authority import DAY, Authority, make_authority
 from deploy.enrol.fleet import enrol_fleet, join
 from deploy.enrol.requests import REQUEST, read_request_file
 from protocol.enrolled import KnownRecords, load_coordinator, load_enrolled, load_trust
-from protocol.keyfiles import private_pem
-from protocol.keys import KeyFileError
+from protocol.keyfiles import KeyFileError, private_pem
 from protocol.settings import SettingsError
 from protocol.statements import StatementError, Why, armoured, read_armoured
 

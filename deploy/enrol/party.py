@@ -39,7 +39,6 @@ from protocol.keyfiles import (
     read_identity,
     read_receive,
     read_tls,
-    sync_folder,
     write_file,
     write_private,
 )
@@ -47,6 +46,7 @@ from protocol.records import RECORD, REVOCATIONS, Revocations
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
 from protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured, same_fingerprint
+from protocol.store import sync
 from protocol.trust import ROOTS, Trust, first_roots
 
 PENDING: Final = "pending"
@@ -194,7 +194,7 @@ def _point(folder: Path, name: str, durable: bool) -> None:
     link.symlink_to(name)
     link.replace(folder / CURRENT)
     if durable:
-        sync_folder(folder)
+        sync(folder)
 
 
 def _tidy(folder: Path, used: Path) -> None:
