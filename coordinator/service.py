@@ -211,7 +211,7 @@ class Service:
     def _answered(self, update: Update, name: bytes, now: float) -> None:
         assert self.ask is not None, "an answer is fetched only while something is asked"
         examples = self.members[update.device].examples
-        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples):
+        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
             self.spool.refuse(update.device, name)
             self._refuse(update, problem)
             return
