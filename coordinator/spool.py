@@ -16,6 +16,7 @@ from typing import Final
 
 from coordinator.events import Recovered
 from methods.base import Member
+from protocol.disk import Disk
 from protocol.messages import Arrays
 from protocol.store import DamagedError, ObjectStore
 
@@ -52,31 +53,34 @@ class Accepted:
 class Spool:
     """One folder of one run. `durable=False` spares the fsyncs of a simulation."""
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.durable = folder, durable
-        self.snapshots = ObjectStore(folder / "snapshots", durable)
-        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False)  # a replay makes them again
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+        self.folder, self.disk = folder, disk or Disk(durable)
+        self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
+        # A replay makes them again.
+        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
         self._stores: dict[str, ObjectStore] = {}
         self._epoch: int | None = None  # once the folder is claimed
         # One thread at a time uses it: the one that owns the service. The worker never does.
         self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None, check_same_thread=False)
         with self._whole():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
+            # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
+            self._db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
             self._db.executescript(SCHEMA)
 
     def store(self, device: str) -> ObjectStore:
         if device not in self._stores:
-            self._stores[device] = ObjectStore(self.folder / "updates" / device, self.durable)
+            self._stores[device] = ObjectStore(self.folder / "updates" / device, disk=self.disk)
         return self._stores[device]
 
     def start_run(self, name: str, settings: str, clock: int) -> int:
         """Claim the folder; the new epoch comes back, above every earlier one even if the clock went back."""
-        row = self._db.execute("SELECT name, settings, epoch FROM run").fetchone()
-        if row and (row[0], row[1]) != (name, settings):
-            raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
-        epoch = max(clock, row[2] + 1 if row else 0)
-        self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?)", (name, settings, epoch))
+        self._epoch = None
+        with self._transaction() as db:  # two that start at once must not claim the same epoch
+            row = db.execute("SELECT name, settings, epoch FROM run").fetchone()
+            if row and (row[0], row[1]) != (name, settings):
+                raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
+            epoch = max(clock, row[2] + 1 if row else 0)
+            db.execute("INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?)", (name, settings, epoch))
         self._epoch = epoch
         return epoch
 
@@ -86,14 +90,14 @@ class Spool:
         """A new generation; the one before it is kept, everything older goes."""
         name = self.snapshots.put(state).object.hex()
         roster = json.dumps([[m.device, m.examples, list(m.counts)] for m in members.values()])
-        with self._transaction():
-            self._db.execute(
+        with self._transaction() as db:
+            db.execute(
                 "INSERT INTO checkpoint (round, attempt, cohort, members, object) VALUES (?, ?, ?, ?, ?)",
                 (round, attempt, json.dumps(list(cohort)), roster, name),
             )
-            self._db.execute("DELETE FROM checkpoint WHERE id <= (SELECT MAX(id) FROM checkpoint) - 2")
-            self._db.execute("DELETE FROM accepted WHERE round < ?", (round,))
-            self._db.execute("DELETE FROM closed WHERE round < ?", (round,))
+            db.execute("DELETE FROM checkpoint WHERE id <= (SELECT MAX(id) FROM checkpoint) - 2")
+            db.execute("DELETE FROM accepted WHERE round < ?", (round,))
+            db.execute("DELETE FROM closed WHERE round < ?", (round,))
         rows = self._db.execute("SELECT object FROM checkpoint").fetchall()
         self.snapshots.keep({bytes.fromhex(object_name) for (object_name,) in rows})
         self._prune_updates()
@@ -105,13 +109,13 @@ class Spool:
 
     def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
         """One moment for both: the answer counts, and nothing up to its sender's `heard` will be news again."""
-        with self._transaction():
-            self._db.execute(
+        with self._transaction() as db:
+            db.execute(
                 "INSERT OR REPLACE INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (round, phase, answer.device, answer.base, answer.object, answer.examples,
                  json.dumps(dict(answer.metrics))),
             )  # fmt: skip
-            self._db.execute("INSERT OR REPLACE INTO heard VALUES (?, ?, ?)", (answer.device, *heard))
+            db.execute("INSERT OR REPLACE INTO heard VALUES (?, ?, ?)", (answer.device, *heard))
 
     def heard(self) -> dict[str, tuple[int, int]]:
         """Of each sender the boot and the newest sequence at its last accepted answer."""
@@ -133,13 +137,13 @@ class Spool:
         return sum(path.stat().st_size for path in files)
 
     def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
-        self._db.execute(
-            "INSERT OR REPLACE INTO closed VALUES (?, ?, ?)", (round, phase, json.dumps(devices))
-        )
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO closed VALUES (?, ?, ?)", (round, phase, json.dumps(devices)))
 
     def rollback(self, round: int) -> None:
         """The round starts again; answers already in stay good for whoever is asked the same again."""
-        self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
+        with self._transaction() as db:
+            db.execute("DELETE FROM closed WHERE round = ?", (round,))
 
     def answers(self, round: int, phase: str) -> dict[str, Accepted]:
         rows = self._db.execute(
@@ -186,17 +190,25 @@ class Spool:
         for folder in (self.folder / "updates").glob("*"):
             self.store(folder.name).keep(kept)
 
-    def _transaction(self) -> sqlite3.Connection:
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""
         self._db.execute("BEGIN IMMEDIATE")
+        try:
+            self._check_claim()
+            yield self._db
+            self.disk.commit(self._db, self.folder / "spool.sqlite")
+        except BaseException:
+            self._db.rollback()
+            raise
+
+    def _check_claim(self) -> None:
         row = self._db.execute("SELECT epoch FROM run").fetchone()
         if row and self._epoch is not None and row[0] != self._epoch:
-            self._db.execute("ROLLBACK")
             raise FencedError(
                 f"another coordinator, of epoch {row[0]}, has taken over {self.folder}; this one, of epoch "
                 f"{self._epoch}, stops"
             )
-        return self._db  # as a context manager it commits, or rolls back on an error
 
 
 def names_in(text: object) -> list[str]:

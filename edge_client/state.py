@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
+from protocol.disk import Disk
 from protocol.messages import Arrays
 from protocol.reasons import Rejected
 from protocol.settings import decode
-from protocol.store import DamagedError, ObjectStore, sync
+from protocol.store import DamagedError, ObjectStore
 
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
 KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones
@@ -46,10 +47,10 @@ class Book:
 
 
 class Memory:
-    def __init__(self, folder: Path, durable: bool = True) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._path, self._durable = folder, folder / "device.json", durable
-        self.store = ObjectStore(folder / "objects", durable)
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+        self.disk = disk or Disk(durable)
+        self.folder, self._path = folder, folder / "device.json"
+        self.store = ObjectStore(folder / "objects", disk=self.disk)
         self.book = self._read()
 
     def boot(self, clock: int) -> int:
@@ -112,11 +113,9 @@ class Memory:
     def _write(self) -> None:
         target = self._path.with_suffix(".new")
         target.write_text(json.dumps(asdict(self.book)))
-        if self._durable:
-            sync(target)
-        target.replace(self._path)
-        if self._durable:
-            sync(self._path.parent)
+        self.disk.sync(target)
+        self.disk.rename(target, self._path)
+        self.disk.sync(self.folder)
 
 
 def read_book(text: bytes) -> Book:

@@ -5,7 +5,6 @@ Nothing larger than one block stays in memory. A complete object appears by rena
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from typing import Final
 
 from protocol.arrays import Body, encode, joined, parts
 from protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
+from protocol.disk import FULL, Disk
 from protocol.messages import Arrays, Manifest
 from protocol.reasons import Reason, Rejected
 
 CHUNK: Final = 1 << 20
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DamagedError(ValueError):
@@ -29,20 +28,25 @@ class DamagedError(ValueError):
 class ObjectStore:
     """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.durable = folder, durable
+        self.disk = disk or Disk(durable)
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
-        folder.mkdir(parents=True, exist_ok=True)
+        self.disk.make(folder)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
         """Write arrays as an object, reading one array at a time."""
         made = parts(arrays)
         size = sum(n for _, n in made)
         target = self.folder / f"new-{os.getpid()}-{id(arrays)}"
-        with target.open("wb") as file:
-            manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
-        self._finish(target, manifest.object)
+        try:
+            with target.open("wb") as file:
+                manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
+            self._finish(target, manifest.object)
+        except OSError:  # half of it would fill a full disk further
+            target.unlink(missing_ok=True)
+            raise
         self._made = {manifest.object: manifest}
         return manifest
 
@@ -84,21 +88,21 @@ class ObjectStore:
         names = {name.hex() for name in wanted}
         for path in self.folder.glob("*.body"):
             if path.stem not in names:
-                path.unlink(missing_ok=True)
+                self.disk.remove(path)
 
     def sweep(self) -> None:
         """Forget what dead processes left half-written, before this one writes."""
         for path in (*self.folder.glob("new-*"), *self.folder.glob("*.part")):
-            path.unlink(missing_ok=True)
+            self.disk.remove(path)
 
     def drop(self, name: bytes) -> None:
-        self._path(name).unlink(missing_ok=True)
+        self.disk.remove(self._path(name))
 
     def begin(self, manifest: Manifest) -> Partial:
         """Take in an object; whatever else was on its way is forgotten, or broken offers would fill the disk."""
         for path in self.folder.glob("*.part"):
             if path.stem != manifest.object.hex():
-                path.unlink(missing_ok=True)
+                self.disk.remove(path)
         content = replace(manifest, key=b"")  # however it is sealed on the way
         partial = Partial(self, manifest, self._known(content))
         self._begun = (content, partial.have)
@@ -121,10 +125,10 @@ class ObjectStore:
 
     def _finish(self, target: Path, name: bytes) -> None:
         if self.durable:
-            sync(target)
-        target.replace(self._path(name))
+            self.disk.sync(target)
+        self.disk.rename(target, self._path(name))
         if self.durable:
-            sync(self.folder)
+            self.disk.sync(self.folder)
 
     def _path(self, name: bytes) -> Path:
         return self.folder / f"{name.hex()}.body"
@@ -210,15 +214,6 @@ class Partial:
         with self._path.open("rb") as file:
             for index, data in enumerate(recut(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
                 self.have[index] = short_hash(data) == self.manifest.hashes[index]
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _tee(pieces: Iterator[bytes | memoryview], write: object) -> Iterator[bytes | memoryview]:
