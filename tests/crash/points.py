@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from tests.crash.world import DEVICES, PARTIES, Outcome, crashing, outcome
 
@@ -61,8 +64,8 @@ def unbroken(method: str) -> tuple[Outcome, Mapping[str, list[str]]]:
 
 
 def deaths(method: str, party: str, fates: tuple[str, ...] = tuple(FATES)) -> Iterator[Death]:
-    for point in range(1, len(unbroken(method)[1][party]) + 1):
-        for fate in fates:
+    for fate in fates:
+        for point in range(1, len(unbroken(method)[1][party]) + 1):
             yield Death(method, party, point, fate)
 
 
@@ -71,3 +74,13 @@ def whole_enumeration(methods: tuple[str, ...], fates: tuple[str, ...]) -> Itera
     for method in methods:
         for party in ("coordinator", DEVICES[1]):
             yield from deaths(method, party, fates)
+
+
+def ready() -> None:
+    """A process of the enumeration: one thread, and silent about what it is made to survive."""
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+
+
+def judged(death: Death) -> tuple[Death, list[str]]:
+    return death, death.differences()
