@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from coordinator.claims import Limits, unfit
@@ -101,6 +102,23 @@ class Service:
             self._perform_all(self.machine.resume(past), now)
 
     def take(self, item: Item, now: float) -> None:
+        with self._alone():
+            self._take(item, now)
+
+    def wake(self, now: float) -> None:
+        with self._alone():
+            self._wake(now)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A file that has gone may be the work of a coordinator that has taken over: say that instead."""
+        try:
+            yield
+        except FileNotFoundError:
+            self.spool.check_claim()
+            raise
+
+    def _take(self, item: Item, now: float) -> None:
         self._now = now
         match item:
             case Arrived(topic, frame):
@@ -122,7 +140,7 @@ class Service:
                 self.stopped, self.finished = reason, True
                 self._announce(State(False, reason))
 
-    def wake(self, now: float) -> None:
+    def _wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:

@@ -195,14 +195,15 @@ class Spool:
         """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            self._check_claim()
+            self.check_claim()
             yield self._db
             self.disk.commit(self._db, self.folder / "spool.sqlite")
         except BaseException:
             self._db.rollback()
             raise
 
-    def _check_claim(self) -> None:
+    def check_claim(self) -> None:
+        """FencedError, where another coordinator has taken over since."""
         row = self._db.execute("SELECT epoch FROM run").fetchone()
         if row and self._epoch is not None and row[0] != self._epoch:
             raise FencedError(
