@@ -59,6 +59,11 @@ class Memory:
         self._write()
         return self.book.boot
 
+    def heard_boot(self, boot: int) -> None:
+        """Somebody has used this one: the next start is above it, whatever the clock says then."""
+        self.book.boot = max(boot, self.book.boot)
+        self._write()
+
     @property
     def last_round(self) -> int:
         """Of what was answered in this run."""
