@@ -61,7 +61,10 @@ FAULTS = {
         "if self.round > self._last_round:\n            yield Save",
         "if True:\n            yield Save",
     ),
-    "talks after the end": ("yield Dismiss(device)\n        elif", "yield from self._start(now)\n        elif"),
+    "talks after the end": (
+        "yield Dismiss(device)\n        elif",
+        "yield from self._start(now)\n        elif",
+    ),
     "does not count a joined device": ("        self.roster.add(device)\n", ""),
     "waits for ever for a device that came back": (
         "            self._absent.pop(device, None)\n",

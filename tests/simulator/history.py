@@ -72,7 +72,7 @@ class History:
     )  # round, phase, device, base
     closed: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)  # round, attempt, phase
     works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
-    twins: set[str] = field(default_factory=set)
+    twins: set[str] = field(default_factory=set)  # and names of which a second life may answer otherwise
     receipts: int = 0
 
     @property

@@ -77,6 +77,7 @@ class Nemesis:
             "clock_jump": self._jump,
             "second_coordinator": self._second_coordinator,
             "twin": self._twin,
+            "new_card": self._new_card,
         }
 
     def _schedule(self, deed: Callable[[], None]) -> None:
@@ -159,6 +160,15 @@ class Nemesis:
             shutil.copytree(self.f.folder / name, self.f.folder / place)
             self.f.history.works[self.f.folder / place] = list(self.f.history.works[self.f.folder / name])
         self.f.boot(place, name)
+
+    def _new_card(self) -> None:
+        """A device comes back with nothing of what it knew, not even the time."""
+        name = self._device()
+        self.f.history.twins.add(name)
+        self.f.kill(name, power=True)
+        shutil.rmtree(self.f.folder / name, ignore_errors=True)
+        self.f.hosts[name].wall_offset = -self.f.clock.now
+        self.f.clock.after(self._briefly(), f"{name} is switched on", lambda: self.f.boot(name))
 
     def _climate(self, place: str) -> None:
         f, dice, kinds = self.f, self.dice, self.s.kinds

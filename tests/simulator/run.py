@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import traceback
@@ -37,6 +38,7 @@ def run_seed(seed: int, parts: Parts | None = None, log: Callable[[str], None] |
 
 def run_scenario(scenario: Scenario, parts: Parts, log: Callable[[str], None] | None = None) -> Verdict:
     torch.set_num_threads(1)
+    logging.disable(logging.NOTSET if log else logging.CRITICAL)
     shm = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
     with tally_known():
@@ -51,6 +53,7 @@ def run_scenario(scenario: Scenario, parts: Parts, log: Callable[[str], None] | 
             for process in federation.processes.values():
                 close_files(process)
             shutil.rmtree(folder, ignore_errors=True)
+            logging.disable(logging.NOTSET)
     clock = federation.clock
     return Verdict(scenario.seed, clock.trace, clock.events, clock.now, problem, details)
 
