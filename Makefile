@@ -7,7 +7,7 @@ JOBS   ?= 2
 INPUTS ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz audit clean data
+.PHONY: help demo test check format bench fuzz crash audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -29,6 +29,9 @@ bench: $(VENV)/.dev mosquitto ## what it costs: time, bytes, memory; beside Flow
 
 fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make fuzz INPUTS=10000000
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+crash: $(VENV)/.dev ## die at every fsync, rename, commit and publish, and compare with the unbroken run
+	@$(BIN)/python -m tests.crash $(ARGS)
 
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m deploy.audit $(ARGS)

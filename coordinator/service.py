@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from coordinator.claims import Limits, unfit
@@ -97,26 +96,17 @@ class Service:
         """
         self._resumed = True
         if remembered := self.spool.recover():
-            past, self.members = remembered
+            (past, self.members), self.domains = remembered, self.spool.domains()
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             self._perform_all(self.machine.resume(past), now)
 
     def take(self, item: Item, now: float) -> None:
-        with self._alone():
+        with self.spool.alone():
             self._take(item, now)
 
     def wake(self, now: float) -> None:
-        with self._alone():
+        with self.spool.alone():
             self._wake(now)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """A file that has gone may be the work of a coordinator that has taken over: say that instead."""
-        try:
-            yield
-        except FileNotFoundError:
-            self.spool.check_claim()
-            raise
 
     def _take(self, item: Item, now: float) -> None:
         self._now = now
@@ -149,9 +139,14 @@ class Service:
 
     def happen(self, event: Event, now: float) -> None:
         commands = self.machine.handle(event, now)
-        self._perform_all(commands, now)
+        # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
+        ended = isinstance(event, Advanced) and event.phase is None
+        if not ended:
+            self._perform_all(commands, now)
         for watcher in self.watchers:
             watcher.happened(self, event, commands, now)
+        if ended:
+            self._perform_all(commands, now)
 
     # What the link asks: is this answer worth fetching?
 
@@ -238,7 +233,8 @@ class Service:
         match command:
             case Save(round, attempt, cohort):
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
-                self.spool.save(round, attempt, cohort, members, self.story.state())
+                roster, domains = self.machine.roster, self.domains
+                self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
             case Rollback():
                 self.spool.rollback(self.machine.round)
                 self.story.restore()

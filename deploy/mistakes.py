@@ -11,14 +11,14 @@ from protocol.exposition import MetricsError
 from protocol.keyfiles import KeyFileError
 from protocol.settings import SettingsError
 from protocol.statements import StatementError
-from protocol.store import DamagedError
+from protocol.store import DamagedError, NewerFormatError
 
 FAILED, MISUSED = 1, 2
 
 
 def exit_code(error: Exception) -> int | None:
     match error:
-        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError():
+        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
             return MISUSED
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError():
             return FAILED

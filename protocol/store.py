@@ -6,6 +6,7 @@ Nothing larger than one block stays in memory. A complete object appears by rena
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,11 +19,23 @@ from protocol.disk import FULL, Disk
 from protocol.messages import Arrays, Manifest
 from protocol.reasons import Reason, Rejected
 
+log = logging.getLogger("protofleet")
+
 CHUNK: Final = 1 << 20
 
 
 class DamagedError(ValueError):
     """What an earlier process has saved cannot be used. The message names the file and the way out."""
+
+
+class NewerFormatError(ValueError):
+    """A later version of the software has written it."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        super().__init__(
+            f"{path} is of format {found}, and this version knows formats up to {known}: a newer protofleet has "
+            f"written it; run that one, or remove {path.parent} and begin anew"
+        )
 
 
 class ObjectStore:
@@ -31,6 +44,8 @@ class ObjectStore:
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
+        self.damaged = 0  # objects that were not what they were called, and have been removed
+        self._sound: set[bytes] = set()  # written by this process, or hashed by it
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
         self.disk.make(folder)
@@ -63,7 +78,19 @@ class ObjectStore:
         return name
 
     def has(self, name: bytes) -> bool:
-        return self._path(name).is_file()
+        """Whether it is here, and what it is called. What an earlier process left is hashed once."""
+        path = self._path(name)
+        if not path.is_file():
+            self._sound.discard(name)
+            return False
+        if name not in self._sound:
+            if _hash_of(path) != name:
+                log.error("%s is damaged: its bytes are not those that it is named by; it is removed", path)
+                self.damaged += 1
+                self.disk.remove(path)
+                return False
+            self._sound.add(name)
+        return True
 
     def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
         """The manifest of an object that is here, made again from its bytes where a restart forgot it."""
@@ -75,6 +102,8 @@ class ObjectStore:
 
     def open(self, name: bytes) -> Body:
         path = self._path(name)
+        if not self.has(name):
+            raise DamagedError(f"{path} is gone or damaged")
         return Body(lambda start, stop: _read(path, start, stop), path.stat().st_size)
 
     def read(self, name: bytes, start: int, stop: int) -> bytes:
@@ -89,6 +118,7 @@ class ObjectStore:
         for path in self.folder.glob("*.body"):
             if path.stem not in names:
                 self.disk.remove(path)
+        self._sound &= wanted
 
     def sweep(self) -> None:
         """Forget what dead processes left half-written; what this one has begun may be on its way still."""
@@ -131,6 +161,7 @@ class ObjectStore:
         self.disk.rename(target, self._path(name))
         if self.durable:
             self.disk.sync(self.folder)
+        self._sound.add(name)
 
     def _path(self, name: bytes) -> Path:
         return self.folder / f"{name.hex()}.body"
@@ -184,11 +215,7 @@ class Partial:
     def finish(self) -> None:
         """Check the whole and give it its name."""
         os.close(self._file)
-        whole = hashlib.sha256()
-        with self._path.open("rb") as file:
-            while data := file.read(CHUNK):
-                whole.update(data)
-        if whole.digest() != self.manifest.object:
+        if _hash_of(self._path) != self.manifest.object:
             self._path.unlink(missing_ok=True)
             raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
         self._check_parts()
@@ -216,6 +243,14 @@ class Partial:
         with self._path.open("rb") as file:
             for index, data in enumerate(recut(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
                 self.have[index] = short_hash(data) == self.manifest.hashes[index]
+
+
+def _hash_of(path: Path) -> bytes:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            whole.update(data)
+    return whole.digest()
 
 
 def _tee(pieces: Iterator[bytes | memoryview], write: object) -> Iterator[bytes | memoryview]:

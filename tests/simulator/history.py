@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,9 +101,11 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             cohort: Sequence[str],
             members: Mapping[str, Member],
             state: Arrays,
+            roster: Collection[str] = (),
+            domains: Mapping[str, str] | None = None,
         ) -> None:
             try:
-                super().save(round, attempt, cohort, members, state)
+                super().save(round, attempt, cohort, members, state, roster, domains)
             except Killed:  # while it tidied up: the round has begun
                 row = self._db.execute(
                     "SELECT round, attempt FROM checkpoint ORDER BY id DESC LIMIT 1"
