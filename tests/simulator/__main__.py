@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import multiprocessing
 import os
 import sys
 import time
 
+from tests.simulator.planted import BUGS, planted
 from tests.simulator.run import Verdict, run_seed
 from tests.simulator.scenario import draw
 
@@ -19,11 +21,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--trace", action="store_true", help="with --seed: say every event")
+    parser.add_argument("--plant", action="store_true", help="plant bugs, and say which seeds find them")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args()
     if chosen.seed is not None:
         return one(chosen.seed, chosen.trace)
-    return many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    if chosen.plant:
+        return plant(seeds, chosen.jobs)
+    return many(seeds, chosen.jobs)
 
 
 def one(seed: int, trace: bool) -> int:
@@ -58,6 +64,22 @@ def many(seeds: range, jobs: int) -> int:
                 )
     print(f"\n{events} events, {hours:.0f} h of virtual time in {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
+
+
+def sick(name: str, seed: int) -> Verdict:
+    with planted(BUGS[name]):
+        return run_seed(seed)
+
+
+def plant(seeds: range, jobs: int) -> int:
+    missed = 0
+    for name in BUGS:
+        with multiprocessing.get_context("fork").Pool(jobs, quiet) as pool:
+            found = [v for v in pool.imap(functools.partial(sick, name), seeds, chunksize=2) if v.problem]
+        first = f"first by seed {found[0].seed}: {found[0].problem[:150]}" if found else "by none"
+        missed += not found
+        print(f"{name}\n    found by {len(found)} of {len(seeds)} seeds, {first}", flush=True)
+    return 1 if missed else 0
 
 
 def again(verdict: Verdict) -> str:

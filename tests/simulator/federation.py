@@ -26,14 +26,23 @@ from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
 from protocol.keys import Identity, Keys
 from protocol.seal import COORDINATOR
+from protocol.store import DamagedError
 from protocol.topics import Topics
+from tests.crash.platter import Platter
 from tests.simulator import tally
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
-from tests.simulator.history import History, demand, observed_agent, observed_memory, observed_spool
+from tests.simulator.history import (
+    BrokenPromise,
+    History,
+    demand,
+    observed_agent,
+    observed_memory,
+    observed_spool,
+)
 from tests.simulator.line import Line
 from tests.simulator.pipe import Weather
-from tests.simulator.process import SAID, Host, Killed, Process
+from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
 from tests.simulator.scenario import Scenario, manners
 from tests.worlds import plan as small_plan
 from tests.worlds import shard
@@ -73,7 +82,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         s = self.scenario
-        self.clock, self.history = Clock(self.log), History()
+        self.clock, self.history = Clock(self.log), History(s.policy)
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.plan = self._plan()
@@ -84,7 +93,7 @@ class Federation:
         self.processes: dict[
             str, Process
         ] = {}  # by place: a device, "coordinator", or a second one of either
-        self.supervised = True
+        self.platters: dict[Path, Platter] = {}
         self.ends: list[str] = []  # what processes said that ended of themselves
         self.finished = False
         self._names = (COORDINATOR, *s.devices)
@@ -102,10 +111,17 @@ class Federation:
         process = self.processes[place] = Process(self.clock, self.hosts[name], self.dice, place)
         process.watch, process.exited = self._watch, lambda p: self._exited(p, name, folder)
         process.worker.seconds = lambda: self._seconds(name)
+        where = self.folder / (folder or place)
+        if "frail_disk" in self.scenario.kinds:
+            if where not in self.platters:
+                self.platters[where] = Platter(where, self.folder / f"{where.name}.shelf")
+            process.disk = MortalAndFrail(process, self.platters[where])
         self.clock.note(f"{place} boots")
         boot = self._boot_coordinator if name == COORDINATOR else self._boot_device
         try:
-            boot(process, name, self.folder / (folder or place))
+            boot(process, name, where)
+        except DamagedError as error:
+            raise BrokenPromise(f"I2: what {place} had made durable is damaged: {error}") from error
         except SAID as error:
             process.ended, process.alive = f"{type(error).__name__}: {error}", False
             self._exited(process, name, folder)
@@ -163,6 +179,16 @@ class Federation:
             self.clock.note(f"{place} is killed")
             process.kill(power)
             close_files(process)
+            if power and (platter := self.platters.get(self.folder / place)):
+                self._cut_power(platter, place)
+
+    def _cut_power(self, platter: Platter, place: str) -> None:
+        """Everybody on that host dies with it; then its disk has what it has."""
+        for other, process in self.processes.items():
+            if other.startswith(f"{place}-again") and process.alive:
+                process.kill(power=True)
+                close_files(process)
+        platter.cut(random.Random(f"{self.scenario.seed}/platter/{self.clock.events}"))
 
     def _exited(self, process: Process, name: str, folder: str | None) -> None:
         """A process has gone of itself, or died at a point in its own code: its supervisor starts it again."""
@@ -192,6 +218,10 @@ class Federation:
         party, line = process.party, process.line
         if party is None or line is None:
             return
+        if isinstance(party, Agent):
+            words = f"I4: {process.name} went back from epoch {process.epoch} to {party.link.epoch}"
+            demand(party.link.epoch >= process.epoch, words)
+            process.epoch = party.link.epoch
         meter, back, out = party.link.meter, party.link._back, party.link.direction  # type: ignore[attr-defined]
         ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
         words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"

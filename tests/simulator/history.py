@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
+from coordinator.events import Policy
 from coordinator.spool import Accepted, Spool
 from edge_client.agent import Agent
 from edge_client.outgoing import Outgoing
 from edge_client.state import Answer, Memory
 from methods.base import Member
+from protocol.disk import Disk
 from protocol.messages import Arrays, Receipt
 from tests.simulator.process import Killed
 
@@ -65,6 +67,7 @@ class Work:
 
 @dataclass
 class History:
+    policy: Policy
     epochs: list[int] = field(default_factory=list)
     saves: list[Saved] = field(default_factory=list)
     taken: dict[tuple[int, str, str, bytes], Taken] = field(
@@ -72,12 +75,24 @@ class History:
     )  # round, phase, device, base
     closed: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)  # round, attempt, phase
     works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
+    perhaps: dict[Path, Work] = field(default_factory=dict)  # its device died just then
     twins: set[str] = field(default_factory=set)  # and names of which a second life may answer otherwise
     receipts: int = 0
 
     @property
     def newest(self) -> int:
         return max(self.epochs, default=-1)
+
+    def came_back(self, memory: Memory) -> None:
+        """A device starts: what it had made durable must be there."""
+        done, perhaps = self.works[memory.folder], self.perhaps.pop(memory.folder, None)
+        known = {answer.question for answer in memory.book.answers}
+        if perhaps and perhaps.answer.question in known:
+            done.append(perhaps)
+        words = f"I2: {memory.folder.name} went back a generation, and nothing of it was damaged"
+        demand(memory.fallbacks == 0, words)
+        words = f"I2: {memory.folder.name} has forgotten an answer that it had made durable"
+        demand(not done or done[-1].answer.question in known, words)
 
     def written_by(self, epoch: int, what: str) -> None:
         demand(
@@ -87,6 +102,11 @@ class History:
 
 def observed_spool(base: type[Spool], history: History) -> type[Spool]:
     class Observed(base):  # type: ignore[valid-type,misc]
+        def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+            super().__init__(folder, durable, disk)
+            gone = {what: n for what, n in self.fallbacks.items() if n}
+            demand(not gone, f"I2: the spool went back ({gone}), and nothing of it was damaged")
+
         def start_run(self, name: str, settings: str, clock: int) -> int:
             epoch = super().start_run(name, settings, clock)
             demand(epoch > history.newest, f"I4: epoch {epoch} follows {history.newest}")
@@ -147,6 +167,14 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             super().close(round, phase, devices)
             history.written_by(self.mine, f"the end of round {round} {phase}")
             attempt, mine = history.saves[-1].attempt, tuple(devices)
+            enough = len(mine) >= history.policy.quorum or round > history.policy.rounds
+            demand(
+                enough,
+                f"I1: {phase} of round {round} ends with {mine}, the quorum is {history.policy.quorum}",
+            )
+            demand(
+                set(mine) <= set(history.saves[-1].cohort), f"I1: {mine} were not all asked in round {round}"
+            )
             demand(list(mine) == sorted(set(mine)), f"I1: {phase} of round {round} ends with {mine}")
             before = history.closed.setdefault((round, attempt, phase), mine)
             demand(before == mine, f"I3: {phase} of round {round} ended with {before} and with {mine}")
@@ -156,6 +184,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
 def observed_memory(base: type[Memory], history: History) -> type[Memory]:
     class Observed(base):  # type: ignore[valid-type,misc]
+        def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+            super().__init__(folder, durable, disk)
+            history.came_back(self)
+
         def begin(self, run: str, plan: str, epoch: int = 0) -> None:
             fresh = (self.book.run, self.book.plan) != (run, plan)
             super().begin(run, plan, epoch)
@@ -166,9 +198,8 @@ def observed_memory(base: type[Memory], history: History) -> type[Memory]:
             before = self.book.epoch
             try:
                 super().remember(answer, half, epoch)
-            except Killed:  # the name was there already, only its folder was not synced
-                if answer.question in self._path.read_text():
-                    self._remembered(answer, half)
+            except Killed:  # the name may be there already, only its folder was not synced
+                history.perhaps[self.folder] = self._work(answer, half)
                 raise
             demand(
                 self.book.epoch >= before, f"I4: a device went back from epoch {before} to {self.book.epoch}"
@@ -176,6 +207,14 @@ def observed_memory(base: type[Memory], history: History) -> type[Memory]:
             self._remembered(answer, half)
 
         def _remembered(self, answer: Answer, half: Arrays) -> None:
+            work, done = self._work(answer, half), history.works[self.folder]
+            demand(
+                all(w.answer.question != answer.question for w in done),
+                f"I2: {self.folder.name} has worked twice on round {answer.round} {answer.phase}",
+            )
+            done.append(work)
+
+        def _work(self, answer: Answer, half: Arrays) -> Work:
             payload: dict[str, np.ndarray] = {}
             if answer.base:
                 body = self.store.open(bytes.fromhex(answer.base))
@@ -185,13 +224,7 @@ def observed_memory(base: type[Memory], history: History) -> type[Memory]:
                     "I5: a device has worked on a broadcast that is not what it was named",
                 )
                 payload = {name: np.array(body[name]) for name in body}
-            work = Work(answer, payload, fingerprint(half))
-            done = history.works[self.folder]
-            demand(
-                all(w.answer.question != answer.question for w in done),
-                f"I2: {self.folder.name} has worked twice on round {answer.round} {answer.phase}",
-            )
-            done.append(work)
+            return Work(answer, payload, fingerprint(half))
 
     return Observed
 

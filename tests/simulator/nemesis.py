@@ -167,6 +167,8 @@ class Nemesis:
         self.f.history.twins.add(name)
         self.f.kill(name, power=True)
         shutil.rmtree(self.f.folder / name, ignore_errors=True)
+        self.f.platters.pop(self.f.folder / name, None)
+        self.f.history.works.pop(self.f.folder / name, None)
         self.f.hosts[name].wall_offset = -self.f.clock.now
         self.f.clock.after(self._briefly(), f"{name} is switched on", lambda: self.f.boot(name))
 

@@ -15,6 +15,7 @@ from protocol.disk import Disk
 from protocol.party import Party
 from protocol.store import DamagedError
 from protocol.transport import Arrived, Done, Item
+from tests.crash.platter import FrailDisk, Platter
 from tests.simulator.clock import Clock
 from tests.simulator.line import Line
 
@@ -44,8 +45,10 @@ class Process:
         self.clock, self.host, self.name, self.dice = clock, host, name, dice
         self.party: Party | None = None
         self.line: Line | None = None
-        self.worker, self.disk = Worker(self, dice), Mortal(self)
+        self.worker = Worker(self, dice)
+        self.disk: Disk = Mortal(self)
         self.alive, self.ended = True, ""  # ended: why it went of its own accord
+        self.epoch = 0  # of the coordinator that it has heard last
         self.arrived = 0  # frames that the party was given
         self.paused_until = 0.0
         self.doom = -1  # dies before the so-manieth step from now that lasts or leaves
@@ -162,6 +165,17 @@ class Mortal(Disk):
 
     def __init__(self, process: Process) -> None:
         super().__init__(durable=False)
+        self._process = process
+
+    def passing(self, step: str, what: Path | str) -> None:
+        self._process.maybe_die()
+
+
+class MortalAndFrail(FrailDisk):
+    """And a power cut takes, tears or flips what was not synced."""
+
+    def __init__(self, process: Process, platter: Platter) -> None:
+        super().__init__(platter)
         self._process = process
 
     def passing(self, step: str, what: Path | str) -> None:

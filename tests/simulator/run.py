@@ -36,7 +36,9 @@ def run_seed(seed: int, parts: Parts | None = None, log: Callable[[str], None] |
     return run_scenario(draw(seed), parts or Parts(), log)
 
 
-def run_scenario(scenario: Scenario, parts: Parts, log: Callable[[str], None] | None = None) -> Verdict:
+def run_scenario(
+    scenario: Scenario, parts: Parts = Parts(), log: Callable[[str], None] | None = None
+) -> Verdict:
     torch.set_num_threads(1)
     logging.disable(logging.NOTSET if log else logging.CRITICAL)
     shm = Path("/dev/shm")

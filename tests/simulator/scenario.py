@@ -17,6 +17,7 @@ KINDS = (
     "kill_coordinator", "kill_device", "die_inside", "power_cut", "broker_kill", "broker_restart", "cut",
     "partition", "one_way", "pause", "clock_jump", "skew", "second_coordinator", "twin", "late_joiner", "flapping",
     "straggler", "new_card", "small_queue", "loss", "repeat", "late", "reorder", "slow_link",
+    "frail_disk",
 )  # fmt: skip
 SMALLEST_PACKET = 5120
 
