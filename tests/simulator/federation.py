@@ -82,7 +82,8 @@ class Federation:
 
     def __post_init__(self) -> None:
         s = self.scenario
-        self.clock, self.history = Clock(self.log), History(s.policy)
+        self.clock = Clock(self.log)
+        self.history = History(s.policy, self.clock)
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.plan = self._plan()

@@ -18,6 +18,7 @@ from edge_client.state import Answer, Memory
 from methods.base import Member
 from protocol.disk import Disk
 from protocol.messages import Arrays, Receipt
+from tests.simulator.clock import Clock
 from tests.simulator.process import Killed
 
 
@@ -46,6 +47,7 @@ class Saved:
     cohort: tuple[str, ...]
     members: dict[str, Member]
     state: str  # fingerprint of the server half
+    at: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Work:
 @dataclass
 class History:
     policy: Policy
+    clock: Clock
     epochs: list[int] = field(default_factory=list)
     saves: list[Saved] = field(default_factory=list)
     taken: dict[tuple[int, str, str, bytes], Taken] = field(
@@ -149,7 +152,9 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
                 grows = (round, attempt) > (last.round, last.attempt) and round <= last.round + 1
                 demand(grows, f"I3: round {last.round}.{last.attempt} is followed by {round}.{attempt}")
             demand(set(cohort) <= set(members), "I1: a cohort without its members")
-            saved = Saved(self.mine, round, attempt, tuple(cohort), dict(members), fingerprint(state))
+            saved = Saved(
+                self.mine, round, attempt, tuple(cohort), dict(members), fingerprint(state), history.clock.now
+            )
             history.saves.append(saved)
 
         def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:

@@ -24,7 +24,8 @@ class Place:
     def client(self, name, topics=(), expires=0.0, clean=True, client_id=None, will=None):
         heard = self.heard[name] = []
         line = Line(
-            self.clock, self.broker, self.dice, name, client_id or name, heard.append, Weather(), topics, expires, clean
+            self.clock, self.broker, self.dice, name, client_id or name, heard.append, Weather(), topics,
+            expires, clean,
         )  # fmt: skip
         line.will = will
         line.start()
