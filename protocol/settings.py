@@ -67,7 +67,7 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
     """An instance of a dataclass from a table of its fields, checked all the way down."""
     if not isinstance(table, Mapping):
         raise SettingsError(f"{where or 'the settings'} is {_show(table)}, but must be a table")
-    hints = _hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # every class can be hashed
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:
         if key not in known:

@@ -72,13 +72,15 @@ def sick(name: str, seed: int) -> Verdict:
 
 
 def plant(seeds: range, jobs: int) -> int:
+    """One bug after the other, each until a seed finds it."""
     missed = 0
     for name in BUGS:
         with multiprocessing.get_context("fork").Pool(jobs, quiet) as pool:
-            found = [v for v in pool.imap(functools.partial(sick, name), seeds, chunksize=2) if v.problem]
-        first = f"first by seed {found[0].seed}: {found[0].problem[:150]}" if found else "by none"
-        missed += not found
-        print(f"{name}\n    found by {len(found)} of {len(seeds)} seeds, {first}", flush=True)
+            found = (v for v in pool.imap(functools.partial(sick, name), seeds) if v.problem)
+            first = next(found, None)
+        missed += first is None
+        words = f"seed {first.seed}: {first.problem[:150]}" if first else f"none of {len(seeds)} seeds"
+        print(f"{name}\n    {words}", flush=True)
     return 1 if missed else 0
 
 

@@ -44,12 +44,13 @@ from tests.simulator.line import Line
 from tests.simulator.pipe import Weather
 from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
 from tests.simulator.scenario import Scenario, manners
+from tests.simulator.signatures import both_kinds, quick
 from tests.worlds import plan as small_plan
 from tests.worlds import shard
 
 RUN, FEDERATION = "simulated", "sky"
 KEYS = {name: Keys.new() for name in (COORDINATOR, *(f"d{i}" for i in range(8)))}
-RING = {name: keys.public for name, keys in KEYS.items()}
+QUICK = {name: quick(keys, name) for name, keys in KEYS.items()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Parts:
 def tally_known() -> Iterator[None]:
     """The method of the simulator is no method of the package, and none of its listings shall have it."""
     known = lambda name: tally.METHOD if name == "tally" else load(name)  # noqa: E731
-    with mock.patch.object(methods.plan, "load", known):
+    with mock.patch.object(methods.plan, "load", known), both_kinds():
         yield
 
 
@@ -86,6 +87,8 @@ class Federation:
         self.history = History(s.policy, self.clock)
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
+        self.keys = KEYS if s.sealed else QUICK
+        self.ring = {name: keys.public for name, keys in self.keys.items()}
         self.plan = self._plan()
         self.data = {name: self._data(i) for i, name in enumerate(s.devices)}
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
@@ -133,11 +136,11 @@ class Federation:
     def _boot_coordinator(self, process: Process, name: str, folder: Path) -> None:
         spool = self._spool(folder, disk=process.disk)
         epoch = spool.start_run(RUN, self.plan.encode().decode(), process.host.wall())
-        me, topics = Identity(COORDINATOR, epoch, KEYS[COORDINATOR]), Topics(FEDERATION)
+        me, topics = Identity(COORDINATOR, epoch, self.keys[COORDINATOR]), Topics(FEDERATION)
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
 
         def link(service: Service) -> CoordinatorLink:
-            made = self.parts.coordinator_link(me, RING, topics, line, spool.store, service)
+            made = self.parts.coordinator_link(me, self.ring, topics, line, spool.store, service)
             made.run, made.sealed = RUN, self.scenario.sealed
             line.will = made.will(topics.coord_state)
             return made
@@ -148,9 +151,9 @@ class Federation:
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
         memory = self._memory(folder, disk=process.disk)
-        me, topics = Identity(name, memory.boot(process.host.wall()), KEYS[name]), Topics(FEDERATION)
+        me, topics = Identity(name, memory.boot(process.host.wall()), self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
-        link = self.parts.device_link(me, RING, topics, line, memory.store)
+        link = self.parts.device_link(me, self.ring, topics, line, memory.store)
         link.sealed = self.scenario.sealed
         line.will = link.will(topics.device_state(name))
         data = self.data[name]
