@@ -111,6 +111,8 @@ class Journal:
     def stepped(self, service: Service, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
             self._begin(step.round, service.machine.attempt, now, resumed=True)
+            if damaged := {what: n for what, n in service.spool.fallbacks.items() if n}:
+                self._tell("fell_back", round=step.round, damaged=damaged)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return

@@ -8,10 +8,12 @@ kept: a damaged snapshot makes the replay begin a round earlier, and that round'
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
+import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -120,11 +122,27 @@ class Spool:
         files = (self.folder / "updates").glob("*/*")
         return sum(path.stat().st_size for path in files)
 
-    def forget_earlier(self, round: int) -> None:
-        """Room is worth more than the answers of rounds that are over: from now on, one generation only."""
-        with self.index.transaction():
-            self._forget_but([row for row in self._generations() if row[1] >= round])
-        self._prune()
+    def forget_earlier(self) -> None:
+        """Room is worth more than the answers of the round before: until the next save, one generation only."""
+        rows = self._generations()
+        kept = [row for row in rows if row[1] >= self._usable[0][1]] if self._usable else rows
+        if len(kept) == len(rows):
+            return
+        with contextlib.suppress(OSError, sqlite3.OperationalError):  # too full even for that
+            with self.index.transaction():
+                self._forget_but(kept)
+            self._prune()
+
+    def demand(self, size: int) -> None:
+        """See to it that there is room for so much, or raise as a full disk does: before anything is written."""
+        if self.disk.room(self.folder) < size:
+            self.forget_earlier()
+        if (room := self.disk.room(self.folder)) < size:
+            raise OSError(errno.ENOSPC, f"{size} bytes are needed, {room} are free", str(self.folder))
+
+    def check_claim(self) -> None:
+        """FencedError where another coordinator has taken over: nothing of it may be pruned or fetched over."""
+        self.index.check_claim()
 
     def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
         with self.index.transaction():
@@ -156,19 +174,6 @@ class Spool:
         return {
             d: g.domain for row in reversed(self._usable) for d, g in guests_in(row[4]).items() if g.domain
         }
-
-    def check_claim(self) -> None:
-        """FencedError, where another coordinator has taken over since."""
-        self.index.check_claim()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A file that has gone may be the work of a coordinator that has taken over: say that instead."""
-        try:
-            yield
-        except FileNotFoundError:
-            self.check_claim()
-            raise
 
     def shut(self) -> None:
         self.index.close()

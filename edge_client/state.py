@@ -67,13 +67,13 @@ class Memory:
     def boot(self, clock: int) -> int:
         """The number of this start, above every earlier one even if the clock went back."""
         self.book.boot = max(clock, self.book.boot + 1)
-        self._write()
+        self._write(self.book)
         return self.book.boot
 
     def heard_boot(self, boot: int) -> None:
         """Somebody has used this one: the next start is above it, whatever the clock says then."""
         self.book.boot = max(boot, self.book.boot)
-        self._write()
+        self._write(self.book)
 
     @property
     def last_round(self) -> int:
@@ -83,8 +83,9 @@ class Memory:
     def begin(self, run: str, plan: str, epoch: int = 0) -> None:
         """Take on a run; what was learned in another one is forgotten."""
         if (self.book.run, self.book.plan) != (run, plan):
-            self.book = Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch)
-            self._write()
+            book = Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch)
+            self._write(book)
+            self.book = book
             self.disk.remove(self._previous)
             self._half_before = ""
             self.store.sweep()
@@ -100,12 +101,18 @@ class Memory:
         """State and answer become durable together, and whose question it was."""
         before, answers = self.book, [a for a in self.book.answers if a.round == answer.round]
         name = self.store.put(half).object.hex() if half else ""
-        self.book = replace(
+        book = replace(
             before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
             answers=[*answers, answer][-KEPT_ANSWERS:],
         )  # fmt: skip
-        self._write(keep=True)
-        self._half_before = before.half
+        self._write(book, keep=True)
+        self.book, self._half_before = book, before.half
+
+    def next_bytes(self, base: bytes) -> int:
+        """About what the answer to this broadcast and the state behind it will take of the disk."""
+        last = self.book.answers[-1].object if self.book.answers else ""
+        known = [self.store.size(bytes.fromhex(name)) for name in (self.book.half, last) if name]
+        return 2 * max([self.store.size(base) if base else 0, *known])
 
     def tidy(self, needed: set[bytes]) -> None:
         """Forget all objects but those of the two generations and those that are still needed."""
@@ -157,10 +164,10 @@ class Memory:
         here = book.broadcast and self.store.has(bytes.fromhex(book.broadcast))
         return replace(book, answers=answers, broadcast=book.broadcast if here else "")
 
-    def _write(self, keep: bool = False) -> None:
+    def _write(self, book: Book, keep: bool = False) -> None:
         """Anew; what it takes the place of is kept where it is another generation."""
         target = self._path.with_suffix(".new")
-        target.write_bytes(written(self.book))
+        target.write_bytes(written(book))
         self.disk.sync(target)
         if keep and self._path.exists():
             self.disk.rename(self._path, self._previous)

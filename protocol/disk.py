@@ -9,6 +9,8 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
+from protocol.reasons import Reason, Rejected
+
 LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -65,6 +67,13 @@ class Disk:
     def room(self, folder: Path) -> int:
         """Bytes that may still be written there; 0 where they are as good as none."""
         return max(0, shutil.disk_usage(folder).free - LITTLE)
+
+
+class NoRoom(Rejected):
+    """What was offered does not fit on the disk now."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(Reason.NO_ROOM, words)
 
 
 def sync(path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing larger than one block stays in memory. A complete object appears by rena
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -15,7 +16,7 @@ from typing import Final
 
 from protocol.arrays import Body, encode, joined, parts
 from protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
-from protocol.disk import FULL, Disk
+from protocol.disk import FULL, Disk, NoRoom
 from protocol.messages import Arrays, Manifest
 from protocol.reasons import Reason, Rejected
 
@@ -48,7 +49,8 @@ class ObjectStore:
         self._sound: set[bytes] = set()  # written by this process, or hashed by it
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
-        self.disk.make(folder)
+        with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
+            self.disk.make(folder)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
         """Write arrays as an object, reading one array at a time."""
@@ -56,6 +58,7 @@ class ObjectStore:
         size = sum(n for _, n in made)
         target = self.folder / f"new-{os.getpid()}-{id(arrays)}"
         try:
+            self.disk.make(self.folder)
             with target.open("wb") as file:
                 manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
             self._finish(target, manifest.object)
@@ -70,6 +73,7 @@ class ObjectStore:
         name = hashlib.sha256(body).digest()
         target = self.folder / f"new-{os.getpid()}-{id(body)}"
         try:
+            self.disk.make(self.folder)
             target.write_bytes(body)
             self._finish(target, name)
         except OSError as error:
@@ -91,6 +95,10 @@ class ObjectStore:
                 return False
             self._sound.add(name)
         return True
+
+    def size(self, name: bytes) -> int:
+        """In bytes; 0 where it is not here."""
+        return self._path(name).stat().st_size if self.has(name) else 0
 
     def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
         """The manifest of an object that is here, made again from its bytes where a restart forgot it."""
@@ -132,9 +140,15 @@ class ObjectStore:
 
     def begin(self, manifest: Manifest) -> Partial:
         """Take in an object; whatever else was on its way is forgotten, or broken offers would fill the disk."""
+        try:
+            self.disk.make(self.folder)
+        except OSError as error:
+            raise _no_room(error) from None
         for path in self.folder.glob("*.part"):
             if path.stem != manifest.object.hex():
                 self.disk.remove(path)
+        if not self.part_of(manifest).exists() and (room := self.disk.room(self.folder)) < manifest.size:
+            raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
         content = replace(manifest, key=b"")  # however it is sealed on the way
         partial = Partial(self, manifest, self._known(content))
         self._begun = (content, partial.have)
@@ -163,6 +177,9 @@ class ObjectStore:
             self.disk.sync(self.folder)
         self._sound.add(name)
 
+    def part_of(self, manifest: Manifest) -> Path:
+        return self.folder / f"{manifest.object.hex()}.part"
+
     def _path(self, name: bytes) -> Path:
         return self.folder / f"{name.hex()}.body"
 
@@ -173,7 +190,7 @@ class Partial:
     def __init__(self, store: ObjectStore, manifest: Manifest, known: bytearray | None = None) -> None:
         self.manifest = manifest
         self._store = store
-        self._path = store.folder / f"{manifest.object.hex()}.part"
+        self._path = store.part_of(manifest)
         self.have = bytearray(len(manifest.hashes))
         if self._path.exists() and self._path.stat().st_size == manifest.size:
             if known is None:
@@ -186,6 +203,8 @@ class Partial:
             raise _no_room(error) from None
         try:
             os.ftruncate(self._file, manifest.size)
+            if manifest.size:  # room for all of it, before a byte is asked for
+                os.posix_fallocate(self._file, 0, manifest.size)
         except OSError as error:
             self.abandon()
             raise _no_room(error) from None
@@ -273,5 +292,5 @@ def _read(path: Path, start: int, stop: int) -> bytes:
 
 def _no_room(error: OSError) -> Exception:
     if error.errno in FULL:
-        return Rejected(Reason.NO_ROOM, f"the disk is full: {error.strerror}")
+        return NoRoom(f"the disk is full: {error.strerror}")
     return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from coordinator.service import Service
 from coordinator.spool import FencedError, RunMismatchError
 from protocol.broker import BrokerError
 from protocol.disk import Disk
@@ -113,8 +115,12 @@ class Process:
             self._arm()
 
     def _work(self) -> None:
+        assert self.party is not None
         party, now = self.party, self.time()
-        assert party is not None
+        with party.spool.index.alone() if isinstance(party, Service) else contextlib.nullcontext():
+            self._serve(party, now)
+
+    def _serve(self, party: Party, now: float) -> None:
         if self._inbox:
             item = self._inbox.popleft()
             self.arrived += isinstance(item, Arrived)
