@@ -80,7 +80,6 @@ class History:
     works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
     perhaps: dict[Path, Work] = field(default_factory=dict)  # its device died just then
     twins: set[str] = field(default_factory=set)  # and names of which a second life may answer otherwise
-    receipts: int = 0
 
     @property
     def newest(self) -> int:
@@ -169,7 +168,16 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             demand(known == answer, f"I2: {where} is not what the spool gives back")
 
         def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
-            super().close(round, phase, devices)
+            try:
+                super().close(round, phase, devices)
+            except Killed:  # while it copied its index: the phase has ended
+                query = "SELECT devices FROM closed WHERE round = ? AND phase = ?"
+                if self._db.execute(query, (round, phase)).fetchone():
+                    self._closed(round, phase, devices)
+                raise
+            self._closed(round, phase, devices)
+
+        def _closed(self, round: int, phase: str, devices: Sequence[str]) -> None:
             history.written_by(self.mine, f"the end of round {round} {phase}")
             attempt, mine = history.saves[-1].attempt, tuple(devices)
             enough = len(mine) >= history.policy.quorum or round > history.policy.rounds
@@ -244,7 +252,6 @@ def observed_agent(base: type[Agent], history: History) -> type[Agent]:
             a, me = waiting.answer, self.link.me.name
             taken = history.taken.get((a.round, a.phase, me, bytes.fromhex(a.base)))
             where = f"{me} let go of its answer to round {a.round} {a.phase}"
-            history.receipts += 1
             if me not in history.twins:
                 demand(taken is not None, f"I2: {where}, which nobody has on a disk")
                 demand(taken.answer.object.hex() == a.object, f"I2: {where}, another one is on the disk")

@@ -16,6 +16,7 @@ class Nemesis:
     def __init__(self, federation: Federation) -> None:
         self.f, self.s = federation, federation.scenario
         self.dice = random.Random(f"{self.s.seed}/nemesis")
+        self.doom_dice = random.Random(f"{self.s.seed}/doom")
         self.parties = (COORDINATOR, *self.s.devices)
         self._twins = 0
 
@@ -110,7 +111,11 @@ class Nemesis:
         """Death between two effects: what is written is written, what was to be said never is."""
         place = self._anybody()
         if process := self.f.processes.get(place):
+            process.doomed_step = ""
             process.doom = self.dice.randint(1, 30)
+            if self.doom_dice.random() < 0.7:  # at a step of one kind, of which there are fewer
+                process.doomed_step = self.doom_dice.choice(("commit", "publish", "rename", "sync"))
+                process.doom = self.doom_dice.randint(1, 5)
 
     def _broker(self, keeps: str) -> None:
         broker = self.f.broker

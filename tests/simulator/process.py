@@ -50,6 +50,7 @@ class Process:
         self.worker = Worker(self, dice)
         self.disk: Disk = Mortal(self)
         self.alive, self.ended = True, ""  # ended: why it went of its own accord
+        self.doomed_step = ""  # of which kind; empty: any
         self.epoch = 0  # of the coordinator that it has heard last
         self.arrived = 0  # frames that the party was given
         self.paused_until = 0.0
@@ -83,10 +84,10 @@ class Process:
             if self.line:
                 self.line.kill(power)
 
-    def maybe_die(self) -> None:
+    def maybe_die(self, step: str = "publish") -> None:
         if not self.alive:
             raise Killed
-        if self.doom > 0:
+        if self.doom > 0 and self.doomed_step in ("", step):
             self.doom -= 1
             if self.doom == 0:
                 raise Killed
@@ -174,7 +175,7 @@ class Mortal(Disk):
         self._process = process
 
     def passing(self, step: str, what: Path | str) -> None:
-        self._process.maybe_die()
+        self._process.maybe_die(step)
 
 
 class MortalAndFrail(FrailDisk):
@@ -185,7 +186,7 @@ class MortalAndFrail(FrailDisk):
         self._process = process
 
     def passing(self, step: str, what: Path | str) -> None:
-        self._process.maybe_die()
+        self._process.maybe_die(step)
 
 
 class Worker:

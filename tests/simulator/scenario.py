@@ -38,9 +38,14 @@ class Scenario:
 
     @property
     def bound(self) -> float:
-        """How long the run may take once all is well: each ask its patience and a straggler's reconnect, twice."""
-        asks = 2 * (self.policy.rounds + 1)
-        return 300.0 + 2 * asks * (self.policy.patience_seconds + 60.0)
+        """How long the run may take once all is well.
+
+        What was asked in bad weather may run into its deadline, and its round begin again; a fleet that looks
+        unsteady may wait at each round's start. Every ask after that takes its work, a reconnect and a few repeats.
+        """
+        rounds, p = self.policy.rounds + 1, self.policy
+        deadlines = 3 + (rounds if p.flaps else 0)
+        return 300.0 + deadlines * p.patience_seconds + 2 * rounds * (self.work_seconds + 60.0)
 
 
 def draw(seed: int) -> Scenario:
