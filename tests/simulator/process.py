@@ -50,6 +50,7 @@ class Process:
         self.worker = Worker(self, dice)
         self.disk: Disk = Mortal(self)
         self.alive, self.ended = True, ""  # ended: why it went of its own accord
+        self.looked = 0
         self.doomed_step = ""  # of which kind; empty: any
         self.epoch = 0  # of the coordinator that it has heard last
         self.arrived = 0  # frames that the party was given

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from coordinator.story import evaluation
-from edge_client.work import work
-from methods.base import Ask, Reply
+from edge_client.work import EVALUATE
+from methods.base import Ask, ClientHalf, Payload, Reply
 from methods.bridge import LazyPayload, to_numpy, to_torch
 from methods.plan import Plan
 from protocol.arrays import encode
@@ -65,18 +65,25 @@ def object_name(ask: Ask) -> bytes:
     return whole.digest()
 
 
+def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
+    """As edge_client/work.py does, without measuring anything."""
+    half.begin(number)
+    half.receive(ask.payload)
+    if ask.phase == EVALUATE:
+        half.settle()
+        return {}
+    return half.run(ask)
+
+
 def check_device(plan: Plan, folder: Path, name: str, data: object, works: list[Work]) -> None:
     """I1: a device's answers and its half are those of one that worked through the same questions undisturbed."""
     half = plan.client_half(data.train, name)  # type: ignore[attr-defined]
     for done in works:
         a = done.answer
-        payload, metrics = work(
-            half, data, Ask(a.phase, to_torch(done.payload)), a.round, plan.variant.reports
-        )  # type: ignore[arg-type]
+        payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round)
         whole = hashlib.sha256()
         for piece in encode(to_numpy(payload)):
             whole.update(piece)
         where = f"{folder.name}'s answer to round {a.round} {a.phase}"
         demand(whole.hexdigest() == a.object, f"I1: {where} is not that of an undisturbed device")
         demand(fingerprint(to_numpy(half.state())) == done.half, f"I1: after {where} its half is another")
-        demand(all(a.metrics[k] == v or v != v for k, v in metrics.items()), f"I1: metrics of {where}")

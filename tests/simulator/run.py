@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import tempfile
@@ -46,6 +47,7 @@ def run_scenario(
     with tally_known():
         federation = Federation(scenario, folder, parts, log)
         problem = details = ""
+        gc.disable()  # a seed is short, and a tenth of it would be spent on looking
         try:
             judge(federation)
         except Exception as error:  # noqa: BLE001 - whatever escapes our own code is what we look for
@@ -56,6 +58,7 @@ def run_scenario(
                 close_files(process)
             shutil.rmtree(folder, ignore_errors=True)
             logging.disable(logging.NOTSET)
+            gc.enable()
     clock = federation.clock
     return Verdict(scenario.seed, clock.trace, clock.events, clock.now, problem, details)
 
@@ -69,7 +72,7 @@ def judge(f: Federation) -> None:
     stands = f"round {where.round}.{where.attempt}" if where else "the beginning"
     demand(f.finished, f"I9: {s.bound:.0f} s after the last fault the run still stands in {stands}")
     ended = f.clock.now
-    f.clock.run(lambda: False, ended + AFTERWARDS)
+    f.clock.run(lambda: not any(p.alive for p in f.processes.values()), ended + AFTERWARDS)
     check_end(f)
     rounds = s.policy.rounds + 1
     demand([save.round for save in f.history.saves][-1] == rounds + 1, "I3: the last round was never ended")
