@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS   ?= 2
 INPUTS ?= 1000000
+SEEDS  ?= 2000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz crash audit clean data
+.PHONY: help demo test check format bench fuzz crash simulate audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -32,6 +33,9 @@ fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make f
 
 crash: $(VENV)/.dev ## die at every fsync, rename, commit and publish, and compare with the unbroken run
 	@$(BIN)/python -m tests.crash $(ARGS)
+
+simulate: $(VENV)/.dev ## real agents and service in seeded weather, on all cores: make simulate SEEDS=10000
+	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
 
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m deploy.audit $(ARGS)

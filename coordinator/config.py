@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from coordinator.claims import Limits
@@ -24,6 +24,10 @@ class Rules:
     patience_seconds: float = 600.0
     grace_seconds: float = 10.0
     settle_seconds: float = 2.0
+    spares: int = 0
+    straggler_factor: float = 0.0
+    flaps: int = 5
+    flap_seconds: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,7 @@ class CoordinatorSettings:
         self.plan()
 
     def rules(self) -> Policy:
-        p = self.policy
-        return Policy(
-            self.rounds, p.quorum, p.cohort, p.gather, p.patience_seconds, p.grace_seconds, p.settle_seconds
-        )
+        return Policy(self.rounds, **asdict(self.policy))
 
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)

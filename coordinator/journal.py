@@ -95,9 +95,9 @@ class Journal:
     def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
         match event:
             case Joined(device):
-                self._tell("joined", device=device, roster=len(service.machine.roster))
+                self._present("joined", device, now)
             case Left(device):
-                self._tell("left", device=device, roster=len(service.machine.roster))
+                self._present("left", device, now)
             case Advanced(None):
                 self._end(service, now)
         for command in commands:
@@ -124,6 +124,11 @@ class Journal:
         self._record.phases.append(phase)
         self._asked_at = now
         self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
+
+    def _present(self, what: str, device: str, now: float) -> None:
+        machine = self._service.machine
+        unsteady = len(machine.steadiness.unsteady(now))
+        self._tell(what, device=device, roster=len(machine.roster), unsteady=unsteady)
 
     def _note(self, command: Command, now: float) -> None:
         match command:

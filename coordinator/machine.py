@@ -34,6 +34,8 @@ from coordinator.events import (
     Send,
     Woke,
 )
+from coordinator.pace import Pace
+from coordinator.steadiness import Steadiness
 from protocol.reasons import Problem, Reason
 
 
@@ -62,9 +64,13 @@ class RoundMachine:
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _deadline: float | None = None
     _settled: float | None = None
-    _ahead: list[Recovered] = field(
-        default_factory=list
-    )  # what had been decided of rounds after a replayed one
+    _opened: float = 0.0
+    _resumed: int = 0  # a round that an earlier process began: its answers are ready, and no measure of time
+    _ahead: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.policy.straggler_factor)
+        self.steadiness = Steadiness(self.policy.flaps, self.policy.flap_seconds)
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
@@ -77,6 +83,7 @@ class RoundMachine:
 
     def _take_up(self, past: Recovered) -> None:
         self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
+        self._resumed = past.round
         self._closed = dict(past.closed)
         self._accepted = {phase: dict(devices) for phase, devices in past.accepted.items()}
 
@@ -87,6 +94,7 @@ class RoundMachine:
             case Left(device):
                 return [*self._leave(device, now)]
             case Answered():
+                self.pace.answered((event.round, event.phase), event.device, now)
                 return [*self._answer(event), *self._maybe_close(now)]
             case Advanced(None):
                 return [*self._end_round(now)]
@@ -102,11 +110,14 @@ class RoundMachine:
             return self._settled
         if self.phase is not Phase.COLLECTING or self._deadline is None:
             return None
-        if self._missing and self._missing <= set(self._absent) and len(self._answered) >= self._quorum:
-            return min(
-                self._deadline, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds
-            )
-        return self._deadline
+        if len(self._answered) < self._quorum:
+            return self._deadline
+        latest = self._deadline
+        if not self.evaluating:
+            latest = min(latest, self._opened + self.pace.seconds(self.asked, self._quorum))
+        if self._missing and self._missing <= set(self._absent):
+            latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
+        return latest
 
     @property
     def evaluating(self) -> bool:
@@ -128,9 +139,20 @@ class RoundMachine:
     def _missing(self) -> set[str]:
         return set(self.cohort) - self._answered
 
+    @property
+    def _enough(self) -> bool:
+        """With spares among the invited, the first answers make the phase."""
+        p = self.policy
+        return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
+
+    def _steady(self, now: float) -> set[str]:
+        """Of those present, who can be counted on."""
+        return self.roster - self.steadiness.unsteady(now)
+
     def _join(self, device: str, now: float) -> Iterator[Command]:
         self.roster.add(device)
-        self._absent.pop(device, None)
+        if device not in self.steadiness.unsteady(now):
+            self._absent.pop(device, None)
         if self.phase is Phase.FINISHED:
             yield Dismiss(device)
         elif self.phase is Phase.COLLECTING and device in self._missing:
@@ -138,6 +160,8 @@ class RoundMachine:
         yield from self._maybe_start(now)
 
     def _leave(self, device: str, now: float) -> Iterator[Command]:
+        if device in self.roster:  # its will may be said more than once
+            self.steadiness.left(device, now)
         self.roster.discard(device)
         if device in self.cohort:
             self._absent.setdefault(device, now)
@@ -150,17 +174,27 @@ class RoundMachine:
             return
         p, here = self.policy, len(self.roster)
         gather = p.gather if (self.round, self.attempt) == (1, 0) else 0
-        if self._settled is None:
-            self._settled = now + (p.patience_seconds if here < gather else p.settle_seconds)
-        if now >= self._settled or here == (gather or p.cohort):
-            yield from self._start()
+        ready = here >= gather and len(self._steady(now)) >= p.quorum
+        latest = now + (p.settle_seconds if ready else p.patience_seconds)
+        self._settled = latest if self._settled is None else min(self._settled, latest)
+        if now >= self._settled or (ready and here == (gather or self._seats)):
+            yield from self._start(now)
 
-    def _start(self) -> Iterator[Command]:
-        present = sorted(self.roster)
-        size = len(present) if self.evaluating else self.policy.cohort or len(present)
-        dice = random.Random(f"{self.seed}/{self.round}/{self.attempt}")
-        self.cohort = tuple(sorted(dice.sample(present, min(size, len(present)))))
-        self.phase, self._settled, self._absent = Phase.THINKING, None, {}
+    @property
+    def _seats(self) -> int:
+        return self.policy.cohort and self.policy.cohort + self.policy.spares
+
+    def _start(self, now: float) -> Iterator[Command]:
+        unsteady, dice = (
+            self.roster - self._steady(now),
+            random.Random(f"{self.seed}/{self.round}/{self.attempt}"),
+        )
+        size = len(self.roster) if self.evaluating else self._seats or len(self.roster)
+        drawn = _drawn(dice, self.roster - unsteady, size)
+        drawn += _drawn(dice, unsteady, size - len(drawn))  # they take the seats that are left
+        self.cohort = tuple(sorted(drawn))
+        self.phase, self._settled = Phase.THINKING, None
+        self._absent = {device: now for device in drawn if device in unsteady}
         yield Save(self.round, self.attempt, self.cohort)
         yield Advance(self.round, None, ())
 
@@ -175,7 +209,9 @@ class RoundMachine:
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = {d for d in self.cohort if known.get(d) == base and d in known}
         self.phase = Phase.COLLECTING
-        self._deadline = now + self.policy.patience_seconds
+        self._opened, self._deadline = now, now + self.policy.patience_seconds
+        if self.attempt == 0 and self.round != self._resumed:
+            self.pace.asked((self.round, phase), self._missing, now)
         for device in sorted(self._missing):
             yield Send(device, self.round, phase, self.policy.patience_seconds)
         yield from self._maybe_close(now)
@@ -202,7 +238,7 @@ class RoundMachine:
         if self.phase is not Phase.COLLECTING or self._deadline is None:
             return
         over = self.wake_at is not None and now >= self.wake_at
-        if self._missing and not over:
+        if self._missing and not over and not self._enough:
             return
         if len(self._answered) < self._quorum:
             yield from self._again(now)
@@ -234,10 +270,11 @@ class RoundMachine:
         elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
-        elif self.evaluating or len(self.roster) >= self.policy.quorum:
-            yield from self._start()
+        elif self.evaluating or len(self._steady(now)) >= self.policy.quorum:
+            yield from self._start(now)
         else:
             self.phase = Phase.GATHERING
+            yield from self._maybe_start(now)
 
     def _finish(self) -> Iterator[Command]:
         self.phase, self._deadline = Phase.FINISHED, None
@@ -246,3 +283,7 @@ class RoundMachine:
 
     def _seconds_left(self, now: float) -> float:
         return max(0.0, (self._deadline or now) - now)
+
+
+def _drawn(dice: random.Random, devices: set[str], most: int) -> list[str]:
+    return dice.sample(sorted(devices), max(0, min(most, len(devices))))

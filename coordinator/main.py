@@ -62,7 +62,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
             service.watchers.extend(watchers)
             wait_for_broker(inbox, settings.patience_seconds)
             stop_on_signals(inbox)
-            serve(service, inbox, time.monotonic)
+            with spool.index.alone():
+                serve(service, inbox, time.monotonic)
         return service.stopped
     finally:
         service.link.transport.close()

@@ -63,6 +63,9 @@ class Metrics:
         self.rounds = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
         self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
         self.roster = Gauge("protofleet_devices_present", "Devices that have said hello", registry=r)
+        self.unsteady = Gauge(
+            "protofleet_devices_unsteady", "Devices that come and go too often to be counted on", registry=r
+        )
         self.commit = Gauge(
             "protofleet_round_last_commit_timestamp_seconds", "When the last round ended", registry=r
         )
@@ -116,6 +119,7 @@ class Metrics:
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         if "roster" in details:
             self.roster.set(details["roster"])
+            self.unsteady.set(details["unsteady"])
         if device := details.get("device"):
             self.seen.labels(self._devices.label(device)).set(time.time())
         match what:

@@ -112,6 +112,7 @@ class Service:
             case Arrived(topic, frame):
                 self._arrived(topic, frame, now)
             case Connected(max_packet):
+                self.spool.check_claim()
                 self.link.adapt(max_packet)
                 self._announce(State(True))
                 self._here_at = now + HERE_SECONDS
@@ -172,6 +173,7 @@ class Service:
                 self._answered(update, received.object, now)
 
     def _greeted(self, hello: Hello, now: float) -> None:
+        self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
         if problem := unfit(hello, self.plan, self.limits):
             if self._words.take(now):
                 log.warning("%s cannot take part: %s", hello.device, problem)

@@ -77,6 +77,11 @@ class Memory:
             self._write(self.book)
         return self.book.boot
 
+    def heard_boot(self, boot: int) -> None:
+        """Somebody has used this one: the next start is above it, whatever the clock says then."""
+        self.book.boot = max(boot, self.book.boot)
+        self._write(self.book)
+
     @property
     def last_round(self) -> int:
         """Of what was answered in this run."""

@@ -110,6 +110,8 @@ def _fields(message: Message, attachment: Attachment) -> Fields:
             return {"plan": message.plan}
         case Receipt():
             return {"verdict": message.verdict, "reason": _cut(message.reason)}
+        case Refusal(reason, boot) if boot:
+            return {"reason": _cut(reason), "boot": boot}
         case Refusal(reason) | Bye(reason):
             return {"reason": _cut(reason)}
         case State():
@@ -203,7 +205,10 @@ DECODERS: Final[dict[str, Callable[[Fields, str, Place], tuple[Message, Attachme
     "task": _task,
     "update": _update,
     "receipt": _receipt,
-    "refusal": lambda fields, sender, place: (Refusal(_typed(fields["reason"], str)), None),
+    "refusal": lambda fields, sender, place: (
+        Refusal(_typed(fields["reason"], str), _whole(fields.get("boot", 0))),
+        None,
+    ),
     "state": _state,
     "bye": lambda fields, sender, place: (Bye(_typed(fields["reason"], str)), None),
     "finished": lambda fields, sender, place: (Finished(place.round), None),

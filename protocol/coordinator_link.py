@@ -15,7 +15,7 @@ from protocol.codec import Attachment
 from protocol.fetch import Fetch
 from protocol.keys import Identity, Keyring
 from protocol.link import INLINE, WINDOW, Link, Received, Taken
-from protocol.messages import Bye, Hello, Manifest, Message, State, Update, Want
+from protocol.messages import Bye, Hello, Manifest, Message, Refusal, State, Update, Want
 from protocol.meter import DOWN
 from protocol.reasons import Reason, Rejected
 from protocol.seal import Header
@@ -96,12 +96,23 @@ class CoordinatorLink(Link):
             opened.append(found)
             return Taken(tensors, first=first)
 
-        self._counted(topic, frame, self.kind_of(frame), take)
+        try:
+            self._counted(topic, frame, self.kind_of(frame), take)
+        except Rejected as fault:
+            if fault.reason is Reason.STALE_BOOT:  # signed by whom the topic says: that was looked at before
+                self._fence(self._writer(topic))
+            raise
         try:
             return [done for found in opened for done in self._message(*found, now)]
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
             self.meter.rejected[fault.reason] += 1
             raise
+
+    def _fence(self, device: str) -> None:
+        """Tell the older of two processes of one name that it is; the newer one does not mind."""
+        boot, _ = self.heard_of(device)
+        words = f"a later process has come under the name {device}, or this one's clock has gone back"
+        self.send(device, Refusal(words, boot))
 
     def abandon(self, device: str | None = None) -> None:
         """Stop fetching: the round is over, or the device has gone."""

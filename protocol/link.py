@@ -78,7 +78,7 @@ class Link:
     def __post_init__(self) -> None:
         self.meter = Meter()
         self.block = blocks.DEFAULT_BLOCK
-        self.inline = INLINE
+        self.inline, self._room = INLINE, MAX_FRAME
         self._sequence = 0
         self._windows: dict[str, Window] = {}
         # Objects that came in lately: a block of one of them is a repeat, not a stranger.
@@ -90,7 +90,7 @@ class Link:
         room = max_packet - FRAME_ROOM
         if room < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        self.inline = min(INLINE, room)
+        self.inline, self._room = min(INLINE, room), room
         self.block = blocks.DEFAULT_BLOCK
         while self.block > room:
             self.block //= 2
@@ -112,7 +112,12 @@ class Link:
         return seal(header, codec.encode(message, attachment), self.me.keys.sign, receive)
 
     def keyed(self, manifest: Manifest) -> Manifest:
-        """For a new cutting of an object that is about to be served."""
+        """For a new cutting of an object that is about to be served; its manifest must go into one packet."""
+        if (needed := codec.SHORT_HASH * len(manifest.hashes)) > self._room:
+            raise BrokerError(
+                f"an object of {manifest.size} bytes in blocks of {manifest.block} needs a manifest of {needed}, the "
+                f"broker takes packets of {self._room + FRAME_ROOM}; raise its packet limit to 131072"
+            )
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
     def _demand(self, manifest: Manifest) -> None:

@@ -102,6 +102,7 @@ class Refusal:
     """The coordinator will not work with this device, and why."""
 
     reason: str
+    boot: int = 0  # of a later process under the same name, where that is why; whoever has it is not meant
 
 
 HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it

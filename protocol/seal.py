@@ -10,7 +10,7 @@ mode), bound to the header before it. So nobody can sign another's sealed payloa
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 import msgpack
@@ -65,9 +65,12 @@ class Header:
     base: bytes  # SHA-256 of the broadcast that an update was computed from
 
 
+_FIELDS: Final = tuple(field.name for field in fields(Header))
+
+
 def seal(header: Header, payload: bytes, key: Ed25519PrivateKey, receive: bytes = b"") -> bytes:
     """`receive` is the key of whom it is sealed to, where the header's suite seals."""
-    packed: bytes = msgpack.packb(astuple(header))
+    packed: bytes = msgpack.packb([getattr(header, name) for name in _FIELDS])  # astuple copies deeply: 80 us
     head = ENVELOPE + struct.pack("<H", len(packed)) + packed
     if header.suite == SEALED:
         payload = HPKE.encrypt(payload, X25519PublicKey.from_public_bytes(receive), info=SEALING + head)

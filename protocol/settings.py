@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import sys
 import types
@@ -66,7 +67,7 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
     """An instance of a dataclass from a table of its fields, checked all the way down."""
     if not isinstance(table, Mapping):
         raise SettingsError(f"{where or 'the settings'} is {_show(table)}, but must be a table")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]  # every class can be hashed
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
@@ -81,6 +82,12 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
         raise
     except ValueError as error:
         raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+@functools.lru_cache(maxsize=256)
+def _hints(cls: type) -> dict[str, Any]:
+    """Of a class, read once: each reading compiles every annotation."""
+    return typing.get_type_hints(cls)
 
 
 def encode(value: object) -> Any:

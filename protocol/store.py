@@ -129,9 +129,11 @@ class ObjectStore:
         self._sound &= wanted
 
     def sweep(self) -> None:
-        """Forget what dead processes left half-written, before this one writes."""
+        """Forget what dead processes left half-written; what this one has begun may be on its way still."""
+        mine = self._begun[0].object.hex() if self._begun else ""
         for path in (*self.folder.glob("new-*"), *self.folder.glob("*.part")):
-            self.disk.remove(path)
+            if path.stem != mine:
+                self.disk.remove(path)
 
     def drop(self, name: bytes) -> None:
         self.disk.remove(self._path(name))

@@ -40,11 +40,12 @@ class AnyWeather(RuleBasedStateMachine):
     """
 
     machine_class = RoundMachine
+    policy = POLICY
 
     def __init__(self):
         super().__init__()
         self.now, self.said = 0.0, []
-        self.machine = self.machine_class(POLICY)
+        self.machine = self.machine_class(self.policy)
         self.thinking = None  # the Advance that the worker has in hand
         self.disk = {"save": None, "closed": {}, "accepted": {}}
         self.story = []  # (round, attempt, phase, devices) that reached the server half
@@ -103,12 +104,16 @@ class AnyWeather(RuleBasedStateMachine):
     @rule()
     def server_half_is_done(self):
         done, self.thinking = self.thinking, None
-        last = done.round > POLICY.rounds or done.phase == PHASES[-1]
+        last = done.round > self.policy.rounds or done.phase == PHASES[-1]
         if done.phase is not None and last:
             self.happen(Advanced(None))
         else:
             phase = (
-                "evaluate" if done.round > POLICY.rounds else PHASES[0] if done.phase is None else PHASES[1]
+                "evaluate"
+                if done.round > self.policy.rounds
+                else PHASES[0]
+                if done.phase is None
+                else PHASES[1]
             )
             self.happen(Advanced(phase, self.base(phase)))
 
@@ -121,7 +126,11 @@ class AnyWeather(RuleBasedStateMachine):
     @rule()
     def crash(self):
         """Only the disk is left; devices that are there say hello again."""
-        present, self.machine, self.thinking = sorted(self.machine.roster), self.machine_class(POLICY), None
+        present, self.machine, self.thinking = (
+            sorted(self.machine.roster),
+            self.machine_class(self.policy),
+            None,
+        )
         if saved := self.disk["save"]:
             closed = {phase: d for (r, phase), d in self.disk["closed"].items() if r == saved.round}
             accepted = {phase: d for (r, phase), d in self.disk["accepted"].items() if r == saved.round}
@@ -153,7 +162,7 @@ class AnyWeather(RuleBasedStateMachine):
     def the_server_half_hears_sorted_devices_and_never_below_quorum(self):
         for number, _, phase, devices in self.story:
             assert list(devices) == sorted(set(devices))
-            assert phase is None or number > POLICY.rounds or len(devices) >= POLICY.quorum
+            assert phase is None or number > self.policy.rounds or len(devices) >= self.policy.quorum
 
     @invariant()
     def a_phase_of_one_attempt_always_ends_with_the_same_devices(self):
@@ -186,7 +195,7 @@ class AnyWeather(RuleBasedStateMachine):
     def only_who_is_there_is_invited(self):
         assert set(self.machine.cohort) <= set(DEVICES) and len(self.machine.cohort) <= max(3, len(DEVICES))
         if not self.machine.evaluating:
-            assert len(self.machine.cohort) <= POLICY.cohort
+            assert len(self.machine.cohort) <= self.policy.cohort + self.policy.spares
 
     @invariant()
     def says_nothing_new_after_the_end(self):
@@ -198,8 +207,8 @@ class AnyWeather(RuleBasedStateMachine):
     def knows_when_to_wake_whenever_it_waits(self):
         m = self.machine
         if m.phase is Phase.COLLECTING:
-            assert m.wake_at is not None and m.wake_at <= self.now + POLICY.patience_seconds
-        if m.phase is Phase.GATHERING and len(m.roster) >= POLICY.quorum:
+            assert m.wake_at is not None and m.wake_at <= self.now + self.policy.patience_seconds
+        if m.phase is Phase.GATHERING and len(m.roster) >= self.policy.quorum:
             assert m.wake_at is not None
         if m.phase in (Phase.THINKING, Phase.FINISHED):
             assert m.wake_at is None

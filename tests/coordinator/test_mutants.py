@@ -56,14 +56,20 @@ FAULTS = {
         "        self._accepted, self._closed, self._answered = {}, {}, set()\n",
         "",
     ),
-    "invites more than the cohort": ("min(size, len(present))", "len(present)"),
+    "invites more than the cohort": ("max(0, min(most, len(devices)))", "len(devices)"),
     "stops one round early": (
         "if self.round > self._last_round:\n            yield Save",
         "if True:\n            yield Save",
     ),
-    "talks after the end": ("yield Dismiss(device)\n        elif", "yield from self._start()\n        elif"),
+    "talks after the end": (
+        "yield Dismiss(device)\n        elif",
+        "yield from self._start(now)\n        elif",
+    ),
     "does not count a joined device": ("        self.roster.add(device)\n", ""),
-    "waits for ever for a device that came back": ("        self._absent.pop(device, None)\n", ""),
+    "waits for ever for a device that came back": (
+        "            self._absent.pop(device, None)\n",
+        "            pass\n",
+    ),
 }
 
 

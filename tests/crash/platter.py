@@ -72,7 +72,9 @@ class Platter:
     def _surviving_bytes(self, number: int, folder: Path, dice: random.Random | None) -> bytes:
         old = self._bytes.get(number, b"")
         paths = [p for p in folder.iterdir() if p.stat().st_ino == number] or [self._shelf / str(number)]
-        new = paths[0].read_bytes()
+        new = (
+            paths[0].read_bytes() if paths[0].exists() else b""
+        )  # a name was synced, and never what it named
         return old if dice is None or new == old else spoilt(old, new, dice)
 
 

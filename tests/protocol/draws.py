@@ -70,7 +70,7 @@ MESSAGES = st.one_of(
     st.builds(Welcome, st.binary(max_size=50)),
     st.builds(Task, ROUNDS, PHASES, st.none() | manifests(), NUMBERS),
     st.builds(Receipt, ROUNDS, PHASES, WORDS, WORDS),
-    st.builds(Refusal, WORDS),
+    st.builds(Refusal, WORDS, st.integers(0, 2**63 - 1)),
     st.builds(State, st.booleans(), WORDS),
     st.builds(Bye, WORDS),
     st.builds(Finished, ROUNDS),

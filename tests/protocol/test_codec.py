@@ -33,7 +33,7 @@ ONE_OF_EACH = [
     Task(3, "train", MANIFEST, 60.0),
     Update("a", 3, "train", 500, HASH, {}, {"loss": 0.5}),
     Receipt(3, "train", "accepted", "why"),
-    Refusal("no"),
+    Refusal("no", 7),
     State(True, "why"),
     Bye("enough"),
     Finished(9),
@@ -52,7 +52,7 @@ FIELDS = {
         "examples": ({int}, False), "metrics": ({dict}, False), "arrays": ({list, bytes, type(None)}, False)
     },
     "receipt": {"verdict": ({str}, False), "reason": ({str}, False)},
-    "refusal": {"reason": ({str}, False)},
+    "refusal": {"reason": ({str}, False), "boot": ({int}, True)},
     "state": {"online": ({bool}, False), "reason": ({str}, True)},
     "bye": {"reason": ({str}, False)},
     "finished": {},

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from deploy.world import Weather
+from protocol.broker import BrokerError
 from protocol.messages import Bye, Hello, Task, Update
 from protocol.reasons import Reason
 from protocol.transport import Arrived
@@ -194,3 +195,20 @@ def test_an_update_that_is_not_wanted_costs_one_small_message(tmp_path):
     ends.update("a", weights(LARGE))
     ends.run()
     assert not ends.heard["coordinator"] and sum(ends.coordinator.meter.frames.values()) < 1500
+
+
+def test_an_object_whose_manifest_the_broker_cannot_take_is_refused_with_the_way_out(tmp_path):
+    """Else its task is dropped by the outbox again and again, and nobody ever answers."""
+    ends = Ends(tmp_path)
+    for link in ends.links.values():
+        link.adapt(5120)  # blocks of 1 kB, 64 of them in a manifest
+    words = (
+        r"an object of \d+ bytes in blocks of 1024 needs a manifest of \d+, the broker takes packets of 5120"
+    )
+    with pytest.raises(BrokerError, match=words):
+        ends.broadcast(weights(20_000), ["a"])
+    with pytest.raises(BrokerError, match="raise its packet limit to"):
+        ends.update("a", weights(20_000))
+    ends.broadcast(weights(10_000), ["a"])
+    ends.run()
+    assert [type(received.message) for received in ends.heard["a"]] == [Task]

@@ -133,6 +133,8 @@ def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):
     store.keep({names[0], names[2]})
     assert set(store.names()) == {names[0], names[2]}
     store.sweep()
+    assert len(list(store.folder.glob("*.part"))) == 1, "this process is at work on it"
+    ObjectStore(store.folder).sweep()
     store.drop(names[2])
     store.drop(names[2])
     assert [p.suffix for p in store.folder.iterdir()] == [".body"] and store.names() == [names[0]]

@@ -125,6 +125,9 @@ CASES: dict[str, Case] = {
     "state of the coordinator": says("coordinator", 1, State(True)),
     "bye": says("board-7", 8, Bye("signal SIGTERM")),
     "refusal": says("coordinator", 7, Refusal("it has 7 classes, this run has 2")),
+    "refusal, of an older process": says(
+        "coordinator", 11, Refusal("a later process has come", 1_800_000_060)
+    ),
     "receipt, refused": says(
         "coordinator", 8, Receipt(1, "train", "refused", "weights.conv is (3, 3), not (2, 3)")
     ),

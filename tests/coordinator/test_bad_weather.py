@@ -1,0 +1,232 @@
+"""Rounds in bad weather: over-selection, an adaptive deadline, devices that come and go."""
+
+import pytest
+
+from coordinator.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Answered,
+    Close,
+    Drop,
+    Joined,
+    Left,
+    Policy,
+    Recovered,
+    Send,
+    Woke,
+)
+from coordinator.machine import Phase
+from tests.coordinator.test_machine import AnyWeather, answer, machine, started
+
+HARD = Policy(
+    rounds=3, quorum=2, cohort=2, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, spares=2,
+    straggler_factor=2.0, flaps=2, flap_seconds=6.0,
+)  # fmt: skip
+
+
+class WithEveryRule(AnyWeather):
+    policy = HARD
+
+
+WithEveryRule.TestCase.settings = AnyWeather.TestCase.settings
+TestWithEveryRule = WithEveryRule.TestCase
+
+
+def to_round(m, number, devices, seconds, now=0.0):
+    """Run whole rounds, each answer taking `seconds[device]`; the time at which the round is asked comes back."""
+    while m.round < number:
+        begun = now
+        for device in sorted(set(m.cohort) & set(devices), key=seconds.get):
+            now = begun + seconds[device]
+            m.handle(Answered(device, m.round, "train", b"base"), now)
+        if m.phase is Phase.COLLECTING:
+            now = m.wake_at
+            m.handle(Woke(), now)
+        m.handle(Advanced(None), now)
+        m.handle(Advanced("train", b"base"), now)
+    return now
+
+
+def closed(commands):
+    return next((c.devices for c in commands if isinstance(c, Close)), None)
+
+
+def test_with_spares_the_first_answers_make_the_phase_and_the_rest_is_late():
+    m = machine(cohort=2, quorum=2, spares=2, gather=4)
+    sends = started(m, "abcd")
+    assert [c.device for c in sends] == ["a", "b", "c", "d"]
+    assert answer(m, "d") == [Accept("d", 1, "train")]
+    assert closed(answer(m, "b")) == ("b", "d")
+    (late,) = answer(m, "a")
+    assert isinstance(late, Drop) and late.verdict == "late"
+
+
+def test_the_next_phase_asks_those_whose_answers_made_the_first_and_waits_for_all_of_them():
+    m = machine(cohort=2, quorum=2, spares=1, gather=3)
+    started(m, "abc")
+    answer(m, "c"), answer(m, "a")
+    sends = m.handle(Advanced("mix", b"mixed"), 2.0)
+    assert [c.device for c in sends] == ["a", "c"]
+    assert closed(answer(m, "a", phase="mix", base=b"mixed")) is None
+    assert closed(answer(m, "c", phase="mix", base=b"mixed")) == ("a", "c")
+
+
+def test_who_vanishes_between_two_phases_leaves_a_quorum_or_the_round_begins_again():
+    m = machine(quorum=2, grace_seconds=3.0, settle_seconds=1.0)
+    started(m, "abc")
+    m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
+    answer(m, "a"), answer(m, "b"), answer(m, "c")
+    m.handle(Advanced("mix", b"mixed"), 2.0)
+    m.handle(Left("c"), 3.0)
+    answer(m, "a", phase="mix", base=b"mixed"), answer(m, "b", phase="mix", base=b"mixed")
+    assert m.wake_at == 6.0 and closed(m.handle(Woke(), 6.0)) == ("a", "b")
+
+
+def test_a_quorum_waits_for_the_rest_so_many_times_the_median_answer_takes():
+    m = machine(quorum=2, rounds=9, patience_seconds=100.0, straggler_factor=3.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
+    answer(m, "a", now=3.0)
+    assert m.wake_at == 101.0, "no quorum, no hurry"
+    answer(m, "b", now=5.0)
+    assert m.wake_at == 1.0 + 3 * 3.0, "of 2 s and 4 s"
+    assert closed(m.handle(Woke(), 10.0)) == ("a", "b")
+
+
+def test_a_fleet_that_slows_down_gets_more_time_as_its_late_answers_are_measured_too():
+    m = machine(quorum=1, cohort=3, rounds=50, patience_seconds=1000.0, straggler_factor=1.5)
+    started(m, "abc")
+    quick = {"a": 1.0, "b": 1.0, "c": 1.0}
+    now = to_round(m, 10, "abc", quick)
+    for _ in range(30):  # from here on b and c take 8 s, and come after the deadline
+        number, begun = m.round, now
+        answer(m, "a", now=begun + 1, round=number)
+        patient = m.wake_at - begun
+        if patient > 8:
+            break
+        m.handle(Woke(), m.wake_at)
+        for device in "bc":
+            answer(m, device, now=begun + 8, round=number)
+        m.handle(Advanced(None), begun + 8), m.handle(Advanced("train", b"base"), begun + 8)
+        now = begun + 8
+    assert patient == 1.5 * 8, "the median has become theirs"
+
+
+def test_answers_that_were_ready_are_no_measure_of_time():
+    m = machine(quorum=2, patience_seconds=100.0, straggler_factor=2.0)
+    m.resume(Recovered(1, 0, ("a", "b", "c")))
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a", now=0.1), answer(m, "b", now=0.1)
+    assert m.wake_at == 100.0, "a crash must not cut off those who are still at work"
+
+
+def test_the_last_evaluation_is_not_hurried():
+    m = machine(quorum=1, rounds=1, cohort=0, patience_seconds=50.0, straggler_factor=1.0, settle_seconds=1.0)
+    for device in "ab":
+        m.handle(Joined(device), 0.0)
+    m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
+    answer(m, "a", now=2.0), answer(m, "b", now=2.0)
+    m.handle(Advanced(None), 2.0), m.handle(Advanced("evaluate", b"end"), 2.0)
+    answer(m, "a", now=3.0, round=2, phase="evaluate", base=b"end")
+    assert m.wake_at == 52.0
+
+
+def flap(m, device, times, now):
+    for i in range(times):
+        m.handle(Left(device), now + i)
+        m.handle(Joined(device), now + i + 0.5)
+
+
+def flappy(**rules):
+    return machine(
+        **{"flaps": 3, "flap_seconds": 60.0, "grace_seconds": 5.0, "patience_seconds": 100.0, **rules}
+    )
+
+
+def test_a_flapping_device_is_not_waited_for_and_its_answer_counts_all_the_same():
+    for late in (True, False):
+        m = flappy(quorum=2, settle_seconds=1.0)
+        for device in "abc":
+            m.handle(Joined(device), 0.0)
+        m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
+        flap(m, "c", 3, 2.0)
+        answer(m, "a", now=20.0)
+        if not late:
+            answer(m, "c", now=21.0)
+        assert closed(answer(m, "b", now=22.0)) == (("a", "b") if late else ("a", "b", "c"))
+
+
+def test_a_device_that_leaves_now_and_then_is_waited_for():
+    m = flappy(quorum=2, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
+    flap(m, "c", 2, 2.0)
+    assert closed([*answer(m, "a", now=20.0), *answer(m, "b", now=22.0)]) is None and m.wake_at == 101.0
+
+
+def test_a_round_starts_with_a_quorum_of_steady_devices():
+    m = flappy(quorum=2)
+    flap(m, "c", 4, 1.0)
+    m.handle(Joined("a"), 9.0)
+    assert m.roster == {"a", "c"} and m.phase is Phase.GATHERING
+    assert [type(c) for c in m.handle(Joined("b"), 10.0)][-1] is Advance
+    assert m.cohort == ("a", "b", "c"), "it stays in the fleet"
+    assert [c.device for c in m.handle(Advanced("train", b"base"), 10.0) if isinstance(c, Send)] == [
+        "a",
+        "b",
+        "c",
+    ]
+
+
+def test_an_unsteady_device_gets_only_the_seats_that_steady_ones_leave():
+    m = flappy(quorum=2, cohort=2, gather=4)
+    flap(m, "c", 4, 0.0)
+    for device in "dab":
+        m.handle(Joined(device), 10.0)
+    assert len(m.cohort) == 2 and "c" not in m.cohort
+
+
+def test_where_too_few_are_steady_the_round_starts_at_last_with_who_is_there():
+    m = flappy(quorum=2)
+    flap(m, "c", 4, 1.0)
+    m.handle(Joined("a"), 9.0)
+    assert m.wake_at == 109.0
+    assert m.handle(Woke(), 109.0) and m.cohort == ("a", "c")
+
+
+def test_it_is_steady_again_after_as_long_a_time_without_a_loss():
+    m = flappy(quorum=2)
+    m.handle(Joined("c"), 0.0)
+    flap(m, "c", 3, 1.0)
+    assert m.steadiness.unsteady(62.9) == {"c"} and not m.steadiness.unsteady(63.1)
+    flap(m, "c", 1, 62.0)
+    assert m.steadiness.unsteady(121.0) == {"c"}, "one more while it is unsteady is one too many"
+    assert not m.steadiness.unsteady(122.1)
+    flap(m, "c", 1, 130.0)
+    assert not m.steadiness.unsteady(130.0), "and one after that is not"
+
+
+def test_a_will_that_is_said_again_is_no_second_loss():
+    m = flappy(quorum=2)
+    m.handle(Joined("c"), 0.0)
+    for _ in range(5):
+        m.handle(Left("c"), 1.0)
+    assert not m.steadiness.unsteady(1.0)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"spares": 1},
+        {"spares": -1, "cohort": 2},
+        {"straggler_factor": 0.5},
+        {"flaps": 1},
+        {"flap_seconds": -1.0},
+    ],
+)
+def test_impossible_rules_are_refused_with_their_value(rules):
+    with pytest.raises(ValueError, match=r"is -?[01]"):
+        Policy(**{"rounds": 1, **rules})

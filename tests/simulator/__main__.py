@@ -1,0 +1,92 @@
+"""`python -m tests.simulator`: seeds on all cores, or one seed again with all that happened in it."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import multiprocessing
+import os
+import sys
+import time
+
+from tests.simulator.planted import BUGS, planted
+from tests.simulator.run import Verdict, run_seed
+from tests.simulator.scenario import draw
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--trace", action="store_true", help="with --seed: say every event")
+    parser.add_argument("--plant", action="store_true", help="plant bugs, and say which seeds find them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    chosen = parser.parse_args()
+    if chosen.seed is not None:
+        return one(chosen.seed, chosen.trace)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    if chosen.plant:
+        return plant(seeds, chosen.jobs)
+    return many(seeds, chosen.jobs)
+
+
+def one(seed: int, trace: bool) -> int:
+    print(draw(seed))
+    if trace:
+        logging.basicConfig(level=logging.INFO, format="        %(name)s: %(message)s")
+    verdict = run_seed(seed, log=print if trace else None)
+    print(verdict.details or "all promises were kept")
+    took = f"{verdict.events} events, {verdict.virtual_seconds:.0f} s of virtual time"
+    print(f"seed {seed}: {took}, trace {verdict.trace}")
+    return 1 if verdict.problem else 0
+
+
+def quiet() -> None:
+    logging.disable(logging.CRITICAL)
+
+
+def many(seeds: range, jobs: int) -> int:
+    began, failed, events, hours = time.monotonic(), 0, 0, 0.0
+    with multiprocessing.get_context("fork").Pool(jobs, quiet) as pool:
+        for done, verdict in enumerate(pool.imap_unordered(run_seed, seeds, chunksize=4), start=1):
+            events, hours = events + verdict.events, hours + verdict.virtual_seconds / 3600
+            if verdict.problem:
+                failed += 1
+                print(f"\rseed {verdict.seed}: {verdict.problem}\n    {again(verdict)}", flush=True)
+            if done % 20 == 0 or done == len(seeds):
+                speed = done / (time.monotonic() - began)
+                print(
+                    f"\r{done} of {len(seeds)} seeds, {speed:.1f} a second, {failed} failed",
+                    end="",
+                    flush=True,
+                )
+    print(f"\n{events} events, {hours:.0f} h of virtual time in {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+def sick(name: str, seed: int) -> Verdict:
+    with planted(BUGS[name]):
+        return run_seed(seed)
+
+
+def plant(seeds: range, jobs: int) -> int:
+    """One bug after the other, each until a seed finds it."""
+    missed = 0
+    for name in BUGS:
+        with multiprocessing.get_context("fork").Pool(jobs, quiet) as pool:
+            found = (v for v in pool.imap(functools.partial(sick, name), seeds) if v.problem)
+            first = next(found, None)
+        missed += first is None
+        words = f"seed {first.seed}: {first.problem[:150]}" if first else f"none of {len(seeds)} seeds"
+        print(f"{name}\n    {words}", flush=True)
+    return 1 if missed else 0
+
+
+def again(verdict: Verdict) -> str:
+    return f"python -m tests.simulator --seed {verdict.seed} --trace"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""A model of Mosquitto with its measured weaknesses.
+
+- A PUBACK says nothing of delivery: what finds a full queue is dropped in silence.
+- At most 20 messages are unacknowledged on the way to a subscriber, `max_queued` wait, for whom is away too.
+- After a kill only what the last autosave wrote is left, often nothing; old messages of it come again.
+- What a subscriber had not acknowledged when its connection ended is sent again.
+- Of two connections of one name the older is cut: with a word (2.1) or without one (2.0).
+- A party whose network is silent is missed after 1.5 times its keepalive, and then its will is said.
+
+Beside that it may lose, repeat and bring back messages at random, which a chain of bridges does.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import deploy.world
+from protocol.transport import Will
+from tests.simulator.clock import Clock
+
+if TYPE_CHECKING:
+    from tests.simulator.line import Connection
+
+INFLIGHT = 20
+matches = functools.lru_cache(4096)(deploy.world.matches)
+Message = tuple[str, bytes]
+
+
+@dataclass
+class Manners:
+    """How this broker is set up, and how bad it is at the moment."""
+
+    max_packet: int = 1 << 21
+    max_queued: int = 1000
+    autosave_seconds: float = 0.0  # 0: nothing is ever written
+    says_taken_over: bool = True
+    will_at_takeover: bool = True
+    loss: float = 0.0
+    repeat: float = 0.0
+    late: float = 0.0  # how often a message comes once more, up to `late_seconds` later
+    late_seconds: float = 300.0
+
+
+@dataclass
+class Session:
+    name: str
+    expires: float  # seconds after its connection; 0: at once
+    topics: dict[str, None] = field(default_factory=dict)
+    queue: deque[Message] = field(default_factory=deque)
+    flying: dict[int, Message] = field(default_factory=dict)
+    connection: Connection | None = None
+    will: Will | None = None
+    ids: int = 0
+
+    def copy(self) -> Session:
+        return Session(
+            self.name, self.expires, dict(self.topics), deque(self.queue), dict(self.flying), ids=self.ids
+        )
+
+
+class Broker:
+    def __init__(self, clock: Clock, dice: random.Random, manners: Manners) -> None:
+        self.clock, self.dice, self.manners = clock, dice, manners
+        self.up, self.dropped = True, 0
+        self.sessions: dict[str, Session] = {}
+        self.retained: dict[str, bytes] = {}
+        self._saved: tuple[dict[str, Session], dict[str, bytes]] = ({}, {})
+        if manners.autosave_seconds:
+            self._autosave()
+
+    # What connections do.
+
+    def accept(self, connection: Connection, clean: bool, expires: float, will: Will | None) -> bool:
+        """Whether a session was there already."""
+        name = connection.client_id
+        old = self.sessions.get(name)
+        if old and old.connection:
+            self._take_over(old, old.connection)
+        if clean or old is None:
+            self.sessions[name] = old = Session(name, expires)
+            resumed = False
+        else:
+            resumed = True
+        old.connection, old.expires, old.will = connection, expires, will
+        return resumed
+
+    def resume(self, session: Session) -> None:
+        """Send again what was not acknowledged, then what has waited."""
+        unacknowledged, session.flying = list(session.flying.values()), {}
+        session.queue.extendleft(reversed(unacknowledged))
+        self._fill(session)
+
+    def subscribe(self, session: Session, topic: str) -> None:
+        session.topics[topic] = None
+        for known, frame in sorted(self.retained.items()):
+            if matches(topic, known):
+                self._hand(session, (known, frame))
+
+    def publish(self, topic: str, frame: bytes, retain: bool) -> None:
+        if not self.up:
+            return
+        if retain:
+            self.retained[topic] = frame
+        m, copies = self.manners, 1
+        if m.loss and self.dice.random() < m.loss:
+            copies = 0
+        elif m.repeat and self.dice.random() < m.repeat:
+            copies = 2
+        for _ in range(copies):
+            self._spread((topic, frame))
+        if m.late and self.dice.random() < m.late:
+            seconds = self.dice.random() * m.late_seconds
+            self.clock.after(seconds, "broker comes late", lambda: self._spread((topic, frame)))
+
+    def acknowledged(self, session: Session, packet: int) -> None:
+        if session.flying.pop(packet, None):
+            self._fill(session)
+
+    def lost(self, connection: Connection, say_will: bool = True) -> None:
+        """A connection has ended, as far as the broker can tell."""
+        session = self.sessions.get(connection.client_id)
+        if session is None or session.connection is not connection:
+            return
+        will, session.connection, session.will = session.will, None, None
+        if say_will and will:
+            self.publish(will.topic, will.frame, retain=True)
+        if not session.expires:
+            del self.sessions[session.name]
+        else:
+            self.clock.after(
+                session.expires, f"broker forgets {session.name}?", lambda: self._expire(session)
+            )
+
+    # What happens to it.
+
+    def die(self, keeps: str) -> None:
+        """`keeps` is "nothing", "saved" (kill) or "all" (an orderly restart)."""
+        self.up = False
+        connections = [s.connection for s in self.sessions.values() if s.connection]
+        if keeps == "all":
+            self._save()
+        self.sessions, self.retained = ({}, {}) if keeps == "nothing" else self._saved
+        self._saved = ({}, {})
+        for connection in connections:
+            connection.reset("the broker went away")
+
+    def start(self) -> None:
+        self.up = True
+        for session in self.sessions.values():
+            self.clock.after(session.expires, f"broker forgets {session.name}?", self._expiry(session))
+
+    def _expiry(self, session: Session) -> Callable[[], None]:
+        return lambda: self._expire(session)
+
+    def _expire(self, session: Session) -> None:
+        if self.sessions.get(session.name) is session and session.connection is None:
+            del self.sessions[session.name]
+
+    def _take_over(self, session: Session, connection: Connection) -> None:
+        self.lost(connection, say_will=self.manners.will_at_takeover)
+        connection.cut("Session taken over (142)", final=self.manners.says_taken_over)
+
+    def _spread(self, message: Message) -> None:
+        for session in list(self.sessions.values()):
+            if any(matches(topic, message[0]) for topic in session.topics):
+                self._hand(session, message)
+
+    def _hand(self, session: Session, message: Message) -> None:
+        if session.connection and len(session.flying) < INFLIGHT and not session.queue:
+            self._send(session, session.connection, message)
+        elif len(session.queue) < self.manners.max_queued:
+            session.queue.append(message)
+        else:
+            self.dropped += 1
+
+    def _fill(self, session: Session) -> None:
+        while session.connection and session.queue and len(session.flying) < INFLIGHT:
+            self._send(session, session.connection, session.queue.popleft())
+
+    def _send(self, session: Session, connection: Connection, message: Message) -> None:
+        session.ids += 1
+        session.flying[session.ids] = message
+        connection.deliver(session.ids, message)
+
+    def _autosave(self) -> None:
+        if self.up:
+            self._save()
+        self.clock.after(self.manners.autosave_seconds, "broker saves", self._autosave)
+
+    def _save(self) -> None:
+        durable = {n: s.copy() for n, s in self.sessions.items() if s.expires}
+        self._saved = (durable, dict(self.retained))

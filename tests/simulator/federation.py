@@ -1,0 +1,275 @@
+"""The real Agents and the real Service of one scenario, on modelled hosts, lines and broker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+
+import methods.plan
+from coordinator.machine import RoundMachine
+from coordinator.service import Service
+from coordinator.spool import Spool
+from edge_client.agent import Agent
+from edge_client.state import Memory
+from methods import load
+from methods.plan import Network, Plan
+from protocol.coordinator_link import CoordinatorLink
+from protocol.device_link import DeviceLink
+from protocol.keys import Identity, Keys
+from protocol.seal import COORDINATOR
+from protocol.store import DamagedError
+from protocol.topics import Topics
+from tests.crash.platter import Platter
+from tests.simulator import tally
+from tests.simulator.broker import Broker
+from tests.simulator.clock import Clock
+from tests.simulator.history import (
+    BrokenPromise,
+    History,
+    demand,
+    observed_agent,
+    observed_memory,
+    observed_spool,
+)
+from tests.simulator.line import Line
+from tests.simulator.pipe import Weather
+from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
+from tests.simulator.scenario import Scenario, manners
+from tests.simulator.signatures import both_kinds, quick
+from tests.worlds import plan as small_plan
+from tests.worlds import shard
+
+RUN, FEDERATION = "simulated", "sky"
+KEYS = {name: Keys.new() for name in (COORDINATOR, *(f"d{i}" for i in range(8)))}
+QUICK = {name: quick(keys, name) for name, keys in KEYS.items()}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes under test: a planted bug takes the place of one of them."""
+
+    machine: type[RoundMachine] = RoundMachine
+    spool: type[Spool] = Spool
+    service: type[Service] = Service
+    coordinator_link: type[CoordinatorLink] = CoordinatorLink
+    device_link: type[DeviceLink] = DeviceLink
+    memory: type[Memory] = Memory
+    agent: type[Agent] = Agent
+
+
+@contextlib.contextmanager
+def tally_known() -> Iterator[None]:
+    """The method of the simulator is no method of the package, and none of its listings shall have it."""
+    known = lambda name: tally.METHOD if name == "tally" else load(name)  # noqa: E731
+    with mock.patch.object(methods.plan, "load", known), both_kinds():
+        yield
+
+
+@dataclass
+class Federation:
+    scenario: Scenario
+    folder: Path
+    parts: Parts = field(default_factory=Parts)
+    log: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        s = self.scenario
+        self.clock = Clock(self.log)
+        self.history = History(s.policy, self.clock)
+        self.dice = random.Random(f"{s.seed}/run")
+        self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
+        self.keys = KEYS if s.sealed else QUICK
+        self.ring = {name: keys.public for name, keys in self.keys.items()}
+        self.plan = self._plan()
+        self.data = {name: self._data(i) for i, name in enumerate(s.devices)}
+        self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
+        self.weather = {name: Weather() for name in (COORDINATOR, *s.devices)}
+        self.work_seconds = dict.fromkeys((COORDINATOR, *s.devices), s.work_seconds)
+        self.processes: dict[
+            str, Process
+        ] = {}  # by place: a device, "coordinator", or a second one of either
+        self.platters: dict[Path, Platter] = {}
+        self.ends: list[str] = []  # what processes said that ended of themselves
+        self.finished = False
+        self._names = (COORDINATOR, *s.devices)
+        parts, h = self.parts, self.history
+        self._spool, self._memory = observed_spool(parts.spool, h), observed_memory(parts.memory, h)
+        self._agent = observed_agent(parts.agent, h)
+
+    # Boots. A place is where a process lives: its folder; two places may hold one identity.
+
+    def boot(self, place: str, name: str | None = None, folder: str | None = None) -> None:
+        name = name or place
+        old = self.processes.get(place)
+        if old and old.alive:
+            return
+        process = self.processes[place] = Process(self.clock, self.hosts[name], self.dice, place)
+        process.watch, process.exited = self._watch, lambda p: self._exited(p, name, folder)
+        process.worker.seconds = lambda: self._seconds(name)
+        where = self.folder / (folder or place)
+        if "frail_disk" in self.scenario.kinds:
+            if where not in self.platters:
+                self.platters[where] = Platter(where, self.folder / f"{where.name}.shelf")
+            process.disk = MortalAndFrail(process, self.platters[where])
+        self.clock.note(f"{place} boots")
+        boot = self._boot_coordinator if name == COORDINATOR else self._boot_device
+        try:
+            boot(process, name, where)
+        except DamagedError as error:
+            raise BrokenPromise(f"I2: what {place} had made durable is damaged: {error}") from error
+        except SAID as error:
+            process.ended, process.alive = f"{type(error).__name__}: {error}", False
+            self._exited(process, name, folder)
+        except Killed:
+            process.alive = False
+            self._exited(process, name, folder)
+
+    def _boot_coordinator(self, process: Process, name: str, folder: Path) -> None:
+        spool = self._spool(folder, disk=process.disk)
+        epoch = spool.start_run(RUN, self.plan.encode().decode(), process.host.wall())
+        me, topics = Identity(COORDINATOR, epoch, self.keys[COORDINATOR]), Topics(FEDERATION)
+        line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
+
+        def link(service: Service) -> CoordinatorLink:
+            made = self.parts.coordinator_link(me, self.ring, topics, line, spool.store, service.door)
+            made.run, made.sealed = RUN, self.scenario.sealed
+            line.will = made.will(topics.coord_state)
+            return made
+
+        machine = self.parts.machine(self.scenario.policy, self.plan.seed)
+        service = self.parts.service(self.plan, machine, spool, process.worker, link)
+        process.start(service, line)
+
+    def _boot_device(self, process: Process, name: str, folder: Path) -> None:
+        memory = self._memory(folder, disk=process.disk)
+        me, topics = Identity(name, memory.boot(process.host.wall()), self.keys[name]), Topics(FEDERATION)
+        line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
+        link = self.parts.device_link(me, self.ring, topics, line, memory.store)
+        link.sealed = self.scenario.sealed
+        line.will = link.will(topics.device_state(name))
+        data = self.data[name]
+        agent = self._agent(
+            data,
+            lambda plan: plan.client_half(data.train, name),
+            link,
+            memory,
+            process.worker,
+            clock=lambda: 0.0,
+        )
+        process.start(agent, line)
+
+    def _line(
+        self, process: Process, name: str, topics: tuple[str, ...], expires: float, clean: bool
+    ) -> Line:
+        return Line(
+            self.clock, self.broker, self.dice, process.name, f"{FEDERATION}.{name}", process.tell,
+            self.weather[name], topics, expires, clean,
+        )  # fmt: skip
+
+    # What the nemesis does to them.
+
+    def kill(self, place: str, power: bool = False) -> None:
+        process = self.processes.get(place)
+        if process and process.alive:
+            self.clock.note(f"{place} is killed")
+            process.kill(power)
+            close_files(process)
+            if power and (platter := self.platters.get(self.folder / place)):
+                self._cut_power(platter, place)
+
+    def _cut_power(self, platter: Platter, place: str) -> None:
+        """Everybody on that host dies with it; then its disk has what it has."""
+        for other, process in self.processes.items():
+            if other.startswith(f"{place}-again") and process.alive:
+                process.kill(power=True)
+                close_files(process)
+        platter.cut(random.Random(f"{self.scenario.seed}/platter/{self.clock.events}"))
+
+    def _exited(self, process: Process, name: str, folder: str | None) -> None:
+        """A process has gone of itself, or died at a point in its own code: its supervisor starts it again."""
+        close_files(process)
+        if process.ended:
+            self.ends.append(f"{process.name}: {process.ended}")
+        party = process.party
+        if isinstance(party, Service) and party.finished and not party.stopped and not process.ended:
+            self.finished = True
+            return
+        if isinstance(party, Service) and party.stopped:
+            self.ends.append(f"{process.name}: {party.stopped}")
+        if isinstance(party, Agent) and party.problem:
+            self.ends.append(f"{process.name}: {party.problem}")
+        if isinstance(party, Agent) and party.finished and not party.problem and not process.ended:
+            return
+        place = process.name
+        if place in self._names and self.processes.get(place) is process:  # nobody looks after a second one
+            seconds = 1.0 + 9.0 * self.dice.random()
+            self.clock.after(seconds, f"{place} is started again", lambda: self.boot(place, name, folder))
+
+    def _seconds(self, name: str) -> float:
+        return self.work_seconds[name] * (0.1 + 0.9 * self.dice.random())
+
+    def _watch(self, process: Process) -> None:
+        """After everything that a party did."""
+        party, line = process.party, process.line
+        if party is None or line is None:
+            return
+        if isinstance(party, Agent):
+            words = f"I4: {process.name} went back from epoch {process.epoch} to {party.link.epoch}"
+            demand(party.link.epoch >= process.epoch, words)
+            process.epoch = party.link.epoch
+        process.looked += 1
+        if process.alive and process.looked % 8:
+            return  # sums only grow: what is wrong once is wrong at the next look
+        meter, back, out = party.link.meter, party.link._back, party.link.direction  # type: ignore[attr-defined]
+        ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
+        words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"
+        demand(ended == process.arrived, words)
+        for way, side in ((out, "out"), (back, "in")):
+            wire = sum(n for (w, _), n in meter.wire.items() if w == way)
+            words = f"I7: {process.name} counted {wire} bytes {side}, {line.bytes[side]} crossed"
+            demand(wire == line.bytes[side], words)
+            demand(meter.frames[way] == line.frames[side], f"I7: frames of {process.name}, {side}")
+        tensors = sum(n for _, n in meter.payload.items())
+        demand(tensors <= sum(meter.wire.values()), f"I7: {process.name} counts more tensors than bytes")
+
+    # What it is about.
+
+    def _plan(self) -> Plan:
+        s = self.scenario
+        if s.method == "tally":
+            return Plan(
+                "tally", 2, s.policy.rounds, s.seed % 1000, 2, Network("mlp", feature_size=2), dict(s.hyper)
+            )
+        return small_plan(s.method, s.policy.rounds, **s.hyper)
+
+    def _data(self, i: int) -> Any:
+        if self.scenario.method != "tally":
+            return shard(i, n=12)
+        x, y = torch.full((4 + i, 3, 2, 2), 0.1 * i), torch.arange(4 + i) % 2
+        part = SimpleNamespace(x=x, y=y)
+        empty = SimpleNamespace(x=x[:0], y=y[:0])
+        return SimpleNamespace(domain=f"domain-{i}", classes=2, train=part, validation=empty, test=part)
+
+
+def close_files(process: Process) -> None:
+    """What the system does for a process that has gone: files closed, transactions rolled back."""
+    party = process.party
+    fetches = []
+    if isinstance(party, Service):
+        fetches = [fetch for fetch, _ in party.link._fetches.values()]
+        party.link._fetches.clear()
+        party.spool.shut()
+    elif isinstance(party, Agent) and party.link._fetch:
+        fetches, party.link._fetch = [party.link._fetch], None
+    for fetch in fetches:
+        with contextlib.suppress(OSError):
+            os.close(fetch.partial._file)

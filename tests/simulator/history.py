@@ -1,0 +1,259 @@
+"""What became durable, in the order in which it did: seen at the disk, not told by the code under test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.events import Policy
+from coordinator.spool import Accepted, Spool
+from edge_client.agent import Agent
+from edge_client.outgoing import Outgoing
+from edge_client.state import Answer, Memory
+from methods.base import Member
+from protocol.disk import Disk
+from protocol.messages import Arrays, Receipt
+from tests.simulator.clock import Clock
+from tests.simulator.process import Killed
+
+
+class BrokenPromise(AssertionError):
+    """An invariant does not hold. The words begin with its number in the design."""
+
+
+def demand(holds: bool, words: str) -> None:
+    if not holds:
+        raise BrokenPromise(words)
+
+
+def fingerprint(arrays: Arrays) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        whole.update(f"{name} {value.dtype} {value.shape}".encode() + value.tobytes())
+    return whole.hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Saved:
+    epoch: int
+    round: int
+    attempt: int
+    cohort: tuple[str, ...]
+    members: dict[str, Member]
+    state: str  # fingerprint of the server half
+    at: float
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An accepted answer with its bytes."""
+
+    answer: Accepted
+    arrays: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One question that a device has worked on, as its disk remembers it."""
+
+    answer: Answer
+    payload: dict[str, np.ndarray]  # of the broadcast
+    half: str  # fingerprint of the device's half afterwards
+
+
+@dataclass
+class History:
+    policy: Policy
+    clock: Clock
+    epochs: list[int] = field(default_factory=list)
+    saves: list[Saved] = field(default_factory=list)
+    taken: dict[tuple[int, str, str, bytes], Taken] = field(
+        default_factory=dict
+    )  # round, phase, device, base
+    closed: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)  # round, attempt, phase
+    works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
+    perhaps: dict[Path, Work] = field(default_factory=dict)  # its device died just then
+    twins: set[str] = field(default_factory=set)  # and names of which a second life may answer otherwise
+
+    @property
+    def newest(self) -> int:
+        return max(self.epochs, default=-1)
+
+    def came_back(self, memory: Memory) -> None:
+        """A device starts: what it had made durable must be there."""
+        done, perhaps = self.works[memory.folder], self.perhaps.pop(memory.folder, None)
+        known = {answer.question for answer in memory.book.answers}
+        if perhaps and perhaps.answer.question in known:
+            done.append(perhaps)
+        words = f"I2: {memory.folder.name} went back a generation, and nothing of it was damaged"
+        demand(memory.fallbacks == 0, words)
+        words = f"I2: {memory.folder.name} has forgotten an answer that it had made durable"
+        demand(not done or done[-1].answer.question in known, words)
+
+    def written_by(self, epoch: int, what: str) -> None:
+        demand(
+            epoch == self.newest, f"I4: epoch {epoch} wrote {what} after epoch {self.newest} had taken over"
+        )
+
+
+def observed_spool(base: type[Spool], history: History) -> type[Spool]:
+    class Observed(base):  # type: ignore[valid-type,misc]
+        def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+            super().__init__(folder, durable, disk)
+            gone = {what: n for what, n in self.fallbacks.items() if n}
+            demand(not gone, f"I2: the spool went back ({gone}), and nothing of it was damaged")
+
+        def start_run(self, name: str, settings: str, clock: int) -> int:
+            epoch = super().start_run(name, settings, clock)
+            demand(epoch > history.newest, f"I4: epoch {epoch} follows {history.newest}")
+            history.epochs.append(epoch)
+            self.mine = epoch
+            return epoch
+
+        def save(
+            self,
+            round: int,
+            attempt: int,
+            cohort: Sequence[str],
+            members: Mapping[str, Member],
+            state: Arrays,
+            roster: Collection[str] = (),
+            domains: Mapping[str, str] | None = None,
+        ) -> None:
+            try:
+                super().save(round, attempt, cohort, members, state, roster, domains)
+            except Killed:  # while it tidied up: the round has begun
+                row = self._db.execute(
+                    "SELECT round, attempt FROM checkpoint ORDER BY id DESC LIMIT 1"
+                ).fetchone()
+                if row == (round, attempt):
+                    self._saved(round, attempt, cohort, members, state)
+                raise
+            self._saved(round, attempt, cohort, members, state)
+
+        def _saved(
+            self,
+            round: int,
+            attempt: int,
+            cohort: Sequence[str],
+            members: Mapping[str, Member],
+            state: Arrays,
+        ) -> None:
+            history.written_by(self.mine, f"the start of round {round}")
+            last = history.saves[-1] if history.saves else None
+            if last:
+                grows = (round, attempt) > (last.round, last.attempt) and round <= last.round + 1
+                demand(grows, f"I3: round {last.round}.{last.attempt} is followed by {round}.{attempt}")
+            demand(set(cohort) <= set(members), "I1: a cohort without its members")
+            saved = Saved(
+                self.mine, round, attempt, tuple(cohort), dict(members), fingerprint(state), history.clock.now
+            )
+            history.saves.append(saved)
+
+        def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
+            super().accept(round, phase, answer, heard)
+            where = f"{answer.device}'s answer to round {round} {phase}"
+            history.written_by(self.mine, where)
+            key = (round, phase, answer.device, answer.base)
+            demand(key not in history.taken, f"I2: {where} was accepted twice")
+            body = self.store(answer.device).open(answer.object)
+            history.taken[key] = Taken(answer, {name: np.array(body[name]) for name in body})
+            known = self.answers(round, phase).get(answer.device)
+            demand(known == answer, f"I2: {where} is not what the spool gives back")
+
+        def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
+            try:
+                super().close(round, phase, devices)
+            except Killed:  # while it copied its index: the phase has ended
+                query = "SELECT devices FROM closed WHERE round = ? AND phase = ?"
+                if self._db.execute(query, (round, phase)).fetchone():
+                    self._closed(round, phase, devices)
+                raise
+            self._closed(round, phase, devices)
+
+        def _closed(self, round: int, phase: str, devices: Sequence[str]) -> None:
+            history.written_by(self.mine, f"the end of round {round} {phase}")
+            attempt, mine = history.saves[-1].attempt, tuple(devices)
+            enough = len(mine) >= history.policy.quorum or round > history.policy.rounds
+            demand(
+                enough,
+                f"I1: {phase} of round {round} ends with {mine}, the quorum is {history.policy.quorum}",
+            )
+            demand(
+                set(mine) <= set(history.saves[-1].cohort), f"I1: {mine} were not all asked in round {round}"
+            )
+            demand(list(mine) == sorted(set(mine)), f"I1: {phase} of round {round} ends with {mine}")
+            before = history.closed.setdefault((round, attempt, phase), mine)
+            demand(before == mine, f"I3: {phase} of round {round} ended with {before} and with {mine}")
+
+    return Observed
+
+
+def observed_memory(base: type[Memory], history: History) -> type[Memory]:
+    class Observed(base):  # type: ignore[valid-type,misc]
+        def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+            super().__init__(folder, durable, disk)
+            history.came_back(self)
+
+        def begin(self, run: str, plan: str, epoch: int = 0) -> None:
+            fresh = (self.book.run, self.book.plan) != (run, plan)
+            super().begin(run, plan, epoch)
+            if fresh:
+                history.works[self.folder].clear()
+
+        def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
+            before = self.book.epoch
+            try:
+                super().remember(answer, half, epoch)
+            except Killed:  # the name may be there already, only its folder was not synced
+                history.perhaps[self.folder] = self._work(answer, half)
+                raise
+            demand(
+                self.book.epoch >= before, f"I4: a device went back from epoch {before} to {self.book.epoch}"
+            )
+            self._remembered(answer, half)
+
+        def _remembered(self, answer: Answer, half: Arrays) -> None:
+            work, done = self._work(answer, half), history.works[self.folder]
+            demand(
+                all(w.answer.question != answer.question for w in done),
+                f"I2: {self.folder.name} has worked twice on round {answer.round} {answer.phase}",
+            )
+            done.append(work)
+
+        def _work(self, answer: Answer, half: Arrays) -> Work:
+            payload: dict[str, np.ndarray] = {}
+            if answer.base:
+                body = self.store.open(bytes.fromhex(answer.base))
+                bytes_of = self.store.read(bytes.fromhex(answer.base), 0, sum(n for _, n in body.parts))
+                demand(
+                    hashlib.sha256(bytes_of).hexdigest() == answer.base,
+                    "I5: a device has worked on a broadcast that is not what it was named",
+                )
+                payload = {name: np.array(body[name]) for name in body}
+            return Work(answer, payload, fingerprint(half))
+
+    return Observed
+
+
+def observed_agent(base: type[Agent], history: History) -> type[Agent]:
+    class Observed(base):  # type: ignore[valid-type,misc]
+        def _receipted(self, receipt: Receipt) -> None:
+            waiting: Outgoing | None = self._outgoing
+            super()._receipted(receipt)
+            if waiting is None or self._outgoing is not None or receipt.verdict != "accepted":
+                return
+            a, me = waiting.answer, self.link.me.name
+            taken = history.taken.get((a.round, a.phase, me, bytes.fromhex(a.base)))
+            where = f"{me} let go of its answer to round {a.round} {a.phase}"
+            if me not in history.twins:
+                demand(taken is not None, f"I2: {where}, which nobody has on a disk")
+                demand(taken.answer.object.hex() == a.object, f"I2: {where}, another one is on the disk")
+
+    return Observed

@@ -1,0 +1,225 @@
+"""One process on one host: it takes items in turn, on clocks of its own, until it ends, is killed or is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from coordinator.service import Service
+from coordinator.spool import FencedError, RunMismatchError
+from protocol.broker import BrokerError
+from protocol.disk import Disk
+from protocol.party import Party
+from protocol.store import DamagedError
+from protocol.transport import Arrived, Done, Item
+from tests.crash.platter import FrailDisk, Platter
+from tests.simulator.clock import Clock
+from tests.simulator.line import Line
+
+T = TypeVar("T")
+SAID = (FencedError, RunMismatchError, DamagedError, BrokerError)  # a process may end with these words
+MOMENT = 0.0005  # what one item takes
+
+
+class Killed(BaseException):
+    """The process is gone at this very instruction."""
+
+
+@dataclass
+class Host:
+    """What a process is told of the time. Wall clocks are wrong, and jump; monotonic ones start anywhere."""
+
+    clock: Clock
+    wall_offset: float = 1.7e9
+    drift: float = 1.0
+
+    def wall(self) -> int:
+        return max(0, int(self.wall_offset + self.clock.now))
+
+
+class Process:
+    def __init__(self, clock: Clock, host: Host, dice: random.Random, name: str) -> None:
+        self.clock, self.host, self.name, self.dice = clock, host, name, dice
+        self.party: Party | None = None
+        self.line: Line | None = None
+        self.worker = Worker(self, dice)
+        self.disk: Disk = Mortal(self)
+        self.alive, self.ended = True, ""  # ended: why it went of its own accord
+        self.looked = 0
+        self.doomed_step = ""  # of which kind; empty: any
+        self.epoch = 0  # of the coordinator that it has heard last
+        self.arrived = 0  # frames that the party was given
+        self.paused_until = 0.0
+        self.doom = -1  # dies before the so-manieth step from now that lasts or leaves
+        self.watch: Callable[[Process], None] = lambda process: None
+        self.exited: Callable[[Process], None] = lambda process: None
+        self._inbox: deque[Item] = deque()
+        self._stepping = False
+        self._born, self._zero = clock.now, 1000.0 * dice.random()
+
+    def start(self, party: Party, line: Line) -> None:
+        self.party, self.line = party, line
+        line.before_publish = self.maybe_die
+        line.start()
+
+    def time(self) -> float:
+        return self._zero + (self.clock.now - self._born) * self.host.drift
+
+    def tell(self, item: Item) -> None:
+        if self.alive:
+            self._inbox.append(item)
+            self._soon(MOMENT)
+
+    def stop(self, until: float) -> None:
+        """SIGSTOP: time goes on without it."""
+        self.paused_until = max(self.paused_until, until)
+
+    def kill(self, power: bool = False) -> None:
+        if self.alive:
+            self.alive = False
+            if self.line:
+                self.line.kill(power)
+
+    def maybe_die(self, step: str = "publish") -> None:
+        if not self.alive:
+            raise Killed
+        if self.doom > 0 and self.doomed_step in ("", step):
+            self.doom -= 1
+            if self.doom == 0:
+                raise Killed
+
+    def _soon(self, seconds: float) -> None:
+        if not self._stepping:
+            self._stepping = True
+            when = max(self.clock.now + seconds, self.paused_until)
+            self.clock.at(when, f"{self.name} steps", self._step)
+
+    def _step(self) -> None:
+        self._stepping = False
+        if not self.alive or self.party is None:
+            return
+        if self.clock.now < self.paused_until:
+            self._soon(0.0)
+            return
+        self.guarded(self._work)
+        if not self.alive:
+            return
+        if self.party.finished:
+            self._leave()
+        elif self._inbox:
+            self._soon(MOMENT)
+        else:
+            self._arm()
+
+    def _work(self) -> None:
+        assert self.party is not None
+        party, now = self.party, self.time()
+        with party.spool.index.alone() if isinstance(party, Service) else contextlib.nullcontext():
+            self._serve(party, now)
+
+    def _serve(self, party: Party, now: float) -> None:
+        if self._inbox:
+            item = self._inbox.popleft()
+            self.arrived += isinstance(item, Arrived)
+            if isinstance(item, Arrived) and self.line:
+                self.line.count_in(item)
+            party.take(item, now)
+        if party.wake_at <= now and not party.finished:
+            party.wake(now)
+
+    def guarded(self, call: Callable[[], None]) -> None:
+        """Run our own code; what may end a process with a word ends it, anything else is a bug."""
+        try:
+            call()
+        except Killed:
+            self.clock.note(f"{self.name} dies here")
+            self.kill(power=False)
+            self.exited(self)
+        except SAID as error:
+            self.ended = f"{type(error).__name__}: {error}"
+            self._leave()
+        else:
+            self.watch(self)
+
+    def _leave(self) -> None:
+        assert self.line is not None
+        self.line.before_publish = lambda: None
+        self.line.close()
+        self.alive = False
+        self.clock.note(f"{self.name} ends")
+        self.watch(self)
+        self.exited(self)
+
+    def _arm(self) -> None:
+        assert self.party is not None
+        when = self.party.wake_at
+        if when < float("inf"):
+            due = self._born + (when - self._zero) / self.host.drift
+            due = max(due, self.clock.now) + 1e-6
+            self.clock.at(due, f"{self.name} wakes", lambda: self._bell())
+
+    def _bell(self) -> None:
+        if self.alive and self.party and not self.party.finished and self.party.wake_at <= self.time():
+            self._soon(0.0)
+
+
+class Mortal(Disk):
+    """Waits for no fsync; its owner may die at each of its steps."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(durable=False)
+        self._process = process
+
+    def passing(self, step: str, what: Path | str) -> None:
+        self._process.maybe_die(step)
+
+
+class MortalAndFrail(FrailDisk):
+    """And a power cut takes, tears or flips what was not synced."""
+
+    def __init__(self, process: Process, platter: Platter) -> None:
+        super().__init__(platter)
+        self._process = process
+
+    def passing(self, step: str, what: Path | str) -> None:
+        self._process.maybe_die(step)
+
+
+class Worker:
+    """One job after another. What a job writes it writes when it begins or when it ends, as the dice have it."""
+
+    def __init__(self, process: Process, dice: random.Random) -> None:
+        self._process, self._dice = process, dice
+        self.seconds: Callable[[], float] = lambda: 0.1
+        self._free = 0.0
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        process, clock = self._process, self._process.clock
+        begin = max(clock.now, self._free)
+        self._free = begin + self.seconds()
+        when = begin if self._dice.random() < 0.5 else self._free
+        ready, name = self._free, process.name
+
+        def do() -> None:
+            if not process.alive:
+                return
+            if clock.now < process.paused_until:
+                clock.at(process.paused_until, f"{name} works", do)
+                return
+            result: T | Exception
+            try:
+                result = work()
+            except Killed:
+                process.kill()
+                process.exited(process)
+                return
+            except Exception as error:  # noqa: BLE001 - as a ThreadWorker does: `then` raises it again
+                result = error
+            clock.at(ready, f"{name} has worked", lambda: process.tell(Done(lambda: then(result))))
+
+        clock.at(when, f"{name} works", do)

@@ -1,0 +1,89 @@
+"""The unbroken run: what the two halves make of the same accepted answers, with no network and no crash."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from coordinator.story import evaluation
+from edge_client.work import EVALUATE
+from methods.base import Ask, ClientHalf, Payload, Reply
+from methods.bridge import LazyPayload, to_numpy, to_torch
+from methods.plan import Plan
+from protocol.arrays import encode
+from tests.simulator.history import History, Saved, Work, demand, fingerprint
+
+
+def check_server(plan: Plan, history: History) -> None:
+    """I1, I2: each round's result is a function of its accepted answers, each counted once."""
+    last = {save.round: save for save in history.saves}
+    server = plan.server_half()
+    for number in range(1, plan.rounds + 2):
+        if number not in last:
+            return
+        save = last[number]
+        words = f"I1: at the start of round {number} the server is not where the answers so far lead"
+        demand(fingerprint(to_numpy(server.state())) == save.state, words)
+        if number + 1 not in last:
+            return
+        server.begin(number, [save.members[d] for d in save.cohort])
+        story = server.round() if number <= plan.rounds else evaluation(server)
+        ask = next(story, None)
+        while ask is not None:
+            replies = _replies(history, save, ask)
+            try:
+                ask = story.send(replies)
+            except StopIteration:
+                ask = None
+
+
+def _replies(history: History, save: Saved, ask: Ask) -> list[Reply]:
+    base = object_name(ask)
+    place = f"round {save.round} attempt {save.attempt} {ask.phase}"
+    devices = history.closed.get((save.round, save.attempt, ask.phase))
+    demand(devices is not None, f"I3: {place} was never closed, and yet the run went on")
+    assert devices is not None
+    replies = []
+    for device in devices:
+        taken = history.taken.get((save.round, ask.phase, device, base))
+        demand(
+            taken is not None,
+            f"I1: {place} counts {device}, of which no answer to this broadcast was accepted",
+        )
+        assert taken is not None
+        replies.append(Reply(device, taken.answer.examples, LazyPayload(taken.arrays)))
+    return replies
+
+
+def object_name(ask: Ask) -> bytes:
+    """What the coordinator should have called this broadcast."""
+    if not ask.payload:
+        return b""
+    whole = hashlib.sha256()
+    for piece in encode(to_numpy(ask.payload)):
+        whole.update(piece)
+    return whole.digest()
+
+
+def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
+    """As edge_client/work.py does, without measuring anything."""
+    half.begin(number)
+    half.receive(ask.payload)
+    if ask.phase == EVALUATE:
+        half.settle()
+        return {}
+    return half.run(ask)
+
+
+def check_device(plan: Plan, folder: Path, name: str, data: object, works: list[Work]) -> None:
+    """I1: a device's answers and its half are those of one that worked through the same questions undisturbed."""
+    half = plan.client_half(data.train, name)  # type: ignore[attr-defined]
+    for done in works:
+        a = done.answer
+        payload = worked_out(half, Ask(a.phase, to_torch(done.payload)), a.round)
+        whole = hashlib.sha256()
+        for piece in encode(to_numpy(payload)):
+            whole.update(piece)
+        where = f"{folder.name}'s answer to round {a.round} {a.phase}"
+        demand(whole.hexdigest() == a.object, f"I1: {where} is not that of an undisturbed device")
+        demand(fingerprint(to_numpy(half.state())) == done.half, f"I1: after {where} its half is another")

@@ -1,0 +1,92 @@
+"""One seed from its draw to its verdict."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import shutil
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from protocol.seal import COORDINATOR
+from tests.simulator.federation import Federation, Parts, close_files, tally_known
+from tests.simulator.history import demand
+from tests.simulator.nemesis import Nemesis
+from tests.simulator.reference import check_device, check_server
+from tests.simulator.scenario import Scenario, draw
+
+AFTERWARDS = 150.0  # for devices to hear that it is over
+
+
+@dataclass(frozen=True)
+class Verdict:
+    seed: int
+    trace: str
+    events: int
+    virtual_seconds: float
+    problem: str = ""  # one line; empty: all promises were kept
+    details: str = ""
+
+
+def run_seed(seed: int, parts: Parts | None = None, log: Callable[[str], None] | None = None) -> Verdict:
+    return run_scenario(draw(seed), parts or Parts(), log)
+
+
+def run_scenario(
+    scenario: Scenario, parts: Parts = Parts(), log: Callable[[str], None] | None = None
+) -> Verdict:
+    torch.set_num_threads(1)
+    logging.disable(logging.NOTSET if log else logging.CRITICAL)
+    shm = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="simulated-", dir=shm if shm.is_dir() else None))
+    with tally_known():
+        federation = Federation(scenario, folder, parts, log)
+        problem = details = ""
+        gc.disable()  # a seed is short, and a tenth of it would be spent on looking
+        try:
+            judge(federation)
+        except Exception as error:  # noqa: BLE001 - whatever escapes our own code is what we look for
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            details = traceback.format_exc()
+        finally:
+            for process in federation.processes.values():
+                close_files(process)
+            shutil.rmtree(folder, ignore_errors=True)
+            logging.disable(logging.NOTSET)
+            gc.enable()
+    clock = federation.clock
+    return Verdict(scenario.seed, clock.trace, clock.events, clock.now, problem, details)
+
+
+def judge(f: Federation) -> None:
+    """Run it, and hold it to its promises."""
+    s = f.scenario
+    Nemesis(f).prepare()
+    f.clock.run(lambda: f.clock.now >= s.bad_seconds and f.finished, s.bad_seconds + s.bound)
+    where = f.history.saves[-1] if f.history.saves else None
+    stands = f"round {where.round}.{where.attempt}" if where else "the beginning"
+    demand(f.finished, f"I9: {s.bound:.0f} s after the last fault the run still stands in {stands}")
+    ended = f.clock.now
+    f.clock.run(lambda: not any(p.alive for p in f.processes.values()), ended + AFTERWARDS)
+    check_end(f)
+    rounds = s.policy.rounds + 1
+    demand([save.round for save in f.history.saves][-1] == rounds + 1, "I3: the last round was never ended")
+    check_server(f.plan, f.history)
+    for place, works in f.history.works.items():
+        name = place.name.split("-")[0]
+        check_device(f.plan, place, name, f.data[name], works)
+
+
+def check_end(f: Federation) -> None:
+    """I10: what is left on the disks is bounded."""
+    answers = list((f.folder / COORDINATOR / "updates").glob("*/*"))
+    most = 2 * len(f.scenario.devices) * 2
+    demand(len(answers) <= most, f"I10: {len(answers)} answers are left on the coordinator's disk")
+    for name in f.scenario.devices:
+        files = list((f.folder / name / "objects").glob("*"))
+        demand(len(files) <= 12, f"I10: {len(files)} objects are left on {name}'s disk")

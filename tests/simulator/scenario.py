@@ -1,0 +1,119 @@
+"""What one seed draws: the fleet, the rules, and which kinds of trouble there are at all (swarm testing).
+
+A seed in which everything goes wrong at once finds less than one in which only a few things do: faults hide each
+other. So each seed first draws which kinds are on.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.events import Policy
+from tests.simulator.broker import Manners
+
+KINDS = (
+    "kill_coordinator", "kill_device", "die_inside", "power_cut", "broker_kill", "broker_restart", "cut",
+    "partition", "one_way", "pause", "clock_jump", "skew", "second_coordinator", "twin", "late_joiner", "flapping",
+    "straggler", "new_card", "small_queue", "loss", "repeat", "late", "reorder", "slow_link",
+    "frail_disk",
+)  # fmt: skip
+SMALLEST_PACKET = 5120
+
+
+@dataclass(frozen=True)
+class Scenario:
+    seed: int
+    method: str
+    devices: tuple[str, ...]
+    policy: Policy
+    hyper: dict[str, Any]
+    kinds: frozenset[str]
+    bad_seconds: float  # then all faults stop
+    faults: int
+    manners: dict[str, Any]
+    work_seconds: float  # of a device, at most
+    sealed: bool
+
+    @property
+    def bound(self) -> float:
+        """How long the run may take once all is well.
+
+        What was asked in bad weather may run into its deadline, and its round begin again; a fleet that looks
+        unsteady may wait at each round's start. Every ask after that takes its work, a reconnect and a few repeats.
+        """
+        rounds, p = self.policy.rounds + 1, self.policy
+        deadlines = 3 + (rounds if p.flaps else 0)
+        return 300.0 + deadlines * p.patience_seconds + 2 * rounds * (self.work_seconds + 60.0)
+
+
+def draw(seed: int) -> Scenario:
+    """Each aspect has dice of its own, so that a new one leaves all others of a seed as they were."""
+
+    def dice(aspect: str) -> random.Random:
+        return random.Random(f"{seed}/{aspect}")
+
+    method = (
+        "tally" if dice("method").random() < 0.985 else dice("other").choice(("fedpall", "fedplcc", "fedavg"))
+    )
+    count = dice("devices").choice((2, 3, 3, 4, 5, 6))
+    share = dice("share").choice((0.0, 0.1, 0.25, 0.25, 0.5))
+    kinds = frozenset(kind for kind in KINDS if dice(f"kind {kind}").random() < share)
+    return Scenario(
+        seed,
+        method,
+        tuple(f"d{i}" for i in range(count)),
+        _policy(dice("policy"), dice("rules of bad weather"), count, method),
+        _hyper(dice("hyper"), method),
+        kinds,
+        bad_seconds=dice("bad seconds").choice((15.0, 60.0, 60.0, 240.0)),
+        faults=dice("faults").choice((2, 5, 12, 25)),
+        manners=_manners(dice("manners"), kinds, tiny=method == "tally"),
+        work_seconds=dice("work").choice((0.2, 2.0, 10.0)),
+        sealed=dice("sealed").random() < 0.3,
+    )
+
+
+def _policy(dice: random.Random, more: random.Random, count: int, method: str) -> Policy:
+    quorum = dice.randint(1, count)
+    cohort = dice.choice((0, 0, quorum, min(count, quorum + 1)))
+    return Policy(
+        rounds=dice.choice((2, 3, 4)) if method == "tally" else 2,
+        quorum=quorum,
+        cohort=cohort,
+        gather=dice.choice((0, 0, count)),
+        patience_seconds=dice.choice((20.0, 60.0, 300.0)),
+        grace_seconds=dice.choice((0.0, 5.0, 30.0)),
+        settle_seconds=dice.choice((0.0, 1.0, 5.0)),
+        spares=more.choice((0, 1)) if cohort else 0,
+        straggler_factor=more.choice((0.0, 0.0, 1.5, 4.0)),
+        flaps=more.choice((0, 2, 5)),
+        flap_seconds=more.choice((30.0, 300.0)),
+    )
+
+
+def _hyper(dice: random.Random, method: str) -> dict[str, Any]:
+    if method != "tally":
+        return {"epochs": 1, "server_epochs": 2, "batch": 8, "lr": 0.02}
+    return {"numbers": dice.choice((16, 300, 1500)), "rows": dice.choice((1, 6, 200))}
+
+
+def _manners(dice: random.Random, kinds: frozenset[str], tiny: bool) -> dict[str, Any]:
+    packets = (SMALLEST_PACKET, SMALLEST_PACKET, 20_000, 1 << 21) if tiny else (1 << 21,)
+    found: dict[str, Any] = {
+        "max_packet": dice.choice(packets),
+        "max_queued": dice.choice((0, 2, 10)) if "small_queue" in kinds else 1000,
+        "autosave_seconds": dice.choice((0.0, 1.0, 10.0)),
+        "says_taken_over": dice.random() < 0.5,
+        "will_at_takeover": dice.random() < 0.5,
+    }
+    for kind in ("loss", "repeat", "late"):
+        rate = dice.choice((0.01, 0.1, 0.3))
+        if kind in kinds:
+            found[kind] = rate
+    return found
+
+
+def manners(scenario: Scenario) -> Manners:
+    return Manners(**scenario.manners)

@@ -1,0 +1,169 @@
+"""Rounds in bad weather, seen from outside: what the rules promise for whole federations, over many seeds."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.events import Policy
+from protocol.seal import COORDINATOR
+from tests.simulator.federation import Federation, close_files, tally_known
+from tests.simulator.run import judge
+from tests.simulator.scenario import draw
+
+CALM = Policy(rounds=4, quorum=2, patience_seconds=60.0, grace_seconds=5.0, settle_seconds=1.0)
+DEVICES = tuple(f"d{i}" for i in range(5))
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Runs a scenario, holds it to all promises, and hands it over as it ended."""
+    made = []
+
+    def run(seed, before=lambda f: None, **changes):
+        changes = {"kinds": frozenset(), "devices": DEVICES, "policy": CALM, "method": "tally", **changes}
+        scenario = replace(draw(seed), hyper={"numbers": 16, "rows": 6}, work_seconds=2.0, **changes)
+        with tally_known():
+            federation = Federation(scenario, tmp_path / str(len(made)))
+            made.append(federation)
+            before(federation)
+            judge(federation)
+        return federation
+
+    yield run
+    for federation in made:
+        for process in federation.processes.values():
+            close_files(process)
+
+
+def decisions(federation):
+    """All that the coordinator has decided, without the epoch that it goes by."""
+    saves = [(s.round, s.attempt, s.cohort, s.state) for s in federation.history.saves]
+    return saves, federation.history.closed
+
+
+def as_soon_as(f, holds, call):
+    """Look twenty times a second."""
+    if holds():
+        call()
+    else:
+        f.clock.after(0.05, "look", lambda: as_soon_as(f, holds, call))
+
+
+def slow_from_the_start(f, device, seconds):
+    """Slow at its work, but it was there for the first round."""
+    as_soon_as(f, lambda: f.history.saves, lambda: f.work_seconds.update({device: seconds}))
+
+
+def seconds_of_training(federation):
+    saves = federation.history.saves
+    return saves[-2].at - saves[0].at
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_wall_clock_decides_anything(judged, seed):
+    """Right, an hour off, in 1970, and going back by a day in the middle."""
+
+    def wrong(offsets, jump=0.0):
+        def before(f):
+            for i, host in enumerate(f.hosts.values()):
+                host.wall_offset += offsets[i % len(offsets)]
+                f.clock.at(
+                    5.0,
+                    "clocks jump",
+                    lambda host=host: setattr(host, "wall_offset", host.wall_offset + jump),
+                )
+
+        return before
+
+    weather = {
+        "kinds": frozenset({"kill_device", "kill_coordinator", "cut"}),
+        "faults": 5,
+        "bad_seconds": 60.0,
+    }
+    right = judged(seed, wrong([0.0]), **weather)
+    for clocks in (wrong([3600.0, -3600.0]), wrong([-1.7e9]), wrong([0.0, 1e8], jump=-86_400.0)):
+        assert decisions(judged(seed, clocks, **weather)) == decisions(right)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_late_joiner_works_at_the_round_in_hand_and_on_nothing_before_it(judged, seed):
+    at = {}
+
+    def before(f):
+        f.boot_late = f.boot
+
+        def boot(place, *rest):
+            if place == "d4" and not at:
+                if not f.history.saves or f.history.saves[-1].round < 3:  # not yet
+                    f.clock.after(0.5, "d4 is not there yet", lambda: boot(place))
+                    return
+                at["round"] = f.history.saves[-1].round
+            f.boot_late(place, *rest)
+
+        f.boot = boot
+
+    run = judged(seed, before)
+    rounds = [work.answer.round for work in run.history.works[run.folder / "d4"]]
+    assert at["round"] >= 3 and min(rounds) >= at["round"]
+    assert max(rounds) == CALM.rounds + 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_spares_a_straggler_holds_up_nobody(judged, seed):
+    def slow(f):
+        slow_from_the_start(f, "d0", 50.0)
+
+    rules = replace(CALM, cohort=4, quorum=4, gather=5)
+    waited = seconds_of_training(judged(seed, slow, policy=rules, bad_seconds=2000.0))
+    spared = seconds_of_training(judged(seed, slow, policy=replace(rules, spares=1), bad_seconds=2000.0))
+    assert spared < waited / 2, (spared, waited)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, seed):
+    def slow(f):
+        slow_from_the_start(f, "d0", 500.0)
+
+    patient = judged(seed, slow, policy=replace(CALM, gather=5), bad_seconds=3000.0)
+    hurried = judged(seed, slow, policy=replace(CALM, gather=5, straggler_factor=3.0), bad_seconds=3000.0)
+    assert seconds_of_training(hurried) < seconds_of_training(patient) / 2
+    counted = [devices for (r, _, _), devices in hurried.history.closed.items() if r <= CALM.rounds]
+    assert all("d0" not in devices for devices in counted)
+
+
+def test_a_flapping_device_costs_no_round_its_patience(judged):
+    """Its connection breaks every 11 s and its work takes minutes: without the rule each phase waits for it."""
+
+    def flapping(f):
+        slow_from_the_start(f, "d0", 500.0)
+
+        def flap():
+            if (process := f.processes.get("d0")) and process.alive and process.line:
+                process.line.reset()
+            f.clock.after(11.0, "d0 flaps", flap)
+
+        f.clock.at(1.0, "d0 flaps", flap)
+
+    rules = replace(CALM, rounds=8, gather=5, patience_seconds=60.0)
+    lasted = {
+        flaps: sum(
+            seconds_of_training(
+                judged(seed, flapping, policy=replace(rules, flaps=flaps), bad_seconds=2000.0)
+            )
+            for seed in range(3)
+        )
+        for flaps in (0, 3)
+    }
+    assert lasted[3] < 0.6 * lasted[0], lasted
+
+
+def test_who_vanishes_between_two_phases_is_not_waited_for_beyond_its_grace(judged):
+    """d0 trains, and is gone when it is asked to mix."""
+
+    def before(f):
+        as_soon_as(f, lambda: (1, 0, "train") in f.history.closed, lambda: f.kill("d0"))
+
+    run = judged(1, before, policy=replace(CALM, gather=5), bad_seconds=15.0)
+    closed = run.history.closed
+    assert "d0" in closed[1, 0, "train"] and "d0" not in closed[1, 0, "mix"]
+    assert COORDINATOR not in closed[1, 0, "mix"] and len(closed[1, 0, "mix"]) == 4

@@ -1,0 +1,84 @@
+"""The simulator: a few seeds of what `make simulate` runs by the thousand, and whether it can be believed."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protocol.settings import read_toml
+from tests.simulator.planted import BUGS, planted
+from tests.simulator.run import run_scenario, run_seed
+from tests.simulator.scenario import KINDS, draw
+
+ROOT = Path(__file__).parent.parent.parent
+KNOWN_BAD = read_toml(Path(__file__).with_name("known_bad.toml")).get("seed", [])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_promise_is_kept_in_any_weather(seed):
+    verdict = run_seed(seed)
+    assert not verdict.problem, f"python -m tests.simulator --seed {seed} --trace\n{verdict.details}"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
+def test_and_by_the_papers_methods(method):
+    """FedPall has two phases, FedPLCC answers of any length."""
+    scenario = next(s for s in map(draw, range(2000)) if s.method == method and len(s.kinds) > 3)
+    verdict = run_scenario(scenario)
+    assert not verdict.problem, f"python -m tests.simulator --seed {scenario.seed} --trace\n{verdict.details}"
+
+
+@pytest.mark.parametrize("known", KNOWN_BAD, ids=lambda known: str(known["number"]))
+def test_what_was_found_once_stays_found(known):
+    verdict = run_seed(known["number"])
+    assert not verdict.problem, f"{known['found']}\n{verdict.details}"
+
+
+def test_a_seed_is_one_history_in_every_process():
+    """Another process hashes strings otherwise, and draws other keys."""
+    code = "from tests.simulator.run import run_seed; print(run_seed(7).trace)"
+    traces = {run_seed(7).trace, run_seed(7).trace}
+    for salt in ("1", "2"):
+        command = [sys.executable, "-c", code]
+        environment = {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": salt}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+        traces.add(done.stdout.strip())
+    assert len(traces) == 1 and run_seed(8).trace not in traces
+
+
+def test_two_seeds_of_three_have_faults_and_every_kind_of_fault_is_drawn():
+    drawn = [draw(seed) for seed in range(300)]
+    assert {kind for scenario in drawn for kind in scenario.kinds} == set(KINDS)
+    assert sum(bool(scenario.kinds) for scenario in drawn) > 200
+    assert {scenario.method for scenario in map(draw, range(2000))} == {
+        "tally",
+        "fedavg",
+        "fedpall",
+        "fedplcc",
+    }
+
+
+def test_a_failure_says_how_to_see_it_again():
+    command = [sys.executable, "-m", "tests.simulator", "--seeds", "2", "--jobs", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "2 of 2 seeds" in done.stdout and "0 failed" in done.stdout
+
+
+@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.seed >= 0])
+def test_a_planted_bug_is_found(name):
+    bug = BUGS[name]
+    with planted(bug):
+        sick = run_seed(bug.seed)
+    assert sick.problem, f"seed {bug.seed} does not find it any more"
+
+
+def test_faults_stop_in_time_or_the_run_is_said_to_hang():
+    """A fleet that cannot reach its quorum is what the bound is for."""
+    scenario = draw(0)
+    nobody = replace(
+        scenario, kinds=frozenset(), policy=replace(scenario.policy, quorum=9, cohort=0, gather=0, spares=0)
+    )
+    verdict = run_scenario(nobody)
+    assert verdict.problem.startswith("BrokenPromise: I9:")
