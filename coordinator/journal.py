@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from coordinator.events import (
     Accept,
+    Advance,
     Advanced,
     Close,
     Command,
@@ -126,8 +127,10 @@ class Journal:
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)
                 self._tell("answered", round=number, phase=phase, device=device, **self._bytes())
-            case Close(_, phase, devices):
-                self._close(phase, devices, now)
+            case Close():
+                self._close(now)
+            case Advance(number, str(phase), devices):
+                self._count(number, phase, devices)
             case Drop(device, number, phase, verdict, reason):
                 self._drop(device, verdict, reason)
                 self._tell(
@@ -151,11 +154,17 @@ class Journal:
         else:
             self._record.dropped[device] = reason
 
-    def _close(self, phase: str, devices: Sequence[str], now: float) -> None:
+    def _close(self, now: float) -> None:
         if self._record.phases:
             self._record.phases[-1].seconds = round(now - self._asked_at, 3)
-        self._record.participants = sorted({*self._record.participants, *devices})
         self._thinking = now
+
+    def _count(self, number: int, phase: str, devices: Sequence[str]) -> None:
+        """What goes into the server half now, by name; in a replay once more, and then it must be the same."""
+        self._record.participants = sorted({*self._record.participants, *devices})
+        answers = self._service.spool.answers(number, phase)
+        names = {device: answers[device].object.hex() for device in devices}
+        self._tell("counted", round=number, attempt=self._record.attempt, phase=phase, answers=names)
 
     def _end(self, service: Service, now: float) -> None:
         record, meter = self._record, service.link.meter.snapshot()

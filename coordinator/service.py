@@ -130,9 +130,14 @@ class Service:
 
     def happen(self, event: Event, now: float) -> None:
         commands = self.machine.handle(event, now)
-        self._perform_all(commands, now)
+        # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
+        ended = isinstance(event, Advanced) and event.phase is None
+        if not ended:
+            self._perform_all(commands, now)
         for watcher in self.watchers:
             watcher.happened(self, event, commands, now)
+        if ended:
+            self._perform_all(commands, now)
 
     # What the link asks: is this answer worth fetching?
 
