@@ -122,7 +122,7 @@ class Journal:
     def _note(self, command: Command, now: float) -> None:
         match command:
             case Save(number, attempt, _):
-                self._begin(number, attempt, now)
+                self._begin(number, attempt, now, self._record.resumed and self._record.round == number)
             case Accept(device, number, phase):
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)

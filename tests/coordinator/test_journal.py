@@ -185,6 +185,19 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
     assert rounds.records[1]["resumed"] and rounds.records[1]["participants"] == sorted(first)
 
 
+def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_path):
+    run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
+    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.boot_coordinator()
+    run.service.watchers.append(Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], 0))
+    run.kill("device-1")
+    run.world.run(lambda: run.service.machine.attempt == 1)
+    run.boot_device("device-1")
+    run.run()
+    second = read_rounds(tmp_path / "rounds.jsonl")[1]
+    assert (second["round"], second["attempt"], second["resumed"]) == (2, 1, True)
+
+
 def test_late_and_refused_answers_are_in_the_record(tmp_path):
     moments = Moments()
     policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0)
