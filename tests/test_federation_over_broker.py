@@ -33,6 +33,8 @@ class Federation:
     """A coordinator and devices as threads of this process, each with a connection of its own."""
 
     coordinators_inbox = queue.SimpleQueue
+    session_seconds = 60
+    policy = POLICY
 
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
@@ -40,6 +42,10 @@ class Federation:
         self.keys = {n: Keys.new() for n in (COORDINATOR, *DEVICES)}
         self.ring = {n: k.public for n, k in self.keys.items()}
         self.agents, self.inboxes, self.threads = {}, {}, []
+
+    def reach(self, name):
+        """How this party finds the broker."""
+        return self.address
 
     def coordinator(self):
         inbox = self.coordinators_inbox()
@@ -53,12 +59,12 @@ class Federation:
             topics = self.topics.coordinator_subscriptions()
             will = made.will(self.topics.coord_state)
             made.transport = Mqtt(
-                f"{self.topics.federation}-c", self.address, inbox, will=will, subscriptions=topics
+                f"{self.topics.federation}-c", self.reach(COORDINATOR), inbox, will=will, subscriptions=topics
             )
             return made
 
         self.service = Service(
-            self.plan, RoundMachine(POLICY, self.plan.seed), spool, ThreadWorker(inbox), link
+            self.plan, RoundMachine(self.policy, self.plan.seed), spool, ThreadWorker(inbox), link
         )
         return self.service, inbox
 
@@ -70,8 +76,8 @@ class Federation:
         topics = self.topics.device_subscriptions(name)
         will = link.will(self.topics.device_state(name))
         link.transport = Mqtt(
-            f"{self.topics.federation}-{name}", self.address, inbox,
-            will=will, subscriptions=topics, clean_start=False, session_seconds=60,
+            f"{self.topics.federation}-{name}", self.reach(name), inbox,
+            will=will, subscriptions=topics, clean_start=False, session_seconds=self.session_seconds,
         )  # fmt: skip
         data = shard(i)
         agent = Agent(

@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
     print(f"seed {seed}, {options.minutes:g} minutes; {ways()}; in {folder}", flush=True)
     campaign = Campaign(folder, seed, options.devices, options.rounds, options.pause, secluded())
+    campaign.keep = options.keep
     outcome = campaign.run(60 * options.minutes)
     print(table(outcome))
     return 1 if outcome.violations else 0
@@ -30,8 +31,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=None, help="the same one draws the same faults")
     made.add_argument("--devices", type=int, default=4)
     made.add_argument("--rounds", type=int, default=40, help="of each run")
-    made.add_argument("--pause", type=float, default=1.2, help="seconds between two faults, on average")
+    made.add_argument("--pause", type=float, default=3.0, help="seconds between two faults, on average")
     made.add_argument("--folder", type=Path, default=None)
+    made.add_argument("--keep", action="store_true", help="the folders of all runs")
     return made
 
 
@@ -45,7 +47,11 @@ def table(o: Outcome) -> str:
     rows = [(kind, number) for kind, number in sorted(o.faults.items())]
     rows += [("faults", sum(o.faults.values())), ("starts after the first", sum(o.starts.values()))]
     rows += [("seconds", round(o.seconds)), ("runs finished", o.runs), ("rounds finished", o.rounds)]
-    rows += [("of them resumed after a kill", o.resumed), ("begun again for want of answers", o.again)]
+    rows += [
+        ("of them while faults came", o.harmed),
+        ("of them resumed after a kill", o.resumed),
+        ("begun again for want of answers", o.again),
+    ]
     rows += [
         ("answers counted, each computed again", o.counted),
         ("devices that missed a run's end", o.unheard),

@@ -40,6 +40,7 @@ class Outcome:
     folder: Path
     runs: int = 0
     rounds: int = 0
+    harmed: int = 0  # rounds that ended while faults came
     resumed: int = 0
     again: int = 0
     counted: int = 0
@@ -53,6 +54,8 @@ class Outcome:
 
 
 class Campaign:
+    keep = False  # every run's folder, and not only of those that went wrong
+
     def __init__(
         self, folder: Path, seed: int, devices: int, rounds: int, pause: float, secluded: bool
     ) -> None:
@@ -90,7 +93,7 @@ class Campaign:
             o.deaths.update(death.split(": ", 1)[1][:90] for death in process.deaths)
         found = found or self.books(world)
         o.rounds += world.rounds
-        if found:
+        if found or self.keep:
             o.violations += [f"run {o.runs}: {words}" for words in found]
             o.kept.append(folder)
         else:
@@ -99,13 +102,13 @@ class Campaign:
     def weather(self, world: World, dice: Dice, until: float) -> str:
         """Until the run is over; why it does not come to its end, or nothing."""
         storm, (pause, fault) = Storm(world), dice.draw()
-        next_at, calm_at = time.monotonic() + pause, 0.0
+        next_at, calm_at, calm_rounds = time.monotonic() + pause, 0.0, 0
         while not world.finished:
             now = time.monotonic()
             world.watch()
             if not calm_at and now >= until:
                 storm.calm()
-                calm_at = now
+                calm_at, calm_rounds = now, world.rounds
             if calm_at and now > calm_at + CALM_SECONDS:
                 return (
                     f"in round {world.rounds + 1} of {self.rounds} after {CALM_SECONDS:.0f} s without a fault"
@@ -118,6 +121,7 @@ class Campaign:
                 next_at = now + pause
             time.sleep(TICK)
         storm.calm()
+        self.outcome.harmed += calm_rounds if calm_at else world.rounds
         return ""
 
     def books(self, world: World) -> list[str]:
@@ -128,7 +132,7 @@ class Campaign:
         return [*violations(e), *computed_again(world, e)]
 
     def experiment(self, number: int) -> Experiment:
-        method, policy, hyper = RUNS[number % len(RUNS)]
+        method, policy, hyper = RUNS[(number - 1) % len(RUNS)]
         table = {
             "name": f"chaos-{number}", "rounds": self.rounds, "classes": 3, "seed": self.seed + number,
             "method": {"name": method, "lr": 0.02, **hyper},
