@@ -5,9 +5,12 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS   ?= 2
 INPUTS ?= 1000000
+MINUTES ?= 2
+SEED   ?=
+ROUNDS ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz audit clean data
+.PHONY: help demo test check format bench fuzz chaos soak audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -29,6 +32,12 @@ bench: $(VENV)/.dev mosquitto ## what it costs: time, bytes, memory; beside Flow
 
 fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make fuzz INPUTS=10000000
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+chaos: $(VENV)/.dev mosquitto ## real processes, killed, frozen, cut off at random, then audited: make chaos MINUTES=30 SEED=1
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time must stay flat: make soak ROUNDS=5000
+	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(ARGS)
 
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m deploy.audit $(ARGS)

@@ -1,6 +1,6 @@
 """Mosquitto says "Success" and drops: each way in which it does is shown first, and then survived.
 
-The broker is the one that we set up: TLS 1.3, certificates, access rules. Only its queues are made small, so that what
+The broker is the one that we set up: TLS 1.3, certificates, access rules. Only its queues are made small: what
 takes hundreds of devices happens to three.
 """
 

@@ -19,7 +19,8 @@ def main(arguments: list[str]) -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
     print(f"seed {seed}, {options.minutes:g} minutes; {ways()}; in {folder}", flush=True)
     campaign = Campaign(folder, seed, options.devices, options.rounds, options.pause, secluded())
-    campaign.keep = options.keep
+    campaign.keep, campaign.only = options.keep, options.only
+    campaign.runs = tuple(run for run in campaign.runs if options.method in ("", run[0]))
     outcome = campaign.run(60 * options.minutes)
     print(table(outcome))
     return 1 if outcome.violations else 0
@@ -33,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, default=40, help="of each run")
     made.add_argument("--pause", type=float, default=3.0, help="seconds between two faults, on average")
     made.add_argument("--folder", type=Path, default=None)
+    made.add_argument("--only", default="", metavar="WORDS", help="faults that have these in their name")
+    made.add_argument("--method", default="", help="runs of this one alone")
     made.add_argument("--keep", action="store_true", help="the folders of all runs")
     return made
 

@@ -90,14 +90,6 @@ def made_by_its_device(e: Evidence) -> Iterable[str]:
         for device, name in c.answers.items():
             if (c.round, c.phase, name) not in e.said.get(device, set()):
                 yield f"round {c.round} {c.phase} counted {name[:16]} of {device}, which never said it"
-    for device, said in e.said.items():
-        names: dict[tuple[int, str], set[str]] = {}
-        for number, phase, name in said:
-            names.setdefault((number, phase), set()).add(name)
-        accepted = {(c.round, c.phase): c.answers.get(device) for c in e.final}
-        for place, several in names.items():
-            if accepted.get(place) and accepted[place] not in several:
-                yield f"{device} said {several} in {place}, and {accepted[place]} was counted"
 
 
 def bytes_add_up(e: Evidence) -> Iterable[str]:

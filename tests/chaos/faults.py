@@ -117,10 +117,12 @@ BUSY = {  # what would undo each other while it lasts
 class Dice:
     """The same seed draws the same faults with the same pauses. When they strike, the clock decides."""
 
-    def __init__(self, seed: int, devices: list[str], root: bool, pause: float) -> None:
+    def __init__(self, seed: int, devices: list[str], root: bool, pause: float, only: str = "") -> None:
         self._random = random.Random(f"chaos/{seed}")
         self._devices, self._pause = devices, pause
-        self._kinds = {name: kind for name, kind in KINDS.items() if root or not kind.needs_root}
+        self._kinds = {
+            name: kind for name, kind in KINDS.items() if (root or not kind.needs_root) and only in name
+        }
 
     def draw(self) -> tuple[float, Fault]:
         """Seconds to wait, and what comes then."""
@@ -147,6 +149,7 @@ class Storm:
         sort = "broker" if fault.victim == "broker" else BUSY.get(fault.kind, fault.kind)
         if (sort, fault.victim) in self._active:
             return False
+        self._world.note(f"{fault.kind}: {fault.victim}, {fault.seconds:.1f} s")
         KINDS[fault.kind].begin(self._world, fault.victim)
         self._active[sort, fault.victim] = now + fault.seconds, fault
         return True
@@ -155,6 +158,7 @@ class Storm:
         for place, (until, fault) in list(self._active.items()):
             if now >= until:
                 del self._active[place]
+                self._world.note(f"over: {fault.kind}, {fault.victim}")
                 KINDS[fault.kind].end(self._world, fault.victim)
 
     def calm(self) -> None:

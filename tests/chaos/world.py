@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 from deploy.broker import LocalBroker, Secured
@@ -157,6 +158,16 @@ class World:
             time.sleep(0.05)
         return waiting
 
+    def ask_where_everybody_stands(self) -> None:
+        """Into the logs; some are a while about it."""
+        for process in self.processes.values():
+            process.say(signal.SIGUSR1)
+        time.sleep(2.0)
+
+    def note(self, words: str) -> None:
+        with (self.folder / "faults.log").open("a") as file:
+            file.write(f"{datetime.now(timezone.utc):%H:%M:%S.%f} {words}\n")
+
     def stop_broker(self) -> None:
         self.broker.stop()
 
@@ -198,5 +209,5 @@ class World:
         file = self.folder / f"{name}.toml"
         file.write_text(write_toml(settings))
         inside = self.network.inside(name) if self.network else []
-        command = [*inside, sys.executable, "-m", "deploy.cli", job, str(file)]
+        command = [*inside, sys.executable, "-m", "tests.chaos.party", job, str(file)]
         return Process(name, command, self.logs / f"{name}.log")
