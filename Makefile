@@ -10,7 +10,7 @@ SEED   ?=
 ROUNDS ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz chaos soak audit clean data
+.PHONY: help demo test check format bench fuzz crash chaos soak audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -32,6 +32,9 @@ bench: $(VENV)/.dev mosquitto ## what it costs: time, bytes, memory; beside Flow
 
 fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make fuzz INPUTS=10000000
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)
+
+crash: $(VENV)/.dev ## die at every fsync, rename, commit and publish, and compare with the unbroken run
+	@$(BIN)/python -m tests.crash $(ARGS)
 
 chaos: $(VENV)/.dev mosquitto ## real processes, killed, frozen, cut off at random, then audited: make chaos MINUTES=30 SEED=1
 	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

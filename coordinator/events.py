@@ -163,3 +163,5 @@ class Recovered:
     cohort: tuple[str, ...]
     closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
     accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base
+    roster: tuple[str, ...] = ()
+    ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

@@ -6,6 +6,7 @@ from coordinator.claims import Limits, false_claim
 from coordinator.spool import Spool
 from methods.base import Ask, Member
 from methods.wants import most_bytes
+from protocol.disk import NoRoom
 from protocol.messages import Update
 from protocol.reasons import Problem, Reason, Rejected
 
@@ -33,13 +34,24 @@ class Intake:
 
     def reserve(self, device: str, size: int) -> None:
         """Room on the disk. Without it the frame is rejected, and the device says its answer again later."""
-        others = self._stored + sum(n for d, n in self._reserved.items() if d != device)
-        if others + size > self.limits.spool_bytes:
+        if self._beside(device) + size > self.limits.spool_bytes or self._free() < size:
+            self._spool.forget_earlier()
+            self._stored = self._spool.bytes_of_answers() - sum(self._reserved.values())
+        if (others := self._beside(device)) + size > self.limits.spool_bytes:
             most = self.limits.spool_bytes
             raise Rejected(
                 Reason.NO_ROOM, f"{size} bytes of {device} beside {others}; limits.spool_bytes is {most}"
             )
+        if (free := self._free()) < size:
+            raise NoRoom(f"{size} bytes of {device} are offered, {free} are free")
         self._reserved[device] = size
+
+    def _beside(self, device: str) -> int:
+        return self._stored + sum(n for d, n in self._reserved.items() if d != device)
+
+    def _free(self) -> int:
+        """An answer has its room from its first block on, so what is free is free."""
+        return self._spool.disk.room(self._spool.folder)
 
     def refuse(self, device: str, problem: Problem) -> None:
         self._refused[device] = problem

@@ -8,9 +8,10 @@ averaged by the examples they hold.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,8 +33,11 @@ from coordinator.events import (
 )
 from coordinator.service import Service
 from coordinator.story import Step
+from protocol.disk import Disk
 from protocol.messages import Update
 from protocol.meter import DOWN, UP, Meter
+
+log = logging.getLogger("protofleet.coordinator")
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
@@ -107,6 +111,9 @@ class Journal:
     def stepped(self, service: Service, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
             self._begin(step.round, service.machine.attempt, now, resumed=True)
+        if step.phase is not None:  # in a replay once more, and then it must be the same
+            place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
+            self._tell("counted", **place, answers=step.counted)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return
@@ -127,10 +134,10 @@ class Journal:
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)
                 self._tell("answered", round=number, phase=phase, device=device, **self._bytes())
-            case Close():
-                self._close(now)
-            case Advance(number, str(phase), devices):
-                self._count(number, phase, devices)
+            case Close(_, phase):
+                self._close(phase, now)
+            case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
+                self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, reason):
                 self._drop(device, verdict, reason)
                 self._tell(
@@ -154,17 +161,10 @@ class Journal:
         else:
             self._record.dropped[device] = reason
 
-    def _close(self, now: float) -> None:
+    def _close(self, phase: str, now: float) -> None:
         if self._record.phases:
             self._record.phases[-1].seconds = round(now - self._asked_at, 3)
         self._thinking = now
-
-    def _count(self, number: int, phase: str, devices: Sequence[str]) -> None:
-        """What goes into the server half now, by name; in a replay once more, and then it must be the same."""
-        self._record.participants = sorted({*self._record.participants, *devices})
-        answers = self._service.spool.answers(number, phase)
-        names = {device: answers[device].object.hex() for device in devices}
-        self._tell("counted", round=number, attempt=self._record.attempt, phase=phase, answers=names)
 
     def _end(self, service: Service, now: float) -> None:
         record, meter = self._record, service.link.meter.snapshot()
@@ -232,9 +232,10 @@ def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
 class RoundFile:
     """rounds.jsonl: append-only, a line a round. A round that a resumed run replays is not written twice."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+        self._path, self._disk = path, disk or Disk()
         self.records = read_rounds(path)
+        self._mend()
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         """Only whole rounds are kept."""
@@ -244,22 +245,35 @@ class RoundFile:
             return
         table = asdict(record)
         self.records.append(table)
+        fresh = not self._path.exists()
         with self._path.open("a") as file:
             file.write(json.dumps(table) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._disk.sync(self._path)
+        if fresh:
+            self._disk.sync(self._path.parent)
+
+    def _mend(self) -> None:
+        """What a crash has torn goes before anything is written behind it."""
+        whole = "".join(json.dumps(table) + "\n" for table in self.records)
+        if not self._path.exists() or self._path.read_text(errors="replace") == whole:
+            return
+        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(self.records))
+        mended = self._path.with_suffix(".new")
+        mended.write_text(whole)
+        self._disk.sync(mended)
+        self._disk.rename(mended, self._path)
+        self._disk.sync(self._path.parent)
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a rounds.jsonl; a torn last one is left out."""
+    """The whole lines of a rounds.jsonl; torn and damaged ones are left out."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []
     found = []
     for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
+        with contextlib.suppress(ValueError):
+            if isinstance(table := json.loads(line), dict):
+                found.append(table)
     return found

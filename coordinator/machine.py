@@ -62,16 +62,23 @@ class RoundMachine:
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _deadline: float | None = None
     _settled: float | None = None
+    _ahead: list[Recovered] = field(
+        default_factory=list
+    )  # what had been decided of rounds after a replayed one
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
-        self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
-        self._closed = dict(past.closed)
-        self._accepted = {phase: dict(devices) for phase, devices in past.accepted.items()}
+        self.roster, self._ahead = set(past.roster), list(past.ahead)
+        self._take_up(past)
         if self.round > self._last_round:
             return [*self._finish()]
         self.phase = Phase.THINKING
         return [Advance(self.round, None, ())]
+
+    def _take_up(self, past: Recovered) -> None:
+        self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
+        self._closed = dict(past.closed)
+        self._accepted = {phase: dict(devices) for phase, devices in past.accepted.items()}
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -159,11 +166,13 @@ class RoundMachine:
 
     def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
+        known = self._accepted.setdefault(phase, {})
         if closed := self._closed.get(phase):
             self.cohort = closed
-            yield Advance(self.round, phase, closed)
-            return
-        known = self._accepted.setdefault(phase, {})
+            if all(device in known and known[device] == base for device in closed):
+                yield Advance(self.round, phase, closed)
+                return
+            # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = {d for d in self.cohort if known.get(d) == base and d in known}
         self.phase = Phase.COLLECTING
         self._deadline = now + self.policy.patience_seconds
@@ -214,7 +223,15 @@ class RoundMachine:
     def _end_round(self, now: float) -> Iterator[Command]:
         self.round, self.attempt = self.round + 1, 0
         self._accepted, self._closed, self._answered = {}, {}, set()
-        if self.round > self._last_round:
+        if self._ahead:
+            self._take_up(self._ahead.pop(0))
+            yield Save(self.round, self.attempt, self.cohort)
+            if self.round > self._last_round:
+                yield from self._finish()
+            else:
+                self.phase = Phase.THINKING
+                yield Advance(self.round, None, ())
+        elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
         elif self.evaluating or len(self.roster) >= self.policy.quorum:

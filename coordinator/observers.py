@@ -26,7 +26,7 @@ def observed(
     service: Service, settings: CoordinatorSettings, folder: Path, software: str, events: bool
 ) -> Iterator[list[Watcher]]:
     """The watchers of a run; a run that ends by itself leaves its summary."""
-    rounds = RoundFile(folder / "rounds.jsonl")
+    rounds = RoundFile(folder / "rounds.jsonl", service.spool.disk)
     epoch = service.link.epoch
     ledger = Ledger(folder / "ledger.sqlite", epoch, software, service.plan.encode().decode())
     metrics = Metrics(service)
@@ -35,7 +35,11 @@ def observed(
         yield [Journal(service, sinks, model_bytes(service))]
     ledger.close()
     if not service.stopped:
-        write_summary(folder / "summary.json", summarise(service, settings, rounds.records, software))
+        write_summary(
+            folder / "summary.json",
+            summarise(service, settings, rounds.records, software),
+            service.spool.disk,
+        )
 
 
 def model_bytes(service: Service) -> int:

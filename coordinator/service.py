@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from coordinator.backlog import Backlog
 from coordinator.claims import Limits, unfit
 from coordinator.events import (
     Accept,
@@ -36,6 +37,7 @@ from methods.plan import Plan
 from protocol.admission import Bucket
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
+from protocol.disk import NoRoom, is_full
 from protocol.link import Received
 from protocol.messages import Bye, Finished, Hello, Manifest, Receipt, Refusal, State, Task, Update, Welcome
 from protocol.party import Worker
@@ -57,15 +59,9 @@ class Watcher(Protocol):
 
 class Service:
     def __init__(
-        self,
-        plan: Plan,
-        machine: RoundMachine,
-        spool: Spool,
-        worker: Worker,
-        link: Callable[[Service], CoordinatorLink],
-        watchers: Sequence[Watcher] = (),
-        limits: Limits | None = None,
-    ) -> None:
+        self, plan: Plan, machine: RoundMachine, spool: Spool, worker: Worker,
+        link: Callable[[Service], CoordinatorLink], watchers: Sequence[Watcher] = (), limits: Limits | None = None,
+    ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.worker = plan, machine, spool, worker
         self.link = link(self)
         self.link.remember(spool.heard())
@@ -83,11 +79,13 @@ class Service:
         self._digest = plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
+        self._advancing: Advance | None = None  # what the worker is at
+        self.backlog = Backlog(spool, self._perform)
         self._words = Bucket(rate=1.0, burst=20.0)
 
     @property
     def wake_at(self) -> float:
-        return min(self.link.wake_at, self.machine.wake_at or float("inf"))
+        return min(self.link.wake_at, self.backlog.wake_at, self.machine.wake_at or float("inf"))
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -96,9 +94,9 @@ class Service:
         """
         self._resumed = True
         if remembered := self.spool.recover():
-            past, self.members = remembered
+            (past, self.members), self.domains = remembered, self.spool.domains()
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
-            self._perform_all(self.machine.resume(past), now)
+            self.backlog.add(self.machine.resume(past), now)
 
     def take(self, item: Item, now: float) -> None:
         self._now = now
@@ -125,6 +123,7 @@ class Service:
     def wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
+        self.backlog.wake(now)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
 
@@ -133,11 +132,11 @@ class Service:
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
-            self._perform_all(commands, now)
+            self.backlog.add(commands, now)
         for watcher in self.watchers:
             watcher.happened(self, event, commands, now)
         if ended:
-            self._perform_all(commands, now)
+            self.backlog.add(commands, now)
 
     # What the link asks: is this answer worth fetching?
 
@@ -145,14 +144,17 @@ class Service:
         m, device = self.machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
         if m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered:
+            self.spool.check_claim()
             problem = self.intake.problem_with(update, size, self.members[device])
             if problem is None:
+                if self.backlog:
+                    raise NoRoom("what has come before waits for room")
                 self.intake.reserve(device, size)
                 return True
             self._refuse(update, problem)
         elif self.intake.contradicts(update, name):
             other = Problem(Reason.EQUIVOCATION, "another answer to this question is in already")
-            self._perform(Drop(device, update.round, update.phase, "refused", other), self._now)
+            self._perform(Drop(device, update.round, update.phase, "refused", other))
         else:
             self._judged(update, None)
         return False
@@ -173,7 +175,9 @@ class Service:
             for received in self.link.arrived(topic, frame, now):
                 self._heard(received, now)
         except Rejected as fault:
-            if self._words.take(now):  # a flood fills no disk with words; the counters have all of it
+            if isinstance(fault, NoRoom):
+                self.backlog.no_room(str(fault))
+            elif self._words.take(now):  # a flood fills no disk with words; the counters have all of it
                 log.warning("rejected on %.100r: %s", topic, fault)
 
     def _heard(self, received: Received, now: float) -> None:
@@ -215,15 +219,17 @@ class Service:
             watcher.answered(self, update, now)
         self._judged(update, None)
 
-    def _perform_all(self, commands: Sequence[Command], now: float) -> None:
-        for command in commands:
-            self._perform(command, now)
-
-    def _perform(self, command: Command, now: float) -> None:
+    def _perform(self, command: Command) -> None:
+        """Again from its beginning, where it raises because the disk is full."""
         match command:
             case Save(round, attempt, cohort):
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
-                self.spool.save(round, attempt, cohort, members, self.story.state())
+                roster, domains = self.machine.roster, self.domains
+                state = self.story.state()
+                self.spool.demand(
+                    2 * sum(array.nbytes for array in state.values())
+                )  # and for what is asked with it
+                self.spool.save(round, attempt, cohort, members, state, roster, domains)
             case Rollback():
                 self.spool.rollback(self.machine.round)
                 self.story.restore()
@@ -232,7 +238,8 @@ class Service:
             case Close(round, phase, devices):
                 self.spool.close(round, phase, devices)
             case Accept(device, round, phase):
-                self.spool.accept(round, phase, self._fetched.pop(device), self.link.heard_of(device))
+                self.spool.accept(round, phase, self._fetched[device], self.link.heard_of(device))
+                del self._fetched[device]
                 self._holds[device] = (*self._holds.get(device, ())[: MAX_HOLDS - 1], self.machine.base)
                 self.link.admission.frame_was_useful(device)
                 self.link.send(device, Receipt(round, phase, "accepted"))
@@ -260,7 +267,7 @@ class Service:
 
     def _advance(self, advance: Advance) -> None:
         self.link.abandon()
-        self.ask, self._broadcast = None, None
+        self.ask, self._broadcast, self._advancing = None, None, advance
         members = [self.members[d] for d in self.machine.cohort]
         answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
         block = self.link.block
@@ -268,7 +275,11 @@ class Service:
 
     def _stepped(self, step: Step | Exception) -> None:
         if isinstance(step, Exception):
-            raise step
+            if not is_full(step) or self._advancing is None:
+                raise step
+            self.backlog.again(self._advancing, step, self._now)
+            return
+        self.spool.check_claim()
         manifest, self.ask = step.manifest, step.ask
         if step.ask is not None:
             self.intake.open(step.ask)

@@ -1,43 +1,36 @@
-"""What survives a coordinator: the snapshot at the round's start, the cohort, and every accepted answer.
+"""What survives a coordinator: the snapshots at the rounds' starts, the cohorts, and every accepted answer.
 
-An answer is accepted only once its bytes and its row are on the disk. One SQLite file is the index;
-tensors lie beside it as objects. `recover` gives back exactly what a replay of the round needs.
+An answer is accepted only once its bytes and its row are on the disk. One SQLite file is the index; tensors lie
+beside it as objects, named by their hashes. `recover` gives back exactly what a replay needs. Two generations are
+kept: a damaged snapshot makes the replay begin a round earlier, and that round's answers are still here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from coordinator.events import Recovered
+from coordinator.index import FencedError, Index, RunMismatchError
 from methods.base import Member
+from protocol.disk import Disk
 from protocol.messages import Arrays
 from protocol.store import DamagedError, ObjectStore
 
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS run (
-    one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER);
-CREATE TABLE IF NOT EXISTS checkpoint (
-    id INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER, cohort TEXT, members TEXT, object TEXT);
-CREATE TABLE IF NOT EXISTS accepted (
-    round INTEGER, phase TEXT, device TEXT, base BLOB, object BLOB, examples INTEGER, metrics TEXT,
-    UNIQUE (round, phase, device));
-CREATE TABLE IF NOT EXISTS heard (sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER);
-CREATE TABLE IF NOT EXISTS closed (round INTEGER, phase TEXT, devices TEXT, UNIQUE (round, phase));
-"""
+__all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in", "names_in"]
 
+log = logging.getLogger("protofleet.coordinator")
 
-class RunMismatchError(ValueError):
-    """The folder holds another run."""
-
-
-class FencedError(RunMismatchError):
-    """The run goes on elsewhere."""
+GENERATIONS: Final = 3  # at most; two that differ are enough
+Generation: TypeAlias = tuple[int, int, int, str, str, str]  # a row of checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,77 +42,74 @@ class Accepted:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A device as a checkpoint remembers it."""
+
+    member: Member
+    domain: str
+    present: bool
+
+
 class Spool:
     """One folder of one run. `durable=False` spares the fsyncs of a simulation."""
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.durable = folder, durable
-        self.snapshots = ObjectStore(folder / "snapshots", durable)
-        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False)  # a replay makes them again
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+        self.folder, self.disk = folder, disk or Disk(durable)
+        self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
+        # A replay makes them again.
+        self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
         self._stores: dict[str, ObjectStore] = {}
-        self._epoch: int | None = None  # once the folder is claimed
-        # One thread at a time uses it: the one that owns the service. The worker never does.
-        self._db = sqlite3.connect(folder / "spool.sqlite", isolation_level=None, check_same_thread=False)
-        with self._whole():
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
-            self._db.executescript(SCHEMA)
+        self.index = Index(folder, self.disk)
+        self._db = self.index.db
+        self.fallbacks = Counter({"index": int(self.index.fell_back)})  # what was found damaged at the start
+        self._usable = self._choose()  # the newest generation whose snapshot is whole, and those after it
 
     def store(self, device: str) -> ObjectStore:
         if device not in self._stores:
-            self._stores[device] = ObjectStore(self.folder / "updates" / device, self.durable)
+            self._stores[device] = ObjectStore(self.folder / "updates" / device, disk=self.disk)
         return self._stores[device]
 
     def start_run(self, name: str, settings: str, clock: int) -> int:
         """Claim the folder; the new epoch comes back, above every earlier one even if the clock went back."""
-        row = self._db.execute("SELECT name, settings, epoch FROM run").fetchone()
-        if row and (row[0], row[1]) != (name, settings):
-            raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
-        epoch = max(clock, row[2] + 1 if row else 0)
-        self._db.execute("INSERT OR REPLACE INTO run VALUES (1, ?, ?, ?)", (name, settings, epoch))
-        self._epoch = epoch
-        return epoch
+        return self.index.claim(name, settings, clock)
 
     def save(
-        self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays
-    ) -> None:
-        """A new generation; the one before it is kept, everything older goes."""
+        self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays,
+        roster: Collection[str] = (), domains: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        """A new generation; the one before it is kept with its answers, everything older goes."""
         name = self.snapshots.put(state).object.hex()
-        roster = json.dumps([[m.device, m.examples, list(m.counts)] for m in members.values()])
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO checkpoint (round, attempt, cohort, members, object) VALUES (?, ?, ?, ?, ?)",
-                (round, attempt, json.dumps(list(cohort)), roster, name),
-            )
-            self._db.execute("DELETE FROM checkpoint WHERE id <= (SELECT MAX(id) FROM checkpoint) - 2")
-            self._db.execute("DELETE FROM accepted WHERE round < ?", (round,))
-            self._db.execute("DELETE FROM closed WHERE round < ?", (round,))
-        rows = self._db.execute("SELECT object FROM checkpoint").fetchall()
-        self.snapshots.keep({bytes.fromhex(object_name) for (object_name,) in rows})
-        self._prune_updates()
+        guests = [
+            [m.device, m.examples, list(m.counts), (domains or {}).get(m.device, ""), m.device in roster]
+            for m in members.values()
+        ]
+        with self.index.transaction():
+            newest = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM checkpoint").fetchone()[0]
+            made = (newest + 1, round, attempt, json.dumps(list(cohort)), json.dumps(guests), name)
+            self.index.put("checkpoint", *made)
+            self._forget_but(worth_keeping(self._generations()))
+        self.index.keep_copy()
+        self._usable = [made]
+        self._prune()
 
     def state(self) -> Arrays | None:
-        """The server half's state at the last save."""
-        row = self._db.execute("SELECT object FROM checkpoint ORDER BY id DESC LIMIT 1").fetchone()
-        return self.snapshots.open(bytes.fromhex(row[0])) if row else None
+        """The server half's state at the last save, or at the save before it where that one is damaged."""
+        return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
 
     def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
         """One moment for both: the answer counts, and nothing up to its sender's `heard` will be news again."""
-        with self._transaction():
-            self._db.execute(
-                "INSERT OR REPLACE INTO accepted VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (round, phase, answer.device, answer.base, answer.object, answer.examples,
-                 json.dumps(dict(answer.metrics))),
-            )  # fmt: skip
-            self._db.execute("INSERT OR REPLACE INTO heard VALUES (?, ?, ?)", (answer.device, *heard))
+        with self.index.transaction():
+            metrics = json.dumps(dict(answer.metrics))
+            self.index.put(
+                "accepted", round, phase, answer.device, answer.base, answer.object, answer.examples, metrics
+            )
+            self.index.put("heard", answer.device, *heard)
 
     def heard(self) -> dict[str, tuple[int, int]]:
         """Of each sender the boot and the newest sequence at its last accepted answer."""
-        with self._whole():
-            rows = self._db.execute("SELECT sender, boot, sequence FROM heard").fetchall()
-            if not all(type(n) is int and n >= 0 for _, boot, sequence in rows for n in (boot, sequence)):
-                raise DamagedError("a boot or a sequence is no number")
-            return {str(sender): (boot, sequence) for sender, boot, sequence in rows}
+        rows = self._db.execute("SELECT sender, boot, sequence FROM heard")
+        return {sender: (boot, sequence) for sender, boot, sequence in rows}
 
     def refuse(self, device: str, object_name: bytes) -> None:
         """Forget an answer that is not used, or refused ones would fill the disk; not one that is in as well."""
@@ -132,14 +122,37 @@ class Spool:
         files = (self.folder / "updates").glob("*/*")
         return sum(path.stat().st_size for path in files)
 
+    def forget_earlier(self) -> None:
+        """Room is worth more than the answers of the round before: until the next save, one generation only."""
+        rows = self._generations()
+        kept = [row for row in rows if row[1] >= self._usable[0][1]] if self._usable else rows
+        if len(kept) == len(rows):
+            return
+        with contextlib.suppress(OSError, sqlite3.OperationalError):  # too full even for that
+            with self.index.transaction():
+                self._forget_but(kept)
+            self._prune()
+
+    def demand(self, size: int) -> None:
+        """See to it that there is room for so much, or raise as a full disk does: before anything is written."""
+        if self.disk.room(self.folder) < size:
+            self.forget_earlier()
+        if (room := self.disk.room(self.folder)) < size:
+            raise OSError(errno.ENOSPC, f"{size} bytes are needed, {room} are free", str(self.folder))
+
+    def check_claim(self) -> None:
+        """FencedError where another coordinator has taken over: nothing of it may be pruned or fetched over."""
+        self.index.check_claim()
+
     def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
-        self._db.execute(
-            "INSERT OR REPLACE INTO closed VALUES (?, ?, ?)", (round, phase, json.dumps(devices))
-        )
+        with self.index.transaction():
+            self.index.put("closed", round, phase, json.dumps(devices))
+        self.index.keep_copy()
 
     def rollback(self, round: int) -> None:
         """The round starts again; answers already in stay good for whoever is asked the same again."""
-        self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
+        with self.index.transaction():
+            self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
 
     def answers(self, round: int, phase: str) -> dict[str, Accepted]:
         rows = self._db.execute(
@@ -149,54 +162,95 @@ class Spool:
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
-        with self._whole():
-            row = self._db.execute(
-                "SELECT round, attempt, cohort, members FROM checkpoint ORDER BY id DESC LIMIT 1"
-            ).fetchone()
-            if row is None:
-                return None
-            number, attempt, cohort, members = row
-            accepted: dict[str, dict[str, bytes]] = {}
-            query = "SELECT phase, device, base FROM accepted WHERE round = ?"
-            for phase, device, base in self._db.execute(query, (number,)):
-                accepted.setdefault(phase, {})[device] = base
-            rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ?", (number,))
-            closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
-            past = Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted)
-            return past, members_in(members)
+        """Where a replay begins, and what has been decided after that; None where nothing has."""
+        if not self._usable:
+            return None
+        past = [self._past(row) for row in self._usable]
+        members = {d: g.member for row in reversed(self._usable) for d, g in guests_in(row[4]).items()}
+        return replace(past[0], ahead=tuple(past[1:])), members
 
-    @contextlib.contextmanager
-    def _whole(self) -> Iterator[None]:
-        """What is read here decides how a run goes on: damaged, it must not be guessed."""
-        try:
-            yield
-        except sqlite3.OperationalError:  # a full or locked disk: said as such
-            raise
-        except (sqlite3.DatabaseError, DamagedError) as error:
-            raise DamagedError(
-                f"{self.folder / 'spool.sqlite'} is damaged ({error}); put it back from a copy, or remove "
-                f"{self.folder} and let the run begin anew"
-            ) from None
+    def domains(self) -> dict[str, str]:
+        """Of the devices that `recover` names."""
+        return {
+            d: g.domain for row in reversed(self._usable) for d, g in guests_in(row[4]).items() if g.domain
+        }
 
     def shut(self) -> None:
-        self._db.close()
+        self.index.close()
 
-    def _prune_updates(self) -> None:
+    def _past(self, row: Generation) -> Recovered:
+        _, number, attempt, cohort, guests, _ = row
+        accepted: dict[str, dict[str, bytes]] = {}
+        query = "SELECT phase, device, base, object FROM accepted WHERE round = ?"
+        for phase, device, base, name in self._db.execute(query, (number,)).fetchall():
+            if self.store(device).has(name):
+                accepted.setdefault(phase, {})[device] = base
+            else:
+                self._lost(number, phase, device)
+        rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ?", (number,))
+        closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
+        roster = tuple(device for device, guest in guests_in(guests).items() if guest.present)
+        return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster)
+
+    def _lost(self, round: int, phase: str, device: str) -> None:
+        log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
+        self.fallbacks["answer"] += 1
+        with self.index.transaction():
+            self._db.execute(
+                "DELETE FROM accepted WHERE round = ? AND phase = ? AND device = ?", (round, phase, device)
+            )
+
+    def _choose(self) -> list[Generation]:
+        rows = self._generations()
+        latest = [row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]]  # of each round
+        for i, row in enumerate(latest):
+            if self.snapshots.has(bytes.fromhex(row[5])):
+                if i:
+                    self.fallbacks["snapshot"] += i
+                    log.error(
+                        "the snapshot of round %d is damaged; going back to that of round %d, whose answers are here",
+                        latest[0][1], row[1],
+                    )  # fmt: skip
+                return latest[i::-1]
+        if rows:
+            lost = ", ".join(row[5] for row in latest)
+            raise DamagedError(
+                f"{self.snapshots.folder} has no snapshot that is whole, of {lost}; put one back from a copy, or "
+                f"remove {self.folder} and let the run begin anew"
+            )
+        return []
+
+    def _generations(self) -> list[Generation]:
+        """Newest first."""
+        query = (
+            "SELECT id, round, attempt, cohort, members, object FROM checkpoint ORDER BY round DESC, id DESC"
+        )
+        return self._db.execute(query).fetchall()
+
+    def _forget_but(self, kept: Sequence[Generation]) -> None:
+        marks = ", ".join("?" * len(kept))
+        self._db.execute(f"DELETE FROM checkpoint WHERE id NOT IN ({marks})", [row[0] for row in kept])
+        for table in ("accepted", "closed"):
+            self._db.execute(f"DELETE FROM {table} WHERE round < ?", (min(row[1] for row in kept),))
+
+    def _prune(self) -> None:
+        """Objects that no row names any more."""
+        self.snapshots.keep({bytes.fromhex(row[5]) for row in self._generations()})
         kept = {bytes(row[0]) for row in self._db.execute("SELECT object FROM accepted")}
         for folder in (self.folder / "updates").glob("*"):
             self.store(folder.name).keep(kept)
 
-    def _transaction(self) -> sqlite3.Connection:
-        """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""
-        self._db.execute("BEGIN IMMEDIATE")
-        row = self._db.execute("SELECT epoch FROM run").fetchone()
-        if row and self._epoch is not None and row[0] != self._epoch:
-            self._db.execute("ROLLBACK")
-            raise FencedError(
-                f"another coordinator, of epoch {row[0]}, has taken over {self.folder}; this one, of epoch "
-                f"{self._epoch}, stops"
-            )
-        return self._db  # as a context manager it commits, or rolls back on an error
+
+def worth_keeping(rows: Sequence[Generation]) -> list[Generation]:
+    """Of each round the last attempt, back to the first snapshot that is another than the newest."""
+    kept: list[Generation] = []
+    for row in rows:
+        if kept and row[1] == kept[-1][1]:
+            continue
+        if len(kept) == GENERATIONS or (kept and kept[-1][5] != kept[0][5]):
+            break
+        kept.append(row)
+    return kept
 
 
 def names_in(text: object) -> list[str]:
@@ -208,15 +262,22 @@ def names_in(text: object) -> list[str]:
 
 
 def members_in(text: object) -> dict[str, Member]:
-    """The roster of a checkpoint, or DamagedError."""
-    members = {}
+    """The members of a checkpoint, or DamagedError."""
+    return {device: guest.member for device, guest in guests_in(text).items()}
+
+
+def guests_in(text: object) -> dict[str, Guest]:
+    """The devices of a checkpoint, or DamagedError. Format 0 had neither their domains nor who was present."""
+    guests = {}
     for row in _list(_json(text)):
         match row:
-            case [str(device), int(examples), [*counts]] if all(isinstance(n, int) for n in counts):
-                members[device] = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
+            case [str(device), int(examples), [*counts], *rest] if all(isinstance(n, int) for n in counts):
+                domain, present = rest if len(rest) == 2 else ("", False)
+                member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
+                guests[device] = Guest(member, str(domain), bool(present))
             case _:
                 raise DamagedError("a row of the roster is none")
-    return members
+    return guests
 
 
 def _list(found: object) -> list[object]:

@@ -21,6 +21,8 @@ class Step:
     ask: Ask | None
     manifest: Manifest | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    phase: str | None = None  # whose answers it was given; None: it began the round
+    counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of the answer that it was given
 
 
 class Story:
@@ -28,6 +30,7 @@ class Story:
         self._spool, self._rounds = spool, rounds
         self.server: ServerHalf = plan.server_half()
         self._round: Round | None = None
+        self._unwritten: Ask | None = None  # the disk had no room for its broadcast
         if (saved := spool.state()) is not None:
             self.server.restore(to_torch(saved))
 
@@ -36,21 +39,27 @@ class Story:
 
     def restore(self) -> None:
         """Back to the last save."""
-        self._round = None
+        self._round = self._unwritten = None
         if (saved := self._spool.state()) is not None:
             self.server.restore(to_torch(saved))
 
     def step(
         self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
     ) -> Step:
-        """Runs on the worker's thread; what it needs of the spool's index is handed to it."""
+        """Runs on the worker's thread; what it needs of the spool's index is handed to it.
+
+        A step that found the disk full has been made; said again, it goes on at its broadcast.
+        """
+        counted = {device: answers[device].object.hex() for device in advance.devices}
         try:
-            ask = self._next(advance, members, answers)
+            ask = self._unwritten or self._next(advance, members, answers)
         except StopIteration:
             self._round = None
-            return Step(advance.round, None, figures=dict(self.server.monitor()))
+            return Step(advance.round, None, None, dict(self.server.monitor()), advance.phase, counted)
+        self._unwritten = ask
         manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
-        return Step(advance.round, ask, manifest, dict(self.server.monitor()))
+        self._unwritten = None
+        return Step(advance.round, ask, manifest, dict(self.server.monitor()), advance.phase, counted)
 
     def _next(self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted]) -> Ask:
         if advance.phase is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from coordinator.config import CoordinatorSettings
 from coordinator.service import Service
+from protocol.disk import Disk
 from protocol.meter import DOWN, UP
 
 Lines = Sequence[Mapping[str, Any]]
@@ -95,9 +95,9 @@ def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
     return found
 
 
-def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+def write_summary(path: Path, summary: Mapping[str, Any], disk: Disk) -> None:
     target = path.with_suffix(".new")
     target.write_text(json.dumps(summary, indent=1) + "\n")
-    with target.open() as file:
-        os.fsync(file.fileno())
-    target.replace(path)
+    disk.sync(target)
+    disk.rename(target, path)
+    disk.sync(path.parent)

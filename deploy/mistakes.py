@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import errno
-import sqlite3
-
 from coordinator.spool import RunMismatchError
 from deploy.run_errors import RunError
 from edge_client.data import DataError
 from protocol.broker import BrokerError
+from protocol.disk import is_full
 from protocol.exposition import MetricsError
 from protocol.keyfiles import KeyFileError
 from protocol.settings import SettingsError
 from protocol.statements import StatementError
-from protocol.store import DamagedError
+from protocol.store import DamagedError, NewerFormatError
 
 FAILED, MISUSED = 1, 2
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def exit_code(error: Exception) -> int | None:
     match error:
-        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError():
+        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
             return MISUSED
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError():
             return FAILED
-        case OSError() if error.errno in NO_ROOM:
+        case OSError() if is_full(error):
             error.args = (
                 f"the disk is full: {error.filename or error.strerror}; make room and run it again",
             )
             return FAILED
-        case sqlite3.OperationalError() if "full" in str(error):
+        case _ if is_full(error):  # SQLite's words say so
             return FAILED
         case PermissionError():
             return FAILED

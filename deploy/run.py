@@ -22,11 +22,11 @@ from deploy.progress import Progress
 from deploy.report import final_table, write_report
 from deploy.run_errors import RunError
 from protocol.broker import BrokerAddress, preflight
+from protocol.disk import LITTLE
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, encode, write_toml
 
 EXIT_SECONDS = 10.0
-LITTLE = 1 << 20  # bytes: a disk with less room is as good as full
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> Path:

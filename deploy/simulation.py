@@ -22,6 +22,7 @@ from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
+from protocol.disk import Disk
 from protocol.keys import Identity, Keys
 from protocol.meter import Meter
 from protocol.party import Party
@@ -35,6 +36,11 @@ Build = Callable[[str, Plan, Splits], ClientHalf]
 def zero() -> float:
     """What work costs is no part of a history that must repeat to the bit."""
     return 0.0
+
+
+def calm(party: str) -> Disk:
+    """A disk that loses nothing, and for whose fsyncs a simulation need not wait."""
+    return Disk(durable=False)
 
 
 def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
@@ -53,6 +59,7 @@ class Simulation:
     build: Build = build_half
     watchers: list[Watcher] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
+    disks: Callable[[str], Disk] = calm  # by party, anew at each of its boots
 
     def __post_init__(self) -> None:
         self.world = World(self.weather, self.seed)
@@ -75,7 +82,8 @@ class Simulation:
         """Start a coordinator that knows only what the disk holds, as after a crash."""
         self._halt(COORDINATOR)
         self.boots += 1
-        spool = Spool(self.folder / "coordinator", durable=False)
+        disk = self.disks(COORDINATOR)
+        spool = Spool(self.folder / "coordinator", disk=disk)
         epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
         take = self._feed(COORDINATOR, lambda: self.service)
         worker = self._workers[COORDINATOR] = VirtualWorker(self.world, take)
@@ -84,6 +92,7 @@ class Simulation:
             me = Identity(COORDINATOR, epoch, self._keys[COORDINATOR])
             topics = set(self.topics.coordinator_subscriptions())
             session = self.broker.session(COORDINATOR, take, topics)
+            session.passing = disk.passing
             made = CoordinatorLink(me, self._ring, self.topics, session, spool.store, service)
             made.run = "simulated"
             session.will = made.will(self.topics.coord_state)
@@ -94,12 +103,14 @@ class Simulation:
 
     def boot_device(self, device: str) -> None:
         self._halt(device)
-        memory = Memory(self.folder / device, durable=False)
+        disk = self.disks(device)
+        memory = Memory(self.folder / device, disk=disk)
         me = Identity(device, memory.boot(0), self._keys[device])
         take = self._feed(device, lambda: self.agents[device])
         worker = self._workers[device] = VirtualWorker(self.world, take, self.work_seconds)
         topics = set(self.topics.device_subscriptions(device))
         session = self.broker.session(device, take, topics)
+        session.passing = disk.passing
         link = DeviceLink(me, self._ring, self.topics, session, memory.store)
         session.will = link.will(self.topics.device_state(device))
         data = self.shards[device]

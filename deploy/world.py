@@ -63,6 +63,7 @@ class Session:
     will: Will | None
     topics: set[str]
     alive: bool = True
+    passing: Callable[[str, str], None] = lambda step, topic: None  # as of a Disk: a frame is about to leave
 
     def subscribe(self, topic: str) -> None:
         self.topics.add(topic)
@@ -73,6 +74,7 @@ class Session:
 
     def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
         if self.alive:
+            self.passing("publish", topic)
             self.broker.publish(topic, frame, retain)
 
     def close(self) -> None:

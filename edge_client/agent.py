@@ -13,6 +13,7 @@ from typing import Final, Protocol
 from edge_client.evaluate import Splits
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures, save_picture
+from edge_client.room import Room
 from edge_client.state import Answer, Memory
 from edge_client.work import work
 from methods.base import Ask, ClientHalf
@@ -20,20 +21,13 @@ from methods.bridge import to_numpy, to_torch
 from methods.plan import Plan, read_plan
 from methods.weights import place_of
 from protocol.device_link import DeviceLink
+from protocol.disk import NoRoom, is_full
 from protocol.link import Received
-from protocol.messages import (
-    Bye,
-    Finished,
-    Hello,
-    Receipt,
-    Refusal,
-    State,
-    Task,
-    Welcome,
-)
+from protocol.messages import Bye, Finished, Hello, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
 from protocol.reasons import Rejected
 from protocol.settings import SettingsError
+from protocol.store import DamagedError
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.device")
@@ -61,6 +55,7 @@ class Agent:
         self.plan: Plan | None = None
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
+        self.room = Room(memory)
         self._build, self._clock = build, clock
         self._connected = False
         self._hello_at = float("inf")
@@ -122,7 +117,10 @@ class Agent:
             for received in self.link.arrived(topic, frame, now):
                 self._heard(received)
         except Rejected as fault:
-            log.warning("rejected on %s: %s", topic, fault)
+            if isinstance(fault, NoRoom):  # the next hello brings the task again
+                self.room.short(str(fault))
+            else:
+                log.warning("rejected on %s: %s", topic, fault)
 
     def _heard(self, received: Received) -> None:
         self._hello_at = self._now + HELLO_SECONDS
@@ -189,11 +187,14 @@ class Agent:
         return half
 
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
-        if isinstance(half, ValueError):  # this device's network does not go with the method or the images
+        if isinstance(half, ValueError) and not isinstance(
+            half, DamagedError
+        ):  # this device's network does not go with the method or the images
             self._cannot_follow(half)
             return
         if isinstance(half, Exception):
-            raise half
+            self._not_done(half)
+            return
         self._forget()
         self.plan, self.half, self._question = plan, half, ""
         self.link.least_round = self.memory.last_round
@@ -212,7 +213,7 @@ class Agent:
             self._say_answer(self._outgoing)
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
-        elif not self._question:
+        elif not self._question and self.room.for_answer(received.object):
             self._question = question
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
@@ -238,7 +239,8 @@ class Agent:
 
     def _worked(self, answer: Answer | Exception) -> None:
         if isinstance(answer, Exception):
-            raise answer
+            self._not_done(answer)
+            return
         self._question, self.link.least_round = "", self.memory.last_round
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
@@ -248,6 +250,14 @@ class Agent:
             received, self._next = self._next, None
             assert isinstance(received.message, Task)
             self._asked(received.message, received)
+
+    def _not_done(self, error: Exception) -> None:
+        """Without room for its answer a half is nowhere: as after a reboot, it is what the disk holds of it."""
+        if not is_full(error):
+            raise error
+        self.room.short(str(error))
+        self._question = ""
+        self._forget()
 
     def _say_answer(self, outgoing: Outgoing) -> None:
         answer = outgoing.answer

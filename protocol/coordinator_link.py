@@ -126,7 +126,6 @@ class CoordinatorLink(Link):
     def _update(
         self, received: Received, update: Update, attachment: Attachment, now: float
     ) -> list[Received]:
-        store = self._stores(received.sender)
         assert attachment is not None
         if received.run != self.run:
             return []  # of another run; its device has heard of this one by now
@@ -134,6 +133,7 @@ class CoordinatorLink(Link):
         name = hashlib.sha256(attachment).digest() if isinstance(attachment, bytes) else attachment.object
         if not self._gate.admit(update, size, name):
             return []
+        store = self._stores(received.sender)
         if isinstance(attachment, bytes):
             return self._complete(received, update, store.put_bytes(attachment))
         if store.has(attachment.object):

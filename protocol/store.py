@@ -5,8 +5,9 @@ Nothing larger than one block stays in memory. A complete object appears by rena
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,34 +16,55 @@ from typing import Final
 
 from protocol.arrays import Body, encode, joined, parts
 from protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
+from protocol.disk import FULL, Disk, NoRoom
 from protocol.messages import Arrays, Manifest
 from protocol.reasons import Reason, Rejected
 
+log = logging.getLogger("protofleet")
+
 CHUNK: Final = 1 << 20
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class DamagedError(ValueError):
     """What an earlier process has saved cannot be used. The message names the file and the way out."""
 
 
+class NewerFormatError(ValueError):
+    """A later version of the software has written it."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        super().__init__(
+            f"{path} is of format {found}, and this version knows formats up to {known}: a newer protofleet has "
+            f"written it; run that one, or remove {path.parent} and begin anew"
+        )
+
+
 class ObjectStore:
     """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
 
-    def __init__(self, folder: Path, durable: bool = True) -> None:
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.durable = folder, durable
+        self.disk = disk or Disk(durable)
+        self.damaged = 0  # objects that were not what they were called, and have been removed
+        self._sound: set[bytes] = set()  # written by this process, or hashed by it
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
-        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
+            self.disk.make(folder)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
         """Write arrays as an object, reading one array at a time."""
         made = parts(arrays)
         size = sum(n for _, n in made)
         target = self.folder / f"new-{os.getpid()}-{id(arrays)}"
-        with target.open("wb") as file:
-            manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
-        self._finish(target, manifest.object)
+        try:
+            self.disk.make(self.folder)
+            with target.open("wb") as file:
+                manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
+            self._finish(target, manifest.object)
+        except OSError:  # half of it would fill a full disk further
+            target.unlink(missing_ok=True)
+            raise
         self._made = {manifest.object: manifest}
         return manifest
 
@@ -51,6 +73,7 @@ class ObjectStore:
         name = hashlib.sha256(body).digest()
         target = self.folder / f"new-{os.getpid()}-{id(body)}"
         try:
+            self.disk.make(self.folder)
             target.write_bytes(body)
             self._finish(target, name)
         except OSError as error:
@@ -59,7 +82,23 @@ class ObjectStore:
         return name
 
     def has(self, name: bytes) -> bool:
-        return self._path(name).is_file()
+        """Whether it is here, and what it is called. What an earlier process left is hashed once."""
+        path = self._path(name)
+        if not path.is_file():
+            self._sound.discard(name)
+            return False
+        if name not in self._sound:
+            if _hash_of(path) != name:
+                log.error("%s is damaged: its bytes are not those that it is named by; it is removed", path)
+                self.damaged += 1
+                self.disk.remove(path)
+                return False
+            self._sound.add(name)
+        return True
+
+    def size(self, name: bytes) -> int:
+        """In bytes; 0 where it is not here."""
+        return self._path(name).stat().st_size if self.has(name) else 0
 
     def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
         """The manifest of an object that is here, made again from its bytes where a restart forgot it."""
@@ -71,6 +110,8 @@ class ObjectStore:
 
     def open(self, name: bytes) -> Body:
         path = self._path(name)
+        if not self.has(name):
+            raise DamagedError(f"{path} is gone or damaged")
         return Body(lambda start, stop: _read(path, start, stop), path.stat().st_size)
 
     def read(self, name: bytes, start: int, stop: int) -> bytes:
@@ -84,21 +125,28 @@ class ObjectStore:
         names = {name.hex() for name in wanted}
         for path in self.folder.glob("*.body"):
             if path.stem not in names:
-                path.unlink(missing_ok=True)
+                self.disk.remove(path)
+        self._sound &= wanted
 
     def sweep(self) -> None:
         """Forget what dead processes left half-written, before this one writes."""
         for path in (*self.folder.glob("new-*"), *self.folder.glob("*.part")):
-            path.unlink(missing_ok=True)
+            self.disk.remove(path)
 
     def drop(self, name: bytes) -> None:
-        self._path(name).unlink(missing_ok=True)
+        self.disk.remove(self._path(name))
 
     def begin(self, manifest: Manifest) -> Partial:
         """Take in an object; whatever else was on its way is forgotten, or broken offers would fill the disk."""
+        try:
+            self.disk.make(self.folder)
+        except OSError as error:
+            raise _no_room(error) from None
         for path in self.folder.glob("*.part"):
             if path.stem != manifest.object.hex():
-                path.unlink(missing_ok=True)
+                self.disk.remove(path)
+        if not self.part_of(manifest).exists() and (room := self.disk.room(self.folder)) < manifest.size:
+            raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
         content = replace(manifest, key=b"")  # however it is sealed on the way
         partial = Partial(self, manifest, self._known(content))
         self._begun = (content, partial.have)
@@ -121,10 +169,14 @@ class ObjectStore:
 
     def _finish(self, target: Path, name: bytes) -> None:
         if self.durable:
-            sync(target)
-        target.replace(self._path(name))
+            self.disk.sync(target)
+        self.disk.rename(target, self._path(name))
         if self.durable:
-            sync(self.folder)
+            self.disk.sync(self.folder)
+        self._sound.add(name)
+
+    def part_of(self, manifest: Manifest) -> Path:
+        return self.folder / f"{manifest.object.hex()}.part"
 
     def _path(self, name: bytes) -> Path:
         return self.folder / f"{name.hex()}.body"
@@ -136,7 +188,7 @@ class Partial:
     def __init__(self, store: ObjectStore, manifest: Manifest, known: bytearray | None = None) -> None:
         self.manifest = manifest
         self._store = store
-        self._path = store.folder / f"{manifest.object.hex()}.part"
+        self._path = store.part_of(manifest)
         self.have = bytearray(len(manifest.hashes))
         if self._path.exists() and self._path.stat().st_size == manifest.size:
             if known is None:
@@ -149,6 +201,8 @@ class Partial:
             raise _no_room(error) from None
         try:
             os.ftruncate(self._file, manifest.size)
+            if manifest.size:  # room for all of it, before a byte is asked for
+                os.posix_fallocate(self._file, 0, manifest.size)
         except OSError as error:
             self.abandon()
             raise _no_room(error) from None
@@ -178,11 +232,7 @@ class Partial:
     def finish(self) -> None:
         """Check the whole and give it its name."""
         os.close(self._file)
-        whole = hashlib.sha256()
-        with self._path.open("rb") as file:
-            while data := file.read(CHUNK):
-                whole.update(data)
-        if whole.digest() != self.manifest.object:
+        if _hash_of(self._path) != self.manifest.object:
             self._path.unlink(missing_ok=True)
             raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
         self._check_parts()
@@ -212,13 +262,12 @@ class Partial:
                 self.have[index] = short_hash(data) == self.manifest.hashes[index]
 
 
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _hash_of(path: Path) -> bytes:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            whole.update(data)
+    return whole.digest()
 
 
 def _tee(pieces: Iterator[bytes | memoryview], write: object) -> Iterator[bytes | memoryview]:
@@ -241,5 +290,5 @@ def _read(path: Path, start: int, stop: int) -> bytes:
 
 def _no_room(error: OSError) -> Exception:
     if error.errno in FULL:
-        return Rejected(Reason.NO_ROOM, f"the disk is full: {error.strerror}")
+        return NoRoom(f"the disk is full: {error.strerror}")
     return error

@@ -56,7 +56,7 @@ class Harmed(Federation):
         target = (broker.address.host, broker.address.port)
         self.lines = {name: Proxy("127.0.0.1", target) for name in (COORDINATOR, *DEVICES)}
 
-    def reach(self, name):
+    def at(self, name):
         return BrokerAddress("127.0.0.1", self.lines[name].port, self.fleet.tls(name))
 
     def begin(self):

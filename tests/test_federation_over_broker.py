@@ -32,8 +32,9 @@ DEVICES = [f"device-{i}" for i in range(3)]
 class Federation:
     """A coordinator and devices as threads of this process, each with a connection of its own."""
 
-    coordinators_inbox = queue.SimpleQueue
+    coordinators_inbox = devices_inbox = queue.SimpleQueue
     session_seconds = 60
+    clock = staticmethod(time.monotonic)
     policy = POLICY
 
     def __init__(self, folder, address, federation, method):
@@ -42,10 +43,6 @@ class Federation:
         self.keys = {n: Keys.new() for n in (COORDINATOR, *DEVICES)}
         self.ring = {n: k.public for n, k in self.keys.items()}
         self.agents, self.inboxes, self.threads = {}, {}, []
-
-    def reach(self, name):
-        """How this party finds the broker."""
-        return self.address
 
     def coordinator(self):
         inbox = self.coordinators_inbox()
@@ -59,7 +56,7 @@ class Federation:
             topics = self.topics.coordinator_subscriptions()
             will = made.will(self.topics.coord_state)
             made.transport = Mqtt(
-                f"{self.topics.federation}-c", self.reach(COORDINATOR), inbox, will=will, subscriptions=topics
+                f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, will=will, subscriptions=topics
             )
             return made
 
@@ -69,14 +66,14 @@ class Federation:
         return self.service, inbox
 
     def device(self, name, i):
-        inbox = queue.SimpleQueue()
+        inbox = self.devices_inbox()
         memory = Memory(self.folder / name, durable=False)
         me = Identity(name, memory.boot(0), self.keys[name])
         link = DeviceLink(me, self.ring, self.topics, None, memory.store)
         topics = self.topics.device_subscriptions(name)
         will = link.will(self.topics.device_state(name))
         link.transport = Mqtt(
-            f"{self.topics.federation}-{name}", self.reach(name), inbox,
+            f"{self.topics.federation}-{name}", self.at(name), inbox,
             will=will, subscriptions=topics, clean_start=False, session_seconds=self.session_seconds,
         )  # fmt: skip
         data = shard(i)
@@ -91,8 +88,12 @@ class Federation:
         self.agents[name], self.inboxes[name] = agent, inbox
         return agent, inbox
 
+    def at(self, name):
+        """The broker, as this party reaches it."""
+        return self.address
+
     def start(self, party, inbox):
-        thread = threading.Thread(target=serve, args=(party, inbox, time.monotonic), daemon=True)
+        thread = threading.Thread(target=serve, args=(party, inbox, self.clock), daemon=True)
         thread.start()
         self.threads.append(thread)
 

@@ -8,41 +8,52 @@ import pytest
 
 from coordinator.spool import Spool
 from deploy.mistakes import exit_code
-from edge_client.state import Answer, Memory
+from edge_client.state import FORMAT, Answer, Memory, sealed
 from methods.base import Member
 from protocol.store import DamagedError
 
 HASH = "ab" * 32
-ANSWER = Answer(HASH, 1, "train", HASH, HASH, 5, {"loss.test.global": float("nan")})
+
+
+def answer_of(memory, round=1):
+    name = memory.store.put({"weights.w": np.full(3, round, np.float32)}).object.hex()
+    return Answer(f"{round:064x}", round, "train", HASH, name, 5, {"loss.test.global": float("nan")})
 
 
 @pytest.fixture
 def device(tmp_path):
+    """A device that has answered once: nothing to go back to."""
     memory = Memory(tmp_path, durable=False)
     memory.boot(7)
     memory.begin("spring", HASH)
-    memory.remember(ANSWER, {})
+    memory.remember(answer_of(memory), {"w": np.ones(3, np.float32)})
+    (tmp_path / "device.previous.json").unlink()
     return tmp_path
 
 
 def test_a_device_finds_again_what_it_has_written(device):
     book = Memory(device).book
-    assert (book.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, HASH)
-    assert [(a.object, a.examples) for a in book.answers] == [(HASH, 5)]
+    assert (book.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, "")
+    assert [(a.round, a.examples) for a in book.answers] == [(1, 5)]
+
+
+def sealed_with(book, times):
+    table = {**book, "answers": book["answers"] * times}
+    return {"format": FORMAT, "seal": sealed(table), "book": table}
 
 
 DAMAGE = {
     "half of it": lambda text: text[: len(text) // 2],
     "nothing": lambda text: "",
     "another thing": lambda text: "[]",
+    "a number": lambda text: text.replace('"boot": 7', '"boot": 8'),
+    "a letter": lambda text: text.replace("spring", "spruce"),
     "nested without end": lambda text: "[" * 100_000,
     "a boot below zero": lambda text: text.replace('"boot": 7', '"boot": -7'),
     "a word for a number": lambda text: text.replace('"boot": 7', '"boot": "7"'),
     "a path for a hash": lambda text: text.replace(HASH, "../../etc/passwd"),
     "something more": lambda text: text.replace('"boot"', '"more": 1, "boot"'),
-    "answers without end": lambda text: json.dumps(
-        {**json.loads(text), "answers": json.loads(text)["answers"] * 5}
-    ),
+    "answers without end": lambda text: json.dumps(sealed_with(json.loads(text)["book"], 5)),
     "no UTF-8": lambda text: text.replace("spring", "\udcff"),
 }
 
@@ -58,15 +69,20 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
 
 
 @pytest.mark.parametrize("left", [None, b"", b"half of it"])
-def test_a_half_that_is_gone_or_damaged_is_one_line_and_no_traceback(tmp_path, left):
-    memory = Memory(tmp_path, durable=False)
-    memory.begin("spring", HASH)
-    memory.remember(ANSWER, {"w": np.ones(3, np.float32)})
-    path = memory.store.folder / f"{memory.book.half}.body"
+@pytest.mark.parametrize("which", ["half", "answer"])
+def test_an_object_that_is_gone_or_damaged_is_one_line_and_no_traceback(device, which, left):
+    book = Memory(device).book
+    path = device / "objects" / f"{book.half if which == 'half' else book.answers[0].object}.body"
     path.unlink() if left is None else path.write_bytes(left)
-    with pytest.raises(DamagedError, match=r"body is gone or damaged; put it back .* begin anew") as error:
-        Memory(tmp_path).half()
+    with pytest.raises(DamagedError, match=r"body is gone or damaged.*; put it back .* begin anew") as error:
+        Memory(device)
     assert exit_code(error.value) == 1
+
+
+def test_a_device_whose_file_is_gone_and_whose_work_is_here_does_not_begin_anew_in_silence(device):
+    (device / "device.json").unlink()
+    with pytest.raises(DamagedError, match=r"device.json is gone; put it back .* begin anew"):
+        Memory(device)
 
 
 @pytest.fixture
@@ -75,6 +91,7 @@ def coordinator(tmp_path):
     spool.start_run("spring", "{}", 1)
     spool.save(1, 0, ["a", "b"], {"a": Member("a", 5, (2, 3))}, {})
     spool.shut()
+    (tmp_path / "spool.copy.sqlite").unlink()
     return tmp_path
 
 

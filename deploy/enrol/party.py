@@ -22,6 +22,7 @@ from deploy.enrol.approvals import APPROVAL, Approval, read_approval, roots_with
 from deploy.enrol.certificates import PEM
 from deploy.enrol.requests import REQUEST, PrivateKeys, Request, new_request
 from deploy.mosquitto import REVOKED, RULES
+from protocol.disk import sync
 from protocol.enrolled import (
     CURRENT,
     IDENTITY_KEY,
@@ -46,7 +47,6 @@ from protocol.records import RECORD, REVOCATIONS, Revocations
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
 from protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured, same_fingerprint
-from protocol.store import sync
 from protocol.trust import ROOTS, Trust, first_roots
 
 PENDING: Final = "pending"

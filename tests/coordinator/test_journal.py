@@ -12,6 +12,7 @@ import pytest
 from coordinator.config import CoordinatorSettings
 from coordinator.journal import Journal, RoundFile, read_rounds
 from coordinator.ledger import Ledger
+from coordinator.machine import Phase
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
@@ -172,7 +173,10 @@ def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_bot
 def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_same(tmp_path):
     moments = Moments()
     run, _ = observed(tmp_path, "fedpall", sinks=[moments])
-    run.world.run(lambda: run.service.machine.round == 2 and "train" in run.service.machine._closed)
+    machine = run.service.machine
+    run.world.run(
+        lambda: machine.round == 2 and "train" in machine._closed and machine.phase is Phase.COLLECTING
+    )
     run.boot_coordinator()
     rounds = RoundFile(tmp_path / "rounds.jsonl")
     run.service.watchers.append(Journal(run.service, [rounds, moments], 0))

@@ -16,7 +16,7 @@ import numpy as np
 from coordinator.config import CoordinatorSettings
 from coordinator.spool import members_in, names_in
 from edge_client.config import DeviceSettings
-from edge_client.state import read_book
+from edge_client.state import read_book, written
 from methods.plan import read_plan
 from protocol import arrays, blocks, codec
 from protocol.codec import Place
@@ -25,7 +25,7 @@ from protocol.messages import Update, Want
 from protocol.reasons import Rejected
 from protocol.seal import read_header
 from protocol.settings import SettingsError, decode, encode, parse_toml, write_toml
-from protocol.store import DamagedError
+from protocol.store import DamagedError, NewerFormatError
 from protocol.topics import Topics
 from tests.malice import encoded, parts_of, with_table
 from tests.protocol.golden.vectors import load
@@ -40,7 +40,7 @@ HASH = bytes(range(32)).hex()
 @dataclass(frozen=True)
 class Target:
     run: Callable[[bytes], str]
-    documented: type[Exception]
+    documented: type[Exception] | tuple[type[Exception], ...]
     seeds: Callable[[], list[bytes]]
     share: float  # of all inputs; readers of files are slow and seldom asked
 
@@ -139,7 +139,8 @@ def states() -> list[bytes]:
     answer = {"question": HASH, "round": 1, "phase": "train", "base": HASH, "object": HASH,
               "examples": 5, "metrics": {"loss": 0.5}}  # fmt: skip
     book = {"boot": 3, "run": "spring", "plan": HASH, "half": HASH, "broadcast": "", "answers": [answer] * 2}
-    return [json.dumps(book).encode(), json.dumps({**book, "answers": []}).encode()]
+    bare = [json.dumps(row).encode() for row in ({**book, "answers": []}, {**book, "epoch": 1})]
+    return [*bare, *(written(read_book(row)) for row in bare)]
 
 
 TARGETS = {
@@ -149,7 +150,7 @@ TARGETS = {
     "block": Target(block, Rejected, golden, 0.08),
     "topic": Target(topic, Rejected, topics, 0.08),
     "plan": Target(run_plan, SettingsError, lambda: [plan("fedavg").encode(), plan("fedpall").encode()], 0.02),
-    "device_state": Target(device_state, DamagedError, states, 0.01),
+    "device_state": Target(device_state, (DamagedError, NewerFormatError), states, 0.01),
     "coordinator_state": Target(
         coordinator_state, DamagedError, lambda: [b'["a", "b"]', b'[["a", 5, [2, 3]], ["b", 1, []]]'], 0.02
     ),

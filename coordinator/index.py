@@ -1,0 +1,210 @@
+"""The spool's index: one SQLite file whose rows carry checksums, and a copy for the day on which it is damaged.
+
+The file names its format (PRAGMA user_version). An older format is brought up to date and its file kept beside; a
+newer one is refused. The copy is made whenever a round or a phase has been settled, so that a damaged index costs at
+most the answers to the open question, which are asked for again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from protocol.disk import Disk, is_full
+from protocol.store import DamagedError, NewerFormatError
+
+log = logging.getLogger("protofleet.coordinator")
+
+FORMAT: Final = 1
+SCHEMA: Final = {
+    "run": "one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER",
+    "checkpoint": "id INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER, cohort TEXT, members TEXT, object TEXT",
+    "accepted": "round INTEGER, phase TEXT, device TEXT, base BLOB, object BLOB, examples INTEGER, metrics TEXT",
+    "heard": "sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER",
+    "closed": "round INTEGER, phase TEXT, devices TEXT",
+}
+UNIQUE: Final = {"accepted": "round, phase, device", "closed": "round, phase"}
+Value = str | int | bytes | None
+
+
+class RunMismatchError(ValueError):
+    """The folder holds another run."""
+
+
+class FencedError(RunMismatchError):
+    """The run goes on elsewhere."""
+
+
+class Index:
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self.folder, self.disk = folder, disk
+        self.path, self._copy = folder / "spool.sqlite", folder / "spool.copy.sqlite"
+        self.fell_back = False  # the copy has taken the place of a damaged index
+        self.epoch: int | None = None  # once the folder is claimed
+        # One thread at a time uses it: the one that owns the service. The worker never does.
+        self.db = self._opened()
+
+    def claim(self, name: str, settings: str, clock: int) -> int:
+        """The folder is this coordinator's; its epoch is above every earlier one even if the clock went back."""
+        self.epoch = None
+        with self.transaction():  # two that start at once must not claim the same epoch
+            row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
+            if row and (row[0], row[1]) != (name, settings):
+                raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
+            epoch = max(clock, row[2] + 1 if row else 0)
+            self.put("run", 1, name, settings, epoch)
+        self.epoch = epoch
+        self.keep_copy()
+        return epoch
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            self.check_claim()
+            yield
+            self.disk.commit(self.db, self.path)
+        except BaseException:
+            self.db.rollback()
+            raise
+
+    def check_claim(self) -> None:
+        row = self.db.execute("SELECT epoch FROM run").fetchone()
+        if row and self.epoch is not None and row[0] != self.epoch:
+            raise FencedError(
+                f"another coordinator, of epoch {row[0]}, has taken over {self.folder}; this one, of epoch "
+                f"{self.epoch}, stops"
+            )
+
+    def put(self, table: str, *values: Value) -> None:
+        marks = ", ".join("?" * (len(values) + 1))
+        self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", (*values, seal(table, *values)))
+
+    def keep_copy(self) -> None:
+        fresh = self._copy.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        try:
+            self.db.execute("VACUUM INTO ?", (str(fresh),))
+        except sqlite3.Error:
+            fresh.unlink(missing_ok=True)
+            raise
+        self._place(fresh, self._copy)
+
+    def close(self) -> None:
+        self.db.close()
+
+    def _opened(self) -> sqlite3.Connection:
+        fresh = not self.path.exists() or self.path.stat().st_size == 0
+        if fresh and not self._copy.exists() and not any((self.folder / "snapshots").glob("*.body")):
+            return self._connected()
+        try:
+            if fresh:
+                raise DamagedError("it is gone or empty, and the run has begun")
+            return self._connected()
+        except DamagedError as fault:
+            self._take_the_copy(fault)
+            return self._connected()
+
+    def _connected(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        try:
+            # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
+            db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
+            self._up_to_date(db)
+            check(db)
+        except sqlite3.DatabaseError as error:
+            db.close()
+            if is_full(error) or "locked" in str(error):
+                raise  # said as such
+            raise DamagedError(str(error)) from None
+        except (DamagedError, NewerFormatError):
+            db.close()
+            raise
+        return db
+
+    def _up_to_date(self, db: sqlite3.Connection) -> None:
+        found: int = db.execute("PRAGMA user_version").fetchone()[0]
+        if found > FORMAT:
+            raise NewerFormatError(self.path, found, FORMAT)
+        if found == FORMAT:
+            return
+        tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+        if tables:
+            self._keep_old(found)
+        db.execute("BEGIN IMMEDIATE")
+        for table, columns in SCHEMA.items():
+            unique = f", UNIQUE ({UNIQUE[table]})" if table in UNIQUE else ""
+            if tables:
+                db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+            db.execute(f"CREATE TABLE {table} ({columns}, seal BLOB{unique})")
+            if tables:
+                for row in db.execute(f"SELECT * FROM old_{table}").fetchall():
+                    marks = ", ".join("?" * (len(row) + 1))
+                    db.execute(f"INSERT INTO {table} VALUES ({marks})", (*row, seal(table, *row)))
+                db.execute(f"DROP TABLE old_{table}")
+        db.execute(f"PRAGMA user_version = {FORMAT}")
+        self.disk.commit(db, self.path)
+
+    def _keep_old(self, found: int) -> None:
+        kept = self.path.with_suffix(f".format-{found}")
+        shutil.copyfile(self.path, fresh := kept.with_suffix(".new"))
+        self._place(fresh, kept)
+        log.info(
+            "%s was of format %d, it is of format %d now; the old one is %s", self.path, found, FORMAT, kept
+        )
+
+    def _take_the_copy(self, fault: DamagedError) -> None:
+        way_out = f"put it back from a copy, or remove {self.folder} and let the run begin anew"
+        try:
+            shutil.copyfile(self._copy, fresh := self.path.with_suffix(".new"))
+        except FileNotFoundError:
+            raise DamagedError(f"{self.path} is damaged ({fault}); {way_out}") from None
+        try:
+            with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+                check(db)
+        except (DamagedError, sqlite3.DatabaseError) as error:
+            fresh.unlink(missing_ok=True)
+            raise DamagedError(
+                f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error}); {way_out}"
+            ) from None
+        kept = self.path.with_suffix(".damaged")
+        if self.path.exists():
+            self.disk.rename(self.path, kept)
+        self.disk.remove(self.path.with_name(f"{self.path.name}-journal"))
+        self._place(fresh, self.path)
+        self.fell_back = True
+        log.error(
+            "%s was damaged (%s): its copy has taken its place; it is kept as %s", self.path, fault, kept.name
+        )
+
+    def _place(self, fresh: Path, target: Path) -> None:
+        self.disk.sync(fresh)
+        self.disk.rename(fresh, target)
+        self.disk.sync(self.folder)
+
+
+def seal(table: str, *values: Value) -> bytes:
+    """What a row says, in 16 bytes: a flipped bit in a number or a name is no fault to SQLite."""
+    plain = [value.hex() if isinstance(value, bytes) else value for value in values]
+    return hashlib.sha256(json.dumps([table, *plain]).encode()).digest()[:16]
+
+
+def check(db: sqlite3.Connection) -> None:
+    """Every page and every row, or DamagedError. What is here decides how a run goes on: it must not be guessed."""
+    try:
+        if (words := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+            raise DamagedError(str(words)[:200])
+        for table in SCHEMA:
+            for *values, sealed in db.execute(f"SELECT * FROM {table}"):
+                if seal(table, *values) != sealed:
+                    raise DamagedError(f"a row of {table} is not what was written")
+    except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        raise DamagedError(str(error)[:200]) from None

@@ -1,0 +1,95 @@
+"""Where a party's bytes become durable. Every step that a crash can fall before or after goes through one Disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from protocol.reasons import Reason, Rejected
+
+LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Disk:
+    """The steps by which things come to last. Whoever builds a party gives it one; `Disk()` is the real thing.
+
+    Each step first calls `passing(step, what)` and then happens. A subclass that raises there has killed the party
+    just before the step; one that overrides a step has a disk of its own (that forgets, tears, or is full):
+
+    sync      a file's bytes, or the names in a folder, survive a power cut from here on
+    make      a folder appears, and its name survives
+    rename    a whole file takes the place of the target
+    remove    a file goes, if it is there
+    commit    an SQLite transaction is over: all of it counts and survives, or none
+    publish   said by a simulated transport alone: a frame leaves
+
+    All that is written between two steps is not durable, and nothing may rely on it. `room` is asked before new work.
+    `durable=False` spares the fsyncs: for simulations, and for what a replay makes again.
+    """
+
+    def __init__(self, durable: bool = True) -> None:
+        self.durable = durable
+
+    def passing(self, step: str, what: Path | str) -> None:
+        """Nothing, here."""
+
+    def sync(self, path: Path) -> None:
+        self.passing("sync", path)
+        if self.durable:
+            sync(path)
+
+    def make(self, folder: Path) -> None:
+        """With all that is missing above it."""
+        if folder.is_dir():
+            return
+        self.make(folder.parent)
+        self.passing("make", folder)
+        folder.mkdir(exist_ok=True)
+        self.sync(folder.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.passing("rename", target)
+        source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        self.passing("remove", path)
+        path.unlink(missing_ok=True)
+
+    def commit(self, db: sqlite3.Connection, path: Path) -> None:
+        self.passing("commit", path)
+        db.execute("COMMIT")
+
+    def room(self, folder: Path) -> int:
+        """Bytes that may still be written there; 0 where they are as good as none."""
+        return max(0, shutil.disk_usage(folder).free - LITTLE)
+
+
+class NoRoom(Rejected):
+    """What was offered does not fit on the disk now."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(Reason.NO_ROOM, words)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether it says that there is no room."""
+    match error:
+        case OSError():
+            return error.errno in FULL
+        case sqlite3.OperationalError():
+            return "full" in str(error)
+    return False

@@ -1,0 +1,51 @@
+"""`make crash`: kill a party at every point, in every way, and compare with the unbroken run."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+
+import torch
+
+from tests.crash.points import FATES, METHODS, Death, unbroken, whole_enumeration
+
+
+def judged(death: Death) -> tuple[Death, list[str]]:
+    return death, death.differences()
+
+
+def ready() -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.CRITICAL)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(prog="make crash")
+    options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
+    options.add_argument("--fates", nargs="+", default=tuple(FATES), choices=FATES)
+    options.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th of them")
+    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    asked = options.parse_args()
+    ready()
+    todo = list(whole_enumeration(tuple(asked.methods), tuple(asked.fates)))[:: asked.every]
+    begun, failed, done = time.monotonic(), 0, Counter[tuple[str, str, str]]()
+    with multiprocessing.get_context("spawn").Pool(asked.jobs, ready) as pool:
+        for death, differences in pool.imap_unordered(judged, todo, chunksize=4):
+            done[death.method, death.party, death.fate] += 1
+            if differences:
+                failed += 1
+                point = unbroken(death.method)[1][death.party][death.point - 1]
+                print(f"{death} before '{point}': {'; '.join(differences)}", flush=True)
+    for (method, party, fate), runs in sorted(done.items()):
+        print(f"{method:8} {party:12} {fate:13} {runs:5} runs")
+    print(f"{len(todo)} deaths in {time.monotonic() - begun:.0f} s, {failed} of them changed something")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""What a power cut leaves of a folder: what was synced, and of the rest whatever the dice say."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from protocol.disk import Disk
+
+FATES: Final = ("as it was synced", "cut short", "flipped", "zeroed", "as it was written")
+
+
+class Platter:
+    """The durable image of one folder, kept through all lives of its party.
+
+    A file's bytes are durable as of its last sync, a name as of the last sync of its folder, a database as of its
+    last commit. `cut(dice)` turns the folder into what a disk may hold after a power cut: each name that was not
+    synced is the old or the new one, and each file that was not synced keeps its old bytes, all of its new ones, or
+    new ones that are cut short, zeroed at the end or have a bit flipped. Without dice nothing unsynced survives.
+    """
+
+    def __init__(self, folder: Path, shelf: Path) -> None:
+        self.folder, self._shelf = folder, shelf  # the shelf holds links, so that no inode number comes again
+        self._bytes: dict[int, bytes] = {}
+        self._names: dict[Path, dict[str, int]] = {}
+        shelf.mkdir(parents=True, exist_ok=True)
+
+    def file_synced(self, path: Path) -> None:
+        number = path.stat().st_ino
+        if not (link := self._shelf / str(number)).exists():
+            os.link(path, link)
+        self._bytes[number] = path.read_bytes()
+
+    def folder_synced(self, folder: Path) -> None:
+        self._names[folder] = {entry.name: entry.stat().st_ino for entry in folder.iterdir()}
+
+    def committed(self, path: Path) -> None:
+        self.file_synced(path)
+        self._names.setdefault(path.parent, {})[path.name] = path.stat().st_ino
+
+    def cut(self, dice: random.Random | None) -> None:
+        survivors = self.folder.with_name(f"{self.folder.name}.after")
+        if self.folder.is_dir():
+            self._survive(self.folder, survivors, dice)
+            shutil.rmtree(self.folder)
+            survivors.rename(self.folder)
+        shutil.rmtree(self._shelf)
+        self._shelf.mkdir()
+        self._bytes, self._names = {}, {}
+        for path in sorted(self.folder.rglob("*")):
+            self.folder_synced(path) if path.is_dir() else self.file_synced(path)
+        if self.folder.is_dir():
+            self.folder_synced(self.folder)
+
+    def _survive(self, folder: Path, target: Path, dice: random.Random | None) -> None:
+        target.mkdir()
+        live = {entry.name: entry.stat().st_ino for entry in folder.iterdir()}
+        synced = self._names.get(folder, {})
+        for name in sorted(live.keys() | synced.keys()):
+            number = live.get(name) if dice and dice.random() < 0.5 else synced.get(name)
+            if number is None:
+                continue
+            if (folder / name).is_dir():
+                self._survive(folder / name, target / name, dice)
+            else:
+                (target / name).write_bytes(self._surviving_bytes(number, folder, dice))
+
+    def _surviving_bytes(self, number: int, folder: Path, dice: random.Random | None) -> bytes:
+        old = self._bytes.get(number, b"")
+        paths = [p for p in folder.iterdir() if p.stat().st_ino == number] or [self._shelf / str(number)]
+        new = paths[0].read_bytes()
+        return old if dice is None or new == old else spoilt(old, new, dice)
+
+
+def spoilt(old: bytes, new: bytes, dice: random.Random) -> bytes:
+    cut = dice.randrange(len(new) + 1)
+    match dice.choice(FATES):
+        case "as it was synced":
+            return old
+        case "cut short":
+            return new[:cut]
+        case "zeroed":
+            return new[:cut] + bytes(len(new) - cut)
+        case "flipped" if new:
+            at = min(cut, len(new) - 1)
+            return new[:at] + bytes([new[at] ^ 1 << dice.randrange(8)]) + new[at + 1 :]
+    return new
+
+
+class FrailDisk(Disk):
+    """One life's disk over a platter. It waits for no fsync: what would survive one is kept beside."""
+
+    def __init__(self, platter: Platter) -> None:
+        super().__init__(durable=False)
+        self.platter = platter
+
+    def sync(self, path: Path) -> None:
+        super().sync(path)
+        if path == self.platter.folder or self.platter.folder in path.parents:
+            self.platter.folder_synced(path) if path.is_dir() else self.platter.file_synced(path)
+
+    def commit(self, db: sqlite3.Connection, path: Path) -> None:
+        super().commit(db, path)
+        self.platter.committed(path)

@@ -1,0 +1,73 @@
+"""Every point at which a party can die, and what it may look like afterwards: run them, and say what differs."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+from tests.crash.world import DEVICES, PARTIES, Outcome, crashing, outcome
+
+METHODS: Final = ("fedavg", "fedpall", "fedplcc")  # one phase; two phases; answers of ragged shapes
+FATES: Final = {
+    "killed": "the process is gone, what it wrote is there",
+    "killed twice": "and once more while it recovers",
+    "unplugged": "the power fails: nothing is there that was not synced",
+    "torn": "the power fails: what was not synced is there, or not, or cut short, zeroed, or with a bit flipped",
+}
+SECOND: Final = 7  # steps after the first death, in the midst of the recovery
+
+
+@dataclass(frozen=True)
+class Death:
+    method: str
+    party: str
+    point: int
+    fate: str
+
+    def differences(self) -> list[str]:
+        """Against the unbroken run; nothing, where the death changed no bit."""
+        whole, _ = unbroken(self.method)
+        points = {self.point, self.point + SECOND} if self.fate == "killed twice" else {self.point}
+        with tempfile.TemporaryDirectory() as folder:
+            run = crashing(Path(folder), self.method, {self.party: frozenset(points)}, **self.settings())
+            try:
+                run.live()
+            except Exception as error:  # noqa: BLE001 - it is what this death has led to
+                return [f"{type(error).__name__}: {error}"]
+            died = run.points[self.party].deaths
+            return [
+                *([] if died == len(points) else [f"it died {died} times"]),
+                *whole.differences(outcome(run)),
+            ]
+
+    def settings(self) -> Mapping[str, Any]:
+        if self.fate in ("killed", "killed twice"):
+            return {}
+        dice = random.Random(f"{self.method}/{self.party}/{self.point}") if self.fate == "torn" else None
+        return {"power": True, "dice": dice}
+
+
+@lru_cache
+def unbroken(method: str) -> tuple[Outcome, Mapping[str, list[str]]]:
+    """What a run comes to in which nobody dies, and the points that each party passes in it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = crashing(Path(folder), method).live()
+        return outcome(run), {name: run.points[name].passed for name in PARTIES}
+
+
+def deaths(method: str, party: str, fates: tuple[str, ...] = tuple(FATES)) -> Iterator[Death]:
+    for point in range(1, len(unbroken(method)[1][party]) + 1):
+        for fate in fates:
+            yield Death(method, party, point, fate)
+
+
+def whole_enumeration(methods: tuple[str, ...], fates: tuple[str, ...]) -> Iterator[Death]:
+    """The devices are alike: one of them dies everywhere."""
+    for method in methods:
+        for party in ("coordinator", DEVICES[1]):
+            yield from deaths(method, party, fates)

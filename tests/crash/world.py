@@ -1,0 +1,184 @@
+"""Federations whose parties are killed at a numbered step of their disk or their transport, and go on."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.events import Advance, Policy
+from coordinator.journal import Journal, RoundFile, read_rounds
+from coordinator.observers import model_bytes
+from coordinator.spool import Accepted
+from deploy.simulation import Simulation
+from methods.bridge import to_torch
+from methods.plan import Network
+from tests.crash.platter import FrailDisk, Platter
+from tests.worlds import plan, shard
+
+ROUNDS = 2
+POLICY = Policy(
+    rounds=ROUNDS, quorum=3, cohort=3, patience_seconds=3000.0, settle_seconds=0.5, grace_seconds=100.0
+)
+DEVICES = ("device-0", "device-1", "device-2")
+PARTIES = ("coordinator", *DEVICES)
+LEARNED = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled")
+SMALL_INLINE = 256  # bytes: answers travel in blocks, so that half-fetched ones are crashed on as well
+OUT_SECONDS = 1.0  # from a death to the next boot
+CHANCE_NAMES = re.compile(r"new-\d+-\d+|[0-9a-f]{64}")
+
+
+class Killed(BaseException):
+    """No `except Exception` of the product may live through it."""
+
+
+@dataclass
+class Points:
+    """The steps that a party passes in all its lives; it dies just before those whose numbers are given."""
+
+    deadly: frozenset[int] = frozenset()
+    passed: list[str] = field(default_factory=list)
+    deaths: int = 0
+    dead: bool = False
+
+    def pass_by(self, words: str) -> None:
+        if not self.dead:
+            self.passed.append(words)
+            self.dead = len(self.passed) in self.deadly
+        if self.dead:  # and does nothing more, whatever its `finally` says
+            raise Killed(words)
+
+
+class CountedDisk(FrailDisk):
+    """One life's disk, whose steps are numbered on through all lives."""
+
+    def __init__(self, points: Points, platter: Platter) -> None:
+        super().__init__(platter)
+        self._points = points
+
+    def passing(self, step: str, what: Path | str) -> None:
+        name = str(what.relative_to(self.platter.folder.parent)) if isinstance(what, Path) else what
+        self._points.pass_by(f"{step} {CHANCE_NAMES.sub('*', name)}")
+
+
+@dataclass
+class Crashing(Simulation):
+    """A simulation that boots whoever was killed, and keeps what the coordinator wrote down in all its lives."""
+
+    deadly: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    power: bool = False  # the power fails: what was not synced is lost
+    dice: random.Random | None = None  # or torn, and flipped
+
+    def __post_init__(self) -> None:
+        self.points = {name: Points(self.deadly.get(name, frozenset())) for name in PARTIES}
+        self.platters = {name: Platter(self.folder / name, self.folder / f"{name}.shelf") for name in PARTIES}
+        self.disks = lambda name: CountedDisk(self.points[name], self.platters[name])
+        self.counted: dict[tuple[int, str | None], dict[str, bytes]] = {}
+        super().__post_init__()
+
+    def boot_coordinator(self) -> None:
+        if self._boot("coordinator", super().boot_coordinator):
+            disk = self.service.spool.disk
+            rounds = RoundFile(self.folder / "coordinator" / "rounds.jsonl", disk)
+            journal = Journal(self.service, [rounds], model_bytes(self.service))
+            self.service.watchers = [journal]
+            self.service.story.step = partial(self._stepped, self.service.story.step)  # type: ignore[method-assign]
+
+    def boot_device(self, device: str) -> None:
+        if self._boot(device, partial(super().boot_device, device)):
+            link = self.agents[device].link
+            link.inline = SMALL_INLINE
+            link.adapt = lambda max_packet: None  # type: ignore[method-assign]
+
+    def live(self) -> Crashing:
+        """To the end of the run, and until every device has heard of it."""
+        while not self.over():
+            before = self.world.now
+            try:
+                self.run(self.over)
+                assert self.over() or self.world.now > before, "nothing happens any more"
+            except Killed:
+                name = next(name for name, points in self.points.items() if points.dead)
+                self.kill(name)
+                self._buried(name)
+                again = partial(self.boot_device, name) if name in self.shards else self.boot_coordinator
+                self.world.at(self.world.now + OUT_SECONDS, again)
+        return self
+
+    def _stepped(
+        self, step: Any, advance: Advance, members: Any, answers: Mapping[str, Accepted], block: int
+    ) -> Any:
+        """Note what goes into the server half, which must be the same in each of the coordinator's lives."""
+        found = {device: answers[device].object for device in advance.devices}
+        known = self.counted.setdefault((advance.round, advance.phase), found)
+        assert known == found, f"round {advance.round} {advance.phase} goes another way than before"
+        return step(advance, members, answers, block)
+
+    def over(self) -> bool:
+        alive = [self.service, *(self.agents[d] for d in self.shards if d in self.agents)]
+        return len(alive) == len(PARTIES) and all(party.finished for party in alive)
+
+    def _boot(self, name: str, boot: Any) -> bool:
+        """As a service manager does: again, where it died before it ran."""
+        while True:
+            try:
+                boot()
+                return True
+            except Killed:
+                self._buried(name)
+
+    def _buried(self, name: str) -> None:
+        points = self.points[name]
+        points.deaths, points.dead = points.deaths + 1, False
+        if self.power:
+            self.platters[name].cut(self.dice)
+
+
+def crashing(
+    folder: Path, method: str, deadly: Mapping[str, frozenset[int]] | None = None, **more
+) -> Crashing:
+    shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
+    made = replace(plan(method, ROUNDS, epochs=1, server_epochs=2), network=Network("mlp", 8))
+    return Crashing(made, shards, POLICY, folder, deadly=deadly or {}, **more)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that must not depend on who was killed, and when."""
+
+    learned: Mapping[str, torch.Tensor]
+    counted: Mapping[tuple[int, str | None], Mapping[str, bytes]]
+    rounds: list[dict[str, Any]]
+
+    def differences(self, other: Outcome) -> Iterator[str]:
+        if self.learned.keys() != other.learned.keys():
+            yield f"states of {sorted(self.learned.keys() ^ other.learned.keys())}"
+        for name in sorted(self.learned.keys() & other.learned.keys()):
+            if not torch.equal(self.learned[name], other.learned[name]):
+                yield f"the bits of {name}"
+        if self.counted != other.counted:
+            yield f"the answers that count in {differing(self.counted, other.counted)}"
+        if self.rounds != other.rounds:
+            one, two = ({line["round"]: line for line in rounds} for rounds in (self.rounds, other.rounds))
+            first = next(iter(differing(one, two)), None)
+            yield f"what is written of the rounds {differing(one, two)}: {one.get(first)} and {two.get(first)}"
+
+
+def differing(one: Mapping[Any, Any], two: Mapping[Any, Any]) -> list[Any]:
+    return [key for key in {**one, **two} if one.get(key) != two.get(key)]
+
+
+def outcome(run: Crashing) -> Outcome:
+    path = run.folder / "coordinator" / "rounds.jsonl"
+    rounds = [{key: line[key] for key in LEARNED} for line in read_rounds(path)]
+    # Of a device what its disk holds: one that died after its last answer needs nothing of it any more.
+    states = {"server": run.service.story.server.state()}
+    states |= {name: to_torch(agent.memory.half() or {}) for name, agent in run.agents.items()}
+    learned = {f"{who}/{key}": value.clone() for who, state in states.items() for key, value in state.items()}
+    return Outcome(learned, run.counted, rounds)

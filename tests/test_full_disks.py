@@ -1,0 +1,110 @@
+"""A disk that is full for a while: nothing new is begun, it is said once, and the run ends with the same bits."""
+
+import errno
+import logging
+import sqlite3
+
+import pytest
+
+from protocol.disk import Disk
+from protocol.reasons import Reason
+from tests.worlds import assert_same, simulation
+
+
+class Full(Disk):
+    """Full between two moments. It says so when it is asked, or (rude) only when something is written."""
+
+    def __init__(self, clock, since, until, rude):
+        super().__init__(durable=False)
+        self.clock, self.since, self.until, self.rude, self.met = clock, since, until, rude, []
+
+    @property
+    def full(self):
+        return self.since <= self.clock() < self.until
+
+    def room(self, folder):
+        return 0 if self.full and not self.rude else 1 << 40
+
+    def passing(self, step, what):
+        if self.full and step in ("sync", "commit", "make"):
+            self.met.append((step, str(what)))
+            if step == "commit":
+                raise sqlite3.OperationalError("database or disk is full")
+            raise OSError(errno.ENOSPC, "No space left on device", str(what))
+
+
+def with_a_full_disk(folder, party, method, since, seconds, rude):
+    disks, run = [], []
+
+    def disk(name):
+        if name != party:
+            return Disk(durable=False)
+        disks.append(Full(lambda: run[0].world.now if run else 0.0, since, since + seconds, rude))
+        return disks[-1]
+
+    run.append(simulation(folder, method, disks=disk))
+    return run[0], disks[0]
+
+
+@pytest.mark.parametrize("rude", [False, True], ids=["asked", "written"])
+@pytest.mark.parametrize("since", [0.4, 1.4, 1.62, 2.3, 3.2])
+@pytest.mark.parametrize(("party", "method"), [("coordinator", "fedpall"), ("device-1", "fedavg")])
+def test_a_run_waits_for_room_and_ends_with_the_same_bits(
+    tmp_path, unbroken, caplog, party, method, since, rude
+):
+    run, disk = with_a_full_disk(tmp_path, party, method, since, 25.0, rude)
+    with caplog.at_level(logging.WARNING):
+        run.run()
+    assert run.service.finished
+    assert_same(unbroken(method), run)
+    said = [r.message for r in caplog.records if "is full" in r.message]
+    assert len(said) <= 1, said
+    assert len(said) == len([r for r in caplog.records if "there is room again" in r.message])
+    if not rude:
+        begun = [where for step, where in disk.met if "new-" in where or ".part" in where]
+        assert len(begun) <= 1, "work that had begun may meet the full disk; nothing is begun on it"
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    known = {}
+
+    def run(method):
+        if method not in known:
+            known[method] = simulation(tmp_path_factory.mktemp(method), method).run()
+        return known[method]
+
+    return run
+
+
+def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):
+    run, disk = with_a_full_disk(tmp_path, "coordinator", "fedavg", 1.3, 1e9, rude=False)
+    run.world.run(lambda: run.world.now > 45)
+    assert run.service.backlog.full and run.service.link.meter.rejected[Reason.NO_ROOM] >= 3
+    assert run.service.machine.round == 1 and not disk.met, "it is asked for room, and not written to"
+    assert not list((tmp_path / "coordinator" / "updates").glob("*/*"))
+    disk.until = run.world.now
+    run.run()
+    assert run.service.finished and not run.service.backlog.full
+
+
+def test_a_device_without_room_begins_no_training(tmp_path):
+    run, disk = with_a_full_disk(tmp_path, "device-1", "fedavg", 0.52, 1e9, rude=False)
+    run.world.run(lambda: run.world.now > 40)
+    assert run.agents["device-1"].room.full and not run.agents["device-1"].memory.book.answers
+    assert not [where for _, where in disk.met if "new-" in where], "no answer was worked out for nothing"
+    disk.until = run.world.now
+    run.run()
+    assert run.service.finished and run.agents["device-1"].memory.book.answers
+
+
+def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
+    """They are kept for a damaged snapshot; room is worth more."""
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: run.service.machine.round == 2 and run.service.ask is not None)
+    spool, intake = run.service.spool, run.service.intake
+    before = spool.bytes_of_answers()
+    assert len(spool.answers(1, "train")) == 3 and before > 0
+    intake.limits = type(intake.limits)(answer_bytes=before, spool_bytes=before + 1)
+    intake.reserve("device-0", before)
+    assert not spool.answers(1, "train") and spool.bytes_of_answers() == 0
