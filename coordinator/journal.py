@@ -234,30 +234,35 @@ class RoundFile:
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
-        self.records = read_rounds(path)
-        self._mend()
+        found = self.records
+        self._mend(found)
+        self._last = found[-1]["round"] if found else 0
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
+        return read_rounds(self._path)
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         """Only whole rounds are kept."""
 
     def round_ended(self, record: RoundRecord) -> None:
-        if self.records and self.records[-1]["round"] >= record.round:
+        if self._last >= record.round:
             return
-        table = asdict(record)
-        self.records.append(table)
+        self._last = record.round
         fresh = not self._path.exists()
         with self._path.open("a") as file:
-            file.write(json.dumps(table) + "\n")
+            file.write(json.dumps(asdict(record)) + "\n")
         self._disk.sync(self._path)
         if fresh:
             self._disk.sync(self._path.parent)
 
-    def _mend(self) -> None:
+    def _mend(self, found: list[dict[str, Any]]) -> None:
         """What a crash has torn goes before anything is written behind it."""
-        whole = "".join(json.dumps(table) + "\n" for table in self.records)
+        whole = "".join(json.dumps(table) + "\n" for table in found)
         if not self._path.exists() or self._path.read_text(errors="replace") == whole:
             return
-        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(self.records))
+        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(found))
         mended = self._path.with_suffix(".new")
         mended.write_text(whole)
         self._disk.sync(mended)

@@ -1,8 +1,10 @@
 """What a run leaves behind says what happened: records, summary, ledger, metrics, events."""
 
+import gc
 import json
 import re
 import sqlite3
+import tracemalloc
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import CoordinatorSettings
-from coordinator.journal import Journal, RoundFile, read_rounds
+from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
 from coordinator.ledger import Ledger
 from coordinator.machine import Phase
 from coordinator.metrics import Metrics
@@ -200,6 +202,24 @@ def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_p
     run.run()
     second = read_rounds(tmp_path / "rounds.jsonl")[1]
     assert (second["round"], second["attempt"], second["resumed"]) == (2, 1, True)
+
+
+def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
+    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    kept = []
+    tracemalloc.start()
+    try:
+        for number in range(1, 301):
+            rounds.round_ended(RoundRecord(number, 0, "training", wire={"up": {"weights": 10_000 + number}}))
+            gc.collect()
+            kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert kept[-1] - kept[100] < 20_000, "200 records of more than 1,000 bytes"
+    assert [line["round"] for line in rounds.records] == list(range(1, 301))
+    again = RoundFile(tmp_path / "rounds.jsonl")
+    again.round_ended(RoundRecord(300, 0, "training"))
+    assert len(again.records) == 300
 
 
 def test_late_and_refused_answers_are_in_the_record(tmp_path):
