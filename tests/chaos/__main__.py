@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=None, help="the same one draws the same faults")
     made.add_argument("--devices", type=int, default=4)
     made.add_argument("--rounds", type=int, default=40, help="of each run")
-    made.add_argument("--pause", type=float, default=3.0, help="seconds between two faults, on average")
+    made.add_argument("--pause", type=float, default=4.0, help="seconds between two faults, on average")
     made.add_argument("--folder", type=Path, default=None)
     made.add_argument("--only", default="", metavar="WORDS", help="faults that have these in their name")
     made.add_argument("--method", default="", help="runs of this one alone")
