@@ -35,25 +35,29 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between two samples")
+    parser.add_argument(
+        "--minutes", type=float, default=600.0, help="then it ends, with the rounds there are"
+    )
     parser.add_argument("--json", type=Path, help="where all samples go")
     options = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     print(f"{options.rounds} rounds, {options.devices} devices, in {folder}", flush=True)
     began = time.monotonic()
-    series, problem = soak(folder, options.rounds, options.devices, options.every)
+    until = began + 60 * options.minutes
+    series, problem = soak(folder, options.rounds, options.devices, options.every, until)
     if problem:
         print(f"{problem}; kept: {folder}")
         return 1
     if options.json:
         options.json.write_text(json.dumps(series))
-    seconds = time.monotonic() - began
-    print(f"{options.rounds} rounds in {seconds:.0f} s, {options.rounds / seconds:.1f} a second")
-    leaks = report(series, options.rounds)
+    seconds, rounds = time.monotonic() - began, len(series["seconds a round"])
+    print(f"{rounds} rounds in {seconds:.0f} s, {rounds / seconds:.1f} a second")
+    leaks = report(series, rounds)
     print(f"leaks: {', '.join(leaks) or 'none'}; kept: {folder}")
     return 1 if leaks else 0
 
 
-def soak(folder: Path, rounds: int, devices: int, every: float) -> tuple[Series, str]:
+def soak(folder: Path, rounds: int, devices: int, every: float, until: float) -> tuple[Series, str]:
     pictures(folder / "data", 0)
     port = free_port()
     table = {
@@ -65,7 +69,7 @@ def soak(folder: Path, rounds: int, devices: int, every: float) -> tuple[Series,
     lines = {name: SimpleNamespace(port=port) for name in names}
     series: Series = {}
     with World(folder / "run", decode(Experiment, table), lines, port, None) as world:
-        while not world.finished:
+        while not world.finished and time.monotonic() < until:
             time.sleep(every)
             if died := [d for p in world.processes.values() for d in p.deaths]:
                 return series, died[0]
