@@ -104,16 +104,19 @@ def bytes_add_up(e: Evidence) -> Iterable[str]:
                 if n > line["wire"][way].get(kind, 0):
                     yield f"round {line['round']}: more {kind} bytes {way} than crossed the wire"
         if e.weights and line["kind"] == "training" and not line["resumed"]:
-            up, asked = (
-                line["payload"]["up"].get("weights", 0),
-                {d for p in line["phases"] for d in p["asked"]},
-            )
-            least, most = (
-                e.weights * len(line["participants"]),
-                e.weights * len(asked | set(line["participants"])),
-            )
+            up, least, most = line["payload"]["up"].get("weights", 0), *bounds(e, line)
             if not least <= up <= most:
                 yield f"round {line['round']}: {up} bytes of weights went up, not {least} to {most}"
+
+
+def bounds(e: Evidence, line: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of weights that may have come in a round: every answer once, of those who were asked.
+
+    Of a round that began again the line has the last attempt, and the bytes are those of all of them.
+    """
+    took_part, asked = set(line["participants"]), {d for phase in line["phases"] for d in phase["asked"]}
+    could = len(e.said) if line["attempt"] else len(asked | took_part)
+    return e.weights * len(took_part), e.weights * could
 
 
 def no_traceback(e: Evidence) -> Iterable[str]:

@@ -17,8 +17,8 @@ def line(number, *devices, up=None, kind="training"):
         {"up": {"weights": sent + 10}, "down": {"control": 5}},
     )
     return {
-        "round": number, "kind": kind, "resumed": False, "participants": list(devices), "payload": payload,
-        "wire": wire, "phases": [{"asked": ["x", "y"]}],
+        "round": number, "kind": kind, "resumed": False, "attempt": 0, "participants": list(devices),
+        "payload": payload, "wire": wire, "phases": [{"asked": ["x", "y"]}],
     }  # fmt: skip
 
 
@@ -83,6 +83,14 @@ def test_what_is_planted_is_found(sound, planted):
     plant(sound)
     found = violations(sound)
     assert any(words in violation for violation in found), found
+
+
+def test_a_round_that_began_again_may_have_answers_of_those_it_asked_before(sound):
+    sound.lines[1] = {**line(2, "x", up=200), "attempt": 1, "phases": [{"asked": ["x"]}]}
+    sound.ledger_bytes[2] = 215
+    assert violations(sound) == []
+    sound.lines[1] = {**line(2, "x", up=300), "attempt": 1, "phases": [{"asked": ["x"]}]}
+    assert "not 100 to 200" in violations(sound)[-1]
 
 
 def test_rounds_that_a_full_ledger_could_not_take_are_not_held_against_it(sound):
