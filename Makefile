@@ -6,9 +6,12 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS   ?= 2
 INPUTS ?= 1000000
 SEEDS  ?= 2000
+MINUTES ?= 2
+SEED   ?=
+ROUNDS ?= 5000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz crash simulate audit clean data
+.PHONY: help demo test check format bench fuzz crash simulate audit clean data chaos soak
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -36,6 +39,12 @@ crash: $(VENV)/.dev ## die at every fsync, rename, commit and publish, and compa
 
 simulate: $(VENV)/.dev ## real agents and service in seeded weather, on all cores: make simulate SEEDS=10000
 	@$(BIN)/python -m tests.simulator --seeds $(SEEDS) $(ARGS)
+
+chaos: $(VENV)/.dev mosquitto ## real processes, killed, frozen, cut off at random, then audited: make chaos MINUTES=30 SEED=1
+	@$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time must stay flat: make soak ROUNDS=5000
+	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(ARGS)
 
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m deploy.audit $(ARGS)

@@ -113,6 +113,9 @@ class Journal:
             self._begin(step.round, service.machine.attempt, now, resumed=True)
             if damaged := {what: n for what, n in service.spool.fallbacks.items() if n}:
                 self._tell("fell_back", round=step.round, damaged=damaged)
+        if step.phase is not None:  # in a replay once more, and then it must be the same
+            place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
+            self._tell("counted", **place, answers=step.counted)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return
@@ -133,7 +136,7 @@ class Journal:
     def _note(self, command: Command, now: float) -> None:
         match command:
             case Save(number, attempt, _):
-                self._begin(number, attempt, now)
+                self._begin(number, attempt, now, self._record.resumed and self._record.round == number)
             case Accept(device, number, phase):
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)
@@ -238,30 +241,35 @@ class RoundFile:
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
-        self.records = read_rounds(path)
-        self._mend()
+        found = self.records
+        self._mend(found)
+        self._last = found[-1]["round"] if found else 0
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
+        return read_rounds(self._path)
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         """Only whole rounds are kept."""
 
     def round_ended(self, record: RoundRecord) -> None:
-        if self.records and self.records[-1]["round"] >= record.round:
+        if self._last >= record.round:
             return
-        table = asdict(record)
-        self.records.append(table)
+        self._last = record.round
         fresh = not self._path.exists()
         with self._path.open("a") as file:
-            file.write(json.dumps(table) + "\n")
+            file.write(json.dumps(asdict(record)) + "\n")
         self._disk.sync(self._path)
         if fresh:
             self._disk.sync(self._path.parent)
 
-    def _mend(self) -> None:
+    def _mend(self, found: list[dict[str, Any]]) -> None:
         """What a crash has torn goes before anything is written behind it."""
-        whole = "".join(json.dumps(table) + "\n" for table in self.records)
+        whole = "".join(json.dumps(table) + "\n" for table in found)
         if not self._path.exists() or self._path.read_text(errors="replace") == whole:
             return
-        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(self.records))
+        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(found))
         mended = self._path.with_suffix(".new")
         mended.write_text(whole)
         self._disk.sync(mended)

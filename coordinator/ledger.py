@@ -1,7 +1,8 @@
 """ledger.sqlite: what happened and what it cost, append-only. It influences nothing.
 
-A ledger that cannot be written (full disk, locked file) says so once and is silent from then on; the run
-does not stop for it.
+A ledger that cannot be written (full disk, locked file) says so once, and goes on with what happens after there is
+room again: a moment "gap" says how many rows are missing. The run does not stop for it. A round has one row, however
+often a coordinator that died had to replay it.
 """
 
 from __future__ import annotations
@@ -29,60 +30,81 @@ CREATE TABLE IF NOT EXISTS bytes (
     round INTEGER, direction TEXT, kind TEXT, payload INTEGER, wire INTEGER);
 CREATE TABLE IF NOT EXISTS accuracy (round INTEGER, view TEXT, domain TEXT, split TEXT, value REAL);
 """
+MOMENT: Final = "INSERT INTO moments VALUES (?, ?, ?, ?, ?, ?)"
 
 
 class Ledger:
     def __init__(self, path: Path, epoch: int, software: str, plan: str) -> None:
         self._db: sqlite3.Connection | None = None
+        self._missing = 0  # rows, since it could last be written
+        self._last_round = 0
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.executescript(SCHEMA)
+            self._last_round = self._db.execute("SELECT COALESCE(MAX(round), 0) FROM rounds").fetchone()[0]
         except sqlite3.Error as error:
             self._give_up(error)
-        self._write("INSERT INTO boots VALUES (?, ?, ?, ?)", [(time.time(), epoch, software, plan)])
+        self._write(("INSERT INTO boots VALUES (?, ?, ?, ?)", [(time.time(), epoch, software, plan)]))
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
-        row = (
-            time.time(), what, details.get("round"), details.get("phase"), details.get("device"),
-            json.dumps(details),
-        )  # fmt: skip
-        self._write("INSERT INTO moments VALUES (?, ?, ?, ?, ?, ?)", [row])
+        self._write((MOMENT, [moment_row(what, details)]))
 
     def round_ended(self, record: RoundRecord) -> None:
         r = record
+        if r.round <= self._last_round:
+            return
+        self._last_round = r.round
         row = (
             time.time(), r.round, r.attempt, r.kind, r.seconds, len(r.participants), len(r.late),
             len(r.dropped), json.dumps(asdict(r)),
         )  # fmt: skip
-        self._write("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row])
         crossed = [
             (r.round, way, kind, r.payload.get(way, {}).get(kind, 0), wire)
             for way, kinds in r.wire.items()
             for kind, wire in kinds.items()
         ]
-        self._write("INSERT INTO bytes VALUES (?, ?, ?, ?, ?)", crossed)
         measured = [
             (r.round, view, domain, split, value)
             for split, views in (("test", r.accuracy), ("validation", r.validation))
             for view, domains in views.items()
             for domain, value in domains.items()
         ]
-        self._write("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?)", measured)
+        self._write(
+            ("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row]),
+            ("INSERT INTO bytes VALUES (?, ?, ?, ?, ?)", crossed),
+            ("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?)", measured),
+        )
 
     def close(self) -> None:
         if self._db:
             self._db.close()
 
-    def _write(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        if self._db is None or not rows:
+    def _write(self, *batches: tuple[str, list[tuple[Any, ...]]]) -> None:
+        """All of them or none."""
+        if self._db is None:
             return
+        gap = [moment_row("gap", {"rows": self._missing})] if self._missing else []
         try:
-            self._db.execute("BEGIN")
-            self._db.executemany(statement, rows)
-            self._db.execute("COMMIT")
+            with self._db:
+                self._db.execute("BEGIN")
+                for statement, rows in ((MOMENT, gap), *batches):
+                    self._db.executemany(statement, rows)
+        except sqlite3.OperationalError as error:  # a full disk, a lock: it may pass
+            if not self._missing:
+                log.error("the ledger is not written for now: %s", error)
+            self._missing += sum(len(rows) for _, rows in batches)
         except (sqlite3.Error, OverflowError) as error:  # OverflowError: a number that SQLite cannot hold
             self._give_up(error)
+        else:
+            self._missing = 0
 
     def _give_up(self, error: Exception) -> None:
         log.error("the ledger is not written any more: %s", error)
         self._db = None
+
+
+def moment_row(what: str, details: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (
+        time.time(), what, details.get("round"), details.get("phase"), details.get("device"),
+        json.dumps(details),
+    )  # fmt: skip

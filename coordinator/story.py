@@ -21,6 +21,8 @@ class Step:
     ask: Ask | None
     manifest: Manifest | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    phase: str | None = None  # whose answers it was given; None: it began the round
+    counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of the answer that it was given
 
 
 class Story:
@@ -48,15 +50,16 @@ class Story:
 
         A step that found the disk full has been made; said again, it goes on at its broadcast.
         """
+        counted = {device: answers[device].object.hex() for device in advance.devices}
         try:
             ask = self._unwritten or self._next(advance, members, answers)
         except StopIteration:
             self._round = None
-            return Step(advance.round, None, figures=dict(self.server.monitor()))
+            return Step(advance.round, None, None, dict(self.server.monitor()), advance.phase, counted)
         self._unwritten = ask
         manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
         self._unwritten = None
-        return Step(advance.round, ask, manifest, dict(self.server.monitor()))
+        return Step(advance.round, ask, manifest, dict(self.server.monitor()), advance.phase, counted)
 
     def _next(self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted]) -> Ask:
         if advance.phase is None:

@@ -274,6 +274,7 @@ class Agent:
 
     def _say_answer(self, outgoing: Outgoing) -> None:
         answer = outgoing.answer
+        log.info("round %d %s: answer %s", answer.round, answer.phase, answer.object)
         self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(answer.object))
         outgoing.said(self._now)
 

@@ -46,6 +46,9 @@ class ObjectStore:
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
         self.damaged = 0  # objects that were not what they were called, and have been removed
+        self._mine = (
+            f"new-{int.from_bytes(os.urandom(4), 'little')}"  # in containers all processes have one id
+        )
         self._sound: set[bytes] = set()  # written by this process, or hashed by it
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
@@ -56,7 +59,7 @@ class ObjectStore:
         """Write arrays as an object, reading one array at a time."""
         made = parts(arrays)
         size = sum(n for _, n in made)
-        target = self.folder / f"new-{os.getpid()}-{id(arrays)}"
+        target = self.folder / f"{self._mine}-{id(arrays)}"
         try:
             self.disk.make(self.folder)
             with target.open("wb") as file:
@@ -71,7 +74,7 @@ class ObjectStore:
     def put_bytes(self, body: bytes) -> bytes:
         """Write a body that came whole; its name comes back."""
         name = hashlib.sha256(body).digest()
-        target = self.folder / f"new-{os.getpid()}-{id(body)}"
+        target = self.folder / f"{self._mine}-{id(body)}"
         try:
             self.disk.make(self.folder)
             target.write_bytes(body)
@@ -121,8 +124,11 @@ class ObjectStore:
         return [bytes.fromhex(p.stem) for p in self.folder.glob("*.body")]
 
     def keep(self, wanted: set[bytes]) -> None:
-        """Forget every complete object but these."""
+        """Forget every complete object but these, and what dead processes left half-written."""
         names = {name.hex() for name in wanted}
+        for path in self.folder.glob("new-*"):
+            if not path.name.startswith(f"{self._mine}-"):
+                self.disk.remove(path)
         for path in self.folder.glob("*.body"):
             if path.stem not in names:
                 self.disk.remove(path)

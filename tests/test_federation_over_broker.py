@@ -33,6 +33,7 @@ class Federation:
     """A coordinator and devices as threads of this process, each with a connection of its own."""
 
     coordinators_inbox = devices_inbox = queue.SimpleQueue
+    session_seconds = 60
     clock = staticmethod(time.monotonic)
     policy = POLICY
 
@@ -73,7 +74,7 @@ class Federation:
         will = link.will(self.topics.device_state(name))
         link.transport = Mqtt(
             f"{self.topics.federation}-{name}", self.at(name), inbox,
-            will=will, subscriptions=topics, clean_start=False, session_seconds=60,
+            will=will, subscriptions=topics, clean_start=False, session_seconds=self.session_seconds,
         )  # fmt: skip
         data = shard(i)
         agent = Agent(

@@ -1,8 +1,10 @@
 """What a run leaves behind says what happened: records, summary, ledger, metrics, events."""
 
+import gc
 import json
 import re
 import sqlite3
+import tracemalloc
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import CoordinatorSettings
-from coordinator.journal import Journal, RoundFile, read_rounds
+from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
 from coordinator.ledger import Ledger
+from coordinator.machine import Phase
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
@@ -126,6 +129,97 @@ def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path
     run, rounds = observed(tmp_path, sinks=[ledger])
     assert run.run().service.finished and len(rounds.records) == 4
     assert sum("ledger is not written" in r.message for r in caplog.records) == 1
+
+
+def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(tmp_path, caplog):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, 1, "1.0", "{}")
+    ledger.moment("joined", {"device": "before"})
+    ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
+    for _ in range(100):
+        ledger.moment("joined", {"device": "meanwhile" * 100})
+    assert sum("ledger is not written" in r.message for r in caplog.records) == 1
+    ledger._db.execute("PRAGMA max_page_count = 1000000")
+    ledger.moment("joined", {"device": "after"})
+    ledger.close()
+    db = sqlite3.connect(path)
+    kept = [row[0] for row in db.execute("SELECT details FROM moments WHERE what = 'joined'")]
+    (gap,) = db.execute("SELECT details FROM moments WHERE what = 'gap'").fetchall()
+    assert json.loads(gap[0])["rows"] == 102 - len(kept) and "after" in kept[-1] and "before" in kept[0]
+
+
+def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_both(tmp_path):
+    """Before the second is saved, the first is written down; and replayed, it is not written again."""
+    path, lines = tmp_path / "ledger.sqlite", tmp_path / "rounds.jsonl"
+    run, _ = observed(tmp_path, sinks=[Ledger(path, 1, "1.0", "{}")])
+    save = run.service.spool.save
+    run.service.spool.save = lambda number, *more: die() if number == 2 else save(number, *more)
+
+    def die():
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run.run()
+    assert [line["round"] for line in read_rounds(lines)] == [1]
+    run.watchers.clear()
+    run.boot_coordinator()
+    ledger = Ledger(path, 2, "1.0", "{}")
+    run.service.watchers.append(Journal(run.service, [RoundFile(lines), ledger], 0))
+    run.run()
+    assert [line["round"] for line in read_rounds(lines)] == [1, 2, 3, 4]
+    db = sqlite3.connect(path)
+    assert [n for (n,) in db.execute("SELECT round FROM rounds ORDER BY rowid")] == [1, 2, 3, 4]
+    assert {n for (n,) in db.execute("SELECT round FROM bytes")} == {1, 2, 3, 4}
+
+
+def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_same(tmp_path):
+    moments = Moments()
+    run, _ = observed(tmp_path, "fedpall", sinks=[moments])
+    machine = run.service.machine
+    run.world.run(
+        lambda: machine.round == 2 and "train" in machine._closed and machine.phase is Phase.COLLECTING
+    )
+    run.boot_coordinator()
+    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    run.service.watchers.append(Journal(run.service, [rounds, moments], 0))
+    run.run()
+    counted = [details for what, details in moments.seen if what == "counted"]
+    first, again = (d["answers"] for d in counted if (d["round"], d["phase"]) == (2, "train"))
+    assert first == again and set(first) == {"device-0", "device-1", "device-2"}
+    names = {a.object for agent in run.agents.values() for a in agent.memory.book.answers}
+    assert set(counted[-1]["answers"].values()) <= names
+    assert rounds.records[1]["resumed"] and rounds.records[1]["participants"] == sorted(first)
+
+
+def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_path):
+    run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
+    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.boot_coordinator()
+    run.service.watchers.append(Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], 0))
+    run.kill("device-1")
+    run.world.run(lambda: run.service.machine.attempt == 1)
+    run.boot_device("device-1")
+    run.run()
+    second = read_rounds(tmp_path / "rounds.jsonl")[1]
+    assert (second["round"], second["attempt"], second["resumed"]) == (2, 1, True)
+
+
+def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
+    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    kept = []
+    tracemalloc.start()
+    try:
+        for number in range(1, 301):
+            rounds.round_ended(RoundRecord(number, 0, "training", wire={"up": {"weights": 10_000 + number}}))
+            gc.collect()
+            kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert kept[-1] - kept[100] < 20_000, "200 records of more than 1,000 bytes"
+    assert [line["round"] for line in rounds.records] == list(range(1, 301))
+    again = RoundFile(tmp_path / "rounds.jsonl")
+    again.round_ended(RoundRecord(300, 0, "training"))
+    assert len(again.records) == 300
 
 
 def test_late_and_refused_answers_are_in_the_record(tmp_path):

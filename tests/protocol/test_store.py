@@ -1,6 +1,7 @@
 """Objects on disk: whole or not there, taken up again where a dead process left them."""
 
 import hashlib
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -138,6 +139,26 @@ def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):
     store.drop(names[2])
     store.drop(names[2])
     assert [p.suffix for p in store.folder.iterdir()] == [".body"] and store.names() == [names[0]]
+
+
+def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(store):
+    """In a container every process has the same id, so that cannot tell them apart."""
+    dead = store.folder / f"new-{os.getpid()}-140398444050560"
+    dead.write_bytes(b"half")
+    ours = []
+
+    def arrays():
+        ours.extend(p for p in store.folder.glob("new-*") if p != dead)
+        store.keep(set())  # on the owner's thread, while the worker writes
+        return weights(10, 1)["weights.w"]
+
+    class Slow(dict):
+        def __getitem__(self, key):
+            arrays()
+            return super().__getitem__(key)
+
+    name = store.put(Slow(weights(10, 1))).object
+    assert ours and not dead.exists() and store.names() == [name]
 
 
 def test_what_this_process_wrote_is_not_read_again_however_often_it_is_offered(store, manifest, monkeypatch):

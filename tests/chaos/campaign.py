@@ -1,0 +1,166 @@
+"""One run after the other under faults, until the time is over; then calm, an end, and the books."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from deploy.experiment import Experiment
+from protocol.seal import COORDINATOR
+from protocol.settings import decode
+from tests.chaos.audit import computed_again, evidence_of, violations
+from tests.chaos.faults import Dice, Storm
+from tests.chaos.proxy import Proxy
+from tests.chaos.seclusion import HUB, Network
+from tests.chaos.world import World
+
+CALM_SECONDS = 180.0  # that a run may take to its end once nothing is done to it any more
+GO_SECONDS = 60.0  # that devices may take to hear of it: the longest pause between two tries is 30
+TICK = 0.02
+# Everybody is waited for, or three of four make a round and nobody waits long for the last.
+PATIENT = {"quorum": 4, "patience_seconds": 60.0, "grace_seconds": 20.0, "settle_seconds": 0.0}
+HASTY = {"quorum": 3, "patience_seconds": 6.0, "grace_seconds": 1.0, "settle_seconds": 0.2}
+# A device that has answered and was not counted must be none the wiser, where the run is to be computed again:
+# so the hasty ones run a method whose devices keep nothing.
+RUNS = (
+    ("fedavg", HASTY, {"epochs": 2, "batch": 8}),
+    ("fedpall", PATIENT, {"epochs": 1, "batch": 8, "server_epochs": 1}),
+    ("fedavg", PATIENT, {"epochs": 2, "batch": 8}),
+)
+
+
+@dataclass
+class Outcome:
+    seed: int
+    folder: Path
+    runs: int = 0
+    rounds: int = 0
+    harmed: int = 0  # rounds that ended while faults came
+    resumed: int = 0
+    again: int = 0
+    counted: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    starts: Counter[str] = field(default_factory=Counter)
+    deaths: Counter[str] = field(default_factory=Counter)
+    unheard: int = 0  # devices that did not hear of a run's end
+    violations: list[str] = field(default_factory=list)
+    kept: list[Path] = field(default_factory=list)
+
+
+class Campaign:
+    only = ""  # faults whose kind has this in its name
+    runs = RUNS
+    keep = False  # every run's folder, and not only of those that went wrong
+
+    def __init__(
+        self, folder: Path, seed: int, devices: int, rounds: int, pause: float, secluded: bool
+    ) -> None:
+        self.folder, self.seed, self.rounds, self.pause = folder, seed, rounds, pause
+        self.names = [f"device-{i + 1}" for i in range(devices)]
+        self.network = Network([COORDINATOR, *self.names]) if secluded else None
+        self.outcome = Outcome(seed, folder)
+        self.port = free_port()
+        host = HUB if self.network else "127.0.0.1"
+        target = ("127.0.0.1", self.port)
+        self.lines = {name: Proxy(host, target) for name in (COORDINATOR, *self.names)}
+        pictures(folder / "data", seed)
+
+    def run(self, seconds: float) -> Outcome:
+        began = time.monotonic()
+        dice = Dice(self.seed, self.names, self.network is not None, self.pause, self.only)
+        while time.monotonic() < began + seconds:
+            self.one_run(dice, began + seconds)
+        self.outcome.seconds = time.monotonic() - began
+        return self.outcome
+
+    def one_run(self, dice: Dice, until: float) -> None:
+        o = self.outcome
+        o.runs += 1
+        folder = self.folder / f"run-{o.runs:02}"
+        world = World(folder, self.experiment(o.runs), self.lines, self.port, self.network)
+        found = []
+        with world:
+            if problem := self.weather(world, dice, until):
+                found.append(problem)
+            else:
+                o.unheard += len(world.let_everybody_go(GO_SECONDS))
+        for name, process in world.processes.items():
+            o.starts[name] += process.starts - 1
+            o.deaths.update(death.split(": ", 1)[1][:90] for death in process.deaths)
+        found = found or self.books(world)
+        o.rounds += world.rounds
+        if found or self.keep:
+            o.violations += [f"run {o.runs}: {words}" for words in found]
+            o.kept.append(folder)
+        else:
+            shutil.rmtree(folder)
+
+    def weather(self, world: World, dice: Dice, until: float) -> str:
+        """Until the run is over; why it does not come to its end, or nothing."""
+        storm, (pause, fault) = Storm(world), dice.draw()
+        next_at, calm_at, calm_rounds = time.monotonic() + pause, 0.0, 0
+        while not world.finished:
+            now = time.monotonic()
+            world.watch()
+            if not calm_at and now >= until:
+                storm.calm()
+                calm_at, calm_rounds = now, world.rounds
+            if calm_at and now > calm_at + CALM_SECONDS:
+                return (
+                    f"in round {world.rounds + 1} of {self.rounds} after {CALM_SECONDS:.0f} s without a fault"
+                )
+            storm.pass_over(now)
+            if not calm_at and now >= next_at:
+                if storm.strike(fault, now):
+                    self.outcome.faults[fault.kind] += 1
+                pause, fault = dice.draw()
+                next_at = now + pause
+            time.sleep(TICK)
+        storm.calm()
+        self.outcome.harmed += calm_rounds if calm_at else world.rounds
+        return ""
+
+    def books(self, world: World) -> list[str]:
+        e = evidence_of(world)
+        self.outcome.counted += sum(len(c.answers) for c in e.final)
+        self.outcome.resumed += sum(line["resumed"] for line in e.lines)
+        self.outcome.again += sum(line["attempt"] for line in e.lines)
+        return [*violations(e), *computed_again(world, e)]
+
+    def experiment(self, number: int) -> Experiment:
+        method, policy, hyper = self.runs[(number - 1) % len(self.runs)]
+        table = {
+            "name": f"chaos-{number}", "rounds": self.rounds, "classes": 3, "seed": self.seed + number,
+            "method": {"name": method, "lr": 0.02, **hyper},
+            "network": {"name": "mlp", "feature_size": 300},  # 250 kB: an answer is four blocks
+            "data": {"source": "folder", "root": str(self.folder / "data"), "size": 8, "split": "iid"},
+            "devices": {"count": len(self.names)}, "policy": policy,
+        }  # fmt: skip
+        return decode(Experiment, table)
+
+
+def pictures(root: Path, seed: int) -> None:
+    """Three classes of small pictures, forty of each."""
+    from PIL import Image
+
+    dice = np.random.default_rng(seed)
+    for label in ("circle", "line", "square"):
+        (root / label).mkdir(parents=True)
+        base = dice.integers(0, 255, (8, 8, 3))
+        for i in range(40):
+            noisy = np.clip(base + dice.integers(-20, 20, base.shape), 0, 255).astype(np.uint8)
+            Image.fromarray(noisy).save(root / label / f"{i}.png")
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port

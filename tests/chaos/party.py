@@ -1,0 +1,75 @@
+"""`protofleet`, which on SIGUSR1 says where it stands: for runs that do not come to their end."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+import time
+from typing import Any
+
+from coordinator.service import Service
+from deploy.cli import main
+from edge_client.agent import Agent
+from protocol.fetch import Fetch
+
+log = logging.getLogger("protofleet.chaos")
+
+
+def tell(number: int, frame: object) -> None:
+    for party in [found for found in gc.get_objects() if isinstance(found, (Agent, Service))]:
+        for words in agent(party) if isinstance(party, Agent) else service(party):
+            log.warning("%s", words)
+
+
+def agent(a: Agent) -> list[str]:
+    return [
+        f"connected {a.connected}, at work on {a._question[:8] or 'nothing'}, next {a._next}, waiting {a._outgoing}",
+        f"fetching {fetch(a.link._fetch)} for {a.link._waiting}; wakes in {a.wake_at - time.monotonic():.1f} s",
+        *line(a.link),
+    ]
+
+
+def service(s: Service) -> list[str]:
+    m = s.machine
+    state = (
+        f"{m.phase} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, missing {sorted(m._missing)}"
+    )
+    served = [
+        f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}" for b in s.link._broadcasts.values()
+    ]
+    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.link._fetches.items()]
+    return [
+        state,
+        f"roster {sorted(m.roster)}, wakes in {s.wake_at - time.monotonic():.1f} s",
+        *served,
+        *fetches,
+        *line(s.link),
+    ]
+
+
+def line(link: Any) -> list[str]:
+    box = link.transport._outbox
+    counts = ", ".join(f"{' '.join(key)} {n}" for key, n in sorted(link.meter.messages.items()))
+    return [
+        f"open {box._open}, waiting {len(box._waiting)}, flying {len(box._flying)}, {link.transport._topics}",
+        counts,
+    ]
+
+
+def fetch(f: Fetch | None) -> str:
+    if f is None:
+        return "nothing"
+    here, wake = sum(f.partial.have), f.wake_at - time.monotonic()
+    name, blocks = hex8(f.manifest.wire_name), len(f.partial.have)
+    return f"{name}: {here} of {blocks}, asked {len(f.asked)}, again in {wake:.1f} s"
+
+
+def hex8(name: bytes) -> str:
+    return name.hex()[:8]
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, tell)
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""A place of our own: own processes, own mounts, own network. All of it is gone when we are, whatever ends us.
+
+Where that is not allowed (it takes root), faults are done without: cuts by the proxies, no small disks.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+MARK = "PROTOFLEET_SECLUDED"
+UNSHARE = [
+    "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private",
+]  # fmt: skip
+HUB = "10.77.0.1"  # where the proxies listen, as seen from every namespace
+
+
+def secluded() -> bool:
+    return os.environ.get(MARK) == "yes"
+
+
+def seclude(module: str, arguments: list[str]) -> None:
+    """Start again in a place of our own, or come back where that cannot be."""
+    if secluded() or shutil.which("unshare") is None or shutil.which("ip") is None:
+        return
+    probe = "ip link add v0 type veth peer name v00 && mount -t tmpfs none /run && mkdir /run/netns && ip netns add a"
+    if subprocess.run([*UNSHARE, "sh", "-c", probe], capture_output=True).returncode != 0:
+        return
+    os.environ[MARK] = "yes"
+    os.execvp("unshare", [*UNSHARE, sys.executable, "-m", module, *arguments])
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Network:
+    """A namespace for each party, joined to ours by a cable that can be pulled."""
+
+    def __init__(self, names: list[str]) -> None:
+        Path("/run/netns").mkdir(exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "none", "/run/netns"], check=True)
+        ip("link", "set", "lo", "up")
+        ip("addr", "add", f"{HUB}/32", "dev", "lo")
+        self._cables = {name: f"v{i}" for i, name in enumerate(names, 1)}
+        for i, name in enumerate(names, 1):
+            self._join(name, f"v{i}", f"10.77.{i}.1", f"10.77.{i}.2")
+
+    @staticmethod
+    def _join(name: str, cable: str, ours: str, theirs: str) -> None:
+        ip("netns", "add", name)
+        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", f"{ours}/30", "dev", cable)
+        ip("link", "set", cable, "up")
+        ip("-n", name, "addr", "add", f"{theirs}/30", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            ip("-n", name, "link", "set", device, "up")
+        ip("-n", name, "route", "add", "default", "via", ours)
+
+    def inside(self, name: str) -> list[str]:
+        """What a command line begins with that shall run in this party's namespace."""
+        return ["nsenter", f"--net=/run/netns/{name}"]
+
+    def pull(self, name: str) -> None:
+        ip("link", "set", self._cables[name], "down")
+
+    def plug(self, name: str) -> None:
+        ip("link", "set", self._cables[name], "up")
+
+
+class SmallDisk:
+    """A folder with so many bytes and no more. It can be filled, and freed again."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
+
+    def fill(self) -> None:
+        with (self.folder / "full").open("ab", buffering=0) as file:
+            for size in (1 << 16, 1 << 12):
+                try:
+                    while file.write(bytes(size)) == size:
+                        pass
+                except OSError:
+                    continue
+
+    def free(self) -> None:
+        (self.folder / "full").unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """What is on it stays, on the disk below."""
+        kept = self.folder.with_name(f"{self.folder.name}.kept")
+        shutil.copytree(self.folder, kept, symlinks=True)
+        subprocess.run(["umount", str(self.folder)], check=True)
+        self.folder.rmdir()
+        kept.rename(self.folder)

@@ -1,0 +1,111 @@
+"""Harm is drawn from a seed, strikes one place at a time, and ends."""
+
+import contextlib
+import socket
+
+import pytest
+
+from tests.chaos import faults
+from tests.chaos.faults import KINDS, Dice, Fault, Kind, Storm
+from tests.chaos.proxy import Proxy
+
+DEVICES = ["device-1", "device-2"]
+
+
+def drawn(seed, root=True, only=""):
+    dice = Dice(seed, DEVICES, root, pause=1.0, only=only)
+    return [dice.draw() for _ in range(300)]
+
+
+def test_a_seed_draws_the_same_faults_and_another_seed_others():
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_every_kind_is_drawn_with_a_victim_and_a_time_that_fit():
+    found = [fault for _, fault in drawn(1)]
+    assert {fault.kind for fault in found} >= KINDS.keys() - {"cut a line for a minute"}
+    for fault in found:
+        low, high = KINDS[fault.kind].seconds
+        assert low <= fault.seconds <= high
+        assert (fault.victim in DEVICES) or KINDS[fault.kind].victims != "device"
+    assert not [f for _, f in drawn(1, root=False) if "disk" in f.kind]
+    assert {f.kind for _, f in drawn(1, only="freeze")} == {k for k in KINDS if "freeze" in k}
+
+
+class Place:
+    """A world that only notes."""
+
+    def __init__(self):
+        self.notes = []
+        self.note = self.notes.append
+
+
+def test_a_victim_suffers_one_fault_of_a_sort_at_a_time_and_calm_ends_all(monkeypatch):
+    deeds = []
+    kinds = {
+        name: Kind(1, "device", (0, 9), lambda w, who, n=name: deeds.append(("begin", n, who)),
+                   lambda w, who, n=name: deeds.append(("end", n, who)))
+        for name in ("kill -9 a device", "freeze a device", "break a line")
+    }  # fmt: skip
+    monkeypatch.setattr(faults, "KINDS", kinds)
+    storm = Storm(Place())
+    assert storm.strike(Fault("kill -9 a device", "a", 5.0), now=0.0)
+    assert not storm.strike(Fault("freeze a device", "a", 5.0), now=1.0), "it is dead"
+    assert storm.strike(Fault("freeze a device", "b", 5.0), now=1.0)
+    assert storm.strike(Fault("break a line", "a", 9.0), now=1.0)
+    storm.pass_over(5.0)
+    assert deeds[-1] == ("end", "kill -9 a device", "a")
+    assert storm.strike(Fault("freeze a device", "a", 5.0), now=5.0)
+    storm.calm()
+    assert sorted(d[1:] for d in deeds if d[0] == "begin") == sorted(d[1:] for d in deeds if d[0] == "end")
+
+
+@pytest.fixture
+def line():
+    """A socket, the proxy between, and the one at the other end."""
+    server = socket.create_server(("127.0.0.1", 0))
+    proxy = Proxy("127.0.0.1", server.getsockname())
+    near = socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+    far, _ = server.accept()
+    far.settimeout(10)
+    yield near, proxy, far
+    for end in (near, far, server, proxy):
+        end.close()
+
+
+def test_bytes_pass_a_proxy_in_both_directions(line):
+    near, proxy, far = line
+    near.sendall(b"up")
+    assert far.recv(10) == b"up"
+    far.sendall(b"down")
+    assert near.recv(10) == b"down"
+
+
+def test_a_hushed_line_holds_its_bytes_until_it_goes_on(line):
+    near, proxy, far = line
+    proxy.hush()
+    near.sendall(b"later")
+    far.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        far.recv(10)
+    far.settimeout(10)
+    proxy.resume()
+    assert far.recv(10) == b"later"
+
+
+def test_a_broken_line_is_noticed_at_both_ends_and_mended_takes_new_connections(line):
+    near, proxy, far = line
+    near.sendall(b"x")
+    assert far.recv(10) == b"x"  # it stands
+    proxy.reset()
+    for end in (near, far):
+        with contextlib.suppress(ConnectionResetError):
+            assert end.recv(10) == b""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as again,
+    ):
+        assert again.recv(10) == b"", "it takes nobody while it is broken"
+    proxy.resume()
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as fresh:
+        fresh.sendall(b"y")

@@ -1,0 +1,213 @@
+"""One run in real processes, as `protofleet run` would start them, each of which can be harmed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from deploy.broker import LocalBroker, Secured
+from deploy.enrol.fleet import BROKER, enrol_fleet
+from deploy.experiment import Experiment, coordinator_settings, device_settings
+from protocol.broker import BrokerAddress
+from protocol.seal import COORDINATOR
+from protocol.settings import encode, write_toml
+from tests.chaos.proxy import Proxy
+from tests.chaos.seclusion import HUB, Network, SmallDisk
+
+ROOT = Path(__file__).parents[2]
+STORE = ("persistence true", "autosave_interval 1", "autosave_on_changes true")
+DISKS = {COORDINATOR: 40 << 20}  # bytes: a snapshot of FedPall is 4 MB, and there are two and a new one
+DISK = 24 << 20  # of a device
+PAUSE = 0.3  # seconds before somebody who has ended by himself is started again
+
+
+@dataclass
+class Process:
+    """A party. Whoever ends before the run does is started again, as a service manager would."""
+
+    name: str
+    command: list[str]
+    log: Path
+    child: subprocess.Popen[bytes] | None = None
+    held: bool = False  # killed, and not to be started yet
+    starts: int = 0
+    deaths: list[str] = field(default_factory=list)  # not by our hand: the last words
+    _again_at: float = 0.0
+
+    def start(self) -> None:
+        self.held = False
+        if self.child is not None and self.child.poll() is None:
+            return
+        with self.log.open("ab") as log:
+            self.child = subprocess.Popen(
+                self.command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+        self.starts += 1
+
+    def kill(self) -> None:
+        self.held = True
+        if self.child is not None:
+            self.child.kill()
+            self.child.wait()
+
+    def say(self, number: signal.Signals) -> None:
+        if self.child is not None and self.child.poll() is None:
+            self.child.send_signal(number)
+
+    @property
+    def done(self) -> bool:
+        return self.child is not None and self.child.poll() == 0
+
+    def watch(self, now: float) -> None:
+        if self.held or self.child is None or self.child.poll() in (None, 0):
+            return
+        if not self._again_at:
+            self.deaths.append(self.last_word())
+            self._again_at = now + PAUSE
+        elif now >= self._again_at:
+            self._again_at = 0.0
+            self.start()
+
+    def last_word(self) -> str:
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"{self.name}: {lines[-1][:150] if lines else 'it said nothing'}"
+
+
+class World:
+    """`lines` are the proxies by party, `network` its namespaces where there are any."""
+
+    def __init__(
+        self,
+        folder: Path,
+        experiment: Experiment,
+        lines: dict[str, Proxy],
+        port: int,
+        network: Network | None,
+    ) -> None:
+        self.folder, self.experiment, self.lines, self.network = folder, experiment, lines, network
+        self.run = folder / experiment.name
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True)
+        self.disks: dict[str, SmallDisk] = {}
+        hosts = ("localhost", "127.0.0.1", HUB)
+        self.fleet = enrol_fleet(folder / "enrolled", experiment.name, experiment.shards(), hosts)
+        (self.fleet.party(BROKER) / "data").mkdir(exist_ok=True)
+        secured = Secured(self.fleet.party(BROKER), self.fleet.tls(COORDINATOR))
+        self.broker = LocalBroker(self.logs, "mosquitto", port=port, more=STORE, secured=secured)
+        self.processes = {COORDINATOR: self._coordinator()}
+        for name in experiment.shards():
+            self.processes[name] = self._device(name)
+
+    def __enter__(self) -> World:
+        self.broker.start()
+        for process in self.processes.values():
+            process.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes.values():
+            process.kill()
+        self.broker.crash()
+        for disk in self.disks.values():
+            disk.close()
+
+    @property
+    def devices(self) -> list[str]:
+        return [name for name in self.processes if name != COORDINATOR]
+
+    @property
+    def results(self) -> Path:
+        """Where the coordinator's files are."""
+        return self.folder / "coordinator" / self.experiment.name
+
+    @property
+    def finished(self) -> bool:
+        return self.processes[COORDINATOR].done
+
+    @property
+    def rounds(self) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return (self.results / "rounds.jsonl").read_bytes().count(b"\n")
+        return 0
+
+    def watch(self) -> None:
+        now = time.monotonic()
+        for process in self.processes.values():
+            process.watch(now)
+
+    def let_everybody_go(self, seconds: float) -> list[str]:
+        """Devices end when they hear that the run is over; who has not heard it comes back."""
+        deadline = time.monotonic() + seconds
+        while (
+            waiting := [n for n in self.devices if not self.processes[n].done]
+        ) and time.monotonic() < deadline:
+            self.watch()
+            time.sleep(0.05)
+        return waiting
+
+    def ask_where_everybody_stands(self) -> None:
+        """Into the logs; some are a while about it."""
+        for process in self.processes.values():
+            process.say(signal.SIGUSR1)
+        time.sleep(2.0)
+
+    def note(self, words: str) -> None:
+        with (self.folder / "faults.log").open("a") as file:
+            file.write(f"{datetime.now(timezone.utc):%H:%M:%S.%f} {words}\n")
+
+    def stop_broker(self) -> None:
+        self.broker.stop()
+
+    def crash_broker(self) -> None:
+        self.broker.crash()
+
+    def wipe_broker(self) -> None:
+        self.broker.crash()
+        for path in (self.fleet.party(BROKER) / "data").iterdir():
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+
+    def signal_broker(self, number: signal.Signals) -> None:
+        if self.broker._process is not None:
+            os.killpg(self.broker._process.pid, number)
+
+    def _address(self, name: str) -> BrokerAddress:
+        host = HUB if self.network else "127.0.0.1"
+        return BrokerAddress(host, self.lines[name].port, self.fleet.tls(name))
+
+    def _coordinator(self) -> Process:
+        address = self._address(COORDINATOR)
+        made = coordinator_settings(self.experiment, address, self.folder, "chaos")
+        enrolled, records = self.fleet.party(COORDINATOR), self.fleet.root / "records"
+        made = replace(
+            made, folder=str(self.folder / COORDINATOR), enrolled=str(enrolled), devices=str(records)
+        )
+        return self._process(COORDINATOR, COORDINATOR, self.folder / COORDINATOR, encode(made))
+
+    def _device(self, name: str) -> Process:
+        data = self.experiment.shards()[name]
+        made = device_settings(self.experiment, name, data, self._address(name), self.folder)
+        place = self.folder / "devices" / name
+        made = replace(made, folder=str(place), enrolled=str(self.fleet.party(name)))
+        return self._process(name, "device", place, encode(made))
+
+    def _process(self, name: str, job: str, place: Path, settings: dict[str, object]) -> Process:
+        if self.network:
+            self.disks[name] = SmallDisk(place, DISKS.get(name, DISK))
+        file = self.folder / f"{name}.toml"
+        file.write_text(write_toml(settings))
+        inside = self.network.inside(name) if self.network else []
+        command = [*inside, sys.executable, "-m", "tests.chaos.party", job, str(file)]
+        return Process(name, command, self.logs / f"{name}.log")

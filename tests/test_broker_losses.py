@@ -1,0 +1,247 @@
+"""Mosquitto says "Success" and drops: each way in which it does is shown first, and then survived.
+
+The broker is the one that we set up: TLS 1.3, certificates, access rules. Only its queues are made small: what
+takes hundreds of devices happens to three.
+"""
+
+import time
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from paho.mqtt.client import CallbackAPIVersion, Client, MQTTv5
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from coordinator.events import Accept
+from deploy.broker import LocalBroker, Secured
+from deploy.enrol.fleet import enrol_fleet
+from deploy.simulation import Simulation
+from methods.plan import Network
+from protocol.broker import BrokerAddress, BrokerError
+from protocol.seal import COORDINATOR
+from protocol.tls import rereading_context
+from tests.chaos.proxy import Proxy
+from tests.conftest import missing
+from tests.test_federation_over_broker import DEVICES, Federation
+from tests.worlds import POLICY, assert_same, shard
+
+LARGE = Network("mlp", feature_size=2000)  # 1.7 MB: an answer is 26 blocks
+QUEUE = 8  # messages that the broker keeps for one client, beside those in flight
+WAYS_TO_ARRIVE = ("accepted", "duplicate", "unknown_object", "flood", "bad_block")
+SMALL_QUEUES = (f"max_queued_messages {QUEUE}", "max_inflight_messages 2")
+
+
+class Accepted(Counter):
+    """A watcher: how often each answer was accepted."""
+
+    def happened(self, service, event, commands, now):
+        self.update((c.round, c.phase, c.device) for c in commands if isinstance(c, Accept))
+
+    def answered(self, service, update, now):
+        """It counts what was accepted."""
+
+    stepped = answered
+
+
+class Harmed(Federation):
+    """A federation at a broker with TLS and access rules; every party's line is a proxy."""
+
+    def __init__(self, folder, fleet, broker, federation, network=None):
+        super().__init__(folder / "run", broker.address, federation, "fedavg")
+        if network:
+            self.plan = replace(self.plan, network=network)
+        self.fleet, self.broker, self.accepted = fleet, broker, Accepted()
+        target = (broker.address.host, broker.address.port)
+        self.lines = {name: Proxy("127.0.0.1", target) for name in (COORDINATOR, *DEVICES)}
+
+    def at(self, name):
+        return BrokerAddress("127.0.0.1", self.lines[name].port, self.fleet.tls(name))
+
+    def begin(self):
+        service, inbox = self.coordinator()
+        service.watchers.append(self.accepted)
+        self.start(service, inbox)
+        for i, name in enumerate(DEVICES):
+            self.start(*self.device(name, i))
+        return self
+
+    def until(self, condition, seconds=60.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come to this"
+            time.sleep(0.002)
+
+    def finish(self, folder):
+        """To the run's end: every answer was accepted once, and the bits are those of a run without trouble."""
+        for thread in self.threads:
+            thread.join(120)
+            assert not thread.is_alive(), "the federation did not come to its end"
+        rounds = [(r, "train") for r in range(1, 4)] + [(4, "evaluate")]
+        assert self.accepted == {(*place, name): 1 for place in rounds for name in DEVICES}
+        untroubled = Simulation(self.plan, {n: shard(i) for i, n in enumerate(DEVICES)}, POLICY, folder)
+        assert_same(SimpleNamespace(service=self.service, agents=self.agents), untroubled.run())
+
+    def blocks(self, name, way, *results):
+        """How many blocks a party has sent, or taken in, that way."""
+        party = self.service if name == COORDINATOR else self.agents[name]
+        counted = party.link.meter.messages.items()
+        return sum(n for (w, kind, r), n in counted if (w, kind) == (way, "block") and r in results)
+
+    def lost_answers(self):
+        """Blocks of answers that left a device and came nowhere."""
+        sent = sum(self.blocks(name, "up", "sent") for name in self.agents)
+        return sent - self.blocks(COORDINATOR, "up", *WAYS_TO_ARRIVE)
+
+    def close(self):
+        super().close()
+        for line in self.lines.values():
+            line.close()
+
+
+@pytest.fixture
+def secured(tmp_path, federation):
+    """Makes a fleet's broker, with more lines for its settings."""
+    brokers = []
+
+    def make(*more, network=None):
+        fleet = enrol_fleet(tmp_path / "enrolled", federation, DEVICES)
+        try:
+            folder = Secured(fleet.party("broker"), fleet.tls(COORDINATOR))
+            broker = LocalBroker(tmp_path / "logs", "mosquitto", more=more, secured=folder)
+        except BrokerError as error:
+            missing(error)
+        brokers.append(broker)
+        broker.start()
+        made = Harmed(tmp_path, fleet, broker, federation, network)
+        brokers.append(SimpleNamespace(stop=made.close))
+        return made
+
+    yield make
+    for broker in reversed(brokers):
+        broker.stop()
+
+
+class Bare:
+    """A paho client and nothing else. It reads only while it is told to."""
+
+    def __init__(self, made, name, session=0):
+        address = made.fleet.tls(name)
+        self.client = Client(CallbackAPIVersion.VERSION2, name, protocol=MQTTv5)
+        self.client.tls_set_context(rereading_context(address))
+        self.came, self.answers, self.granted = [], [], []
+        self.client.on_message = lambda _c, _d, message: self.came.append(bytes(message.payload))
+        self.client.on_publish = lambda _c, _d, mid, code, _p: self.answers.append(str(code))
+        self.client.on_subscribe = lambda *_: self.granted.append(True)
+        self._broker, self._session = made.broker.address, session
+        self.connect()
+
+    def connect(self):
+        properties = Properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = self._session
+        host, port = self._broker.host, self._broker.port
+        self.client.connect(host, port, 60, clean_start=not self._session, properties=properties)
+        self.read(self.client.is_connected)
+
+    def read(self, until, seconds=20.0):
+        deadline = time.monotonic() + seconds
+        while not until() and time.monotonic() < deadline:
+            self.client.loop(0.05)
+        return until()
+
+    def listen(self, topic):
+        self.client.subscribe(topic, qos=1)
+        assert self.read(lambda: self.granted)
+
+    def say(self, topic, number):
+        for i in range(number):
+            self.client.publish(topic, i.to_bytes(4, "big") + bytes(4000), qos=1)
+        assert self.read(lambda: len(self.answers) == number)
+        assert set(self.answers) == {"Success"}, "a PUBACK is no delivery"
+
+    def leave(self):
+        self.client.disconnect()
+        self.read(lambda: not self.client.is_connected())
+
+
+def test_a_slow_subscriber_loses_what_was_acknowledged_and_our_answers_arrive(secured, tmp_path):
+    made = secured(*SMALL_QUEUES, network=LARGE)
+    topic = made.topics.up("device-0")
+    slow, fast = Bare(made, COORDINATOR), Bare(made, "device-0")
+    slow.listen(topic)
+    fast.say(topic, 1500)  # 6 MB, more than sockets hold; and the subscriber does not read
+    slow.read(lambda: slow.came[-1:] and slow.came[-1].startswith((1499).to_bytes(4, "big")), seconds=2.0)
+    assert QUEUE < len(slow.came) < 1500, "the broker has lost some, and told nobody"
+    slow.leave()
+    fast.leave()
+
+    made.lines[COORDINATOR].seconds = 0.02  # 64 KiB in that time
+    made.begin()
+    made.until(lambda: made.lost_answers() > 40)  # more than were in flight at a time
+    made.lines[COORDINATOR].seconds = 0.0
+    made.finish(tmp_path / "sim")
+
+
+def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device_catches_up(
+    secured, tmp_path
+):
+    made = secured(*SMALL_QUEUES, network=LARGE)
+    topic = made.topics.down("device-0")
+    away, near = Bare(made, "device-0", session=600), Bare(made, COORDINATOR)
+    away.listen(topic)
+    away.leave()
+    near.say(topic, 100)
+    away.connect()
+    away.read(lambda: len(away.came) > 2 * QUEUE, seconds=1.0)
+    assert 0 < len(away.came) <= QUEUE + 2, "the broker has kept some for the session, and dropped the rest"
+    away._session = 0
+    away.connect()  # a clean start: the session ends
+    away.leave()
+    near.leave()
+
+    late = made.lines["device-2"]
+    late.seconds = 0.05
+    made.begin()
+    made.until(
+        lambda: (made.agents["device-2"].link.progress or (0, 0))[0] > 1
+    )  # in the middle of a broadcast
+    late.reset()
+    others = [made.agents[name] for name in DEVICES[:2]]
+    made.until(lambda: all(a.memory.last_round >= 1 for a in others))  # who have all of it
+    missed = made.blocks(COORDINATOR, "down", "sent") - made.blocks("device-2", "down", *WAYS_TO_ARRIVE)
+    assert missed > 2 * QUEUE, "more than the broker keeps for it"
+    late.seconds = 0.0
+    late.resume()
+    made.finish(tmp_path / "sim")
+
+
+def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer(secured, tmp_path):
+    made = secured("persistence false", network=LARGE)
+    for line in made.lines.values():
+        line.seconds = 0.02
+    made.begin()
+    made.until(lambda: (made.agents["device-0"].link.progress or (0, 0))[0] > 3)  # a broadcast is under way
+    made.broker.crash()
+    made.broker.start()
+    folder = tmp_path / "run" / "coordinator" / "updates"
+    made.until(lambda: list(folder.glob("*/*.part")))  # an answer is under way
+    made.broker.crash()
+    made.broker.start()
+    for line in made.lines.values():
+        line.seconds = 0.0
+    made.finish(tmp_path / "sim")
+
+
+def test_an_outage_beyond_sessions_and_deadlines_repeats_the_round_with_the_same_answers(secured, tmp_path):
+    """Ten minutes of 600 s sessions and patience, in seconds: both are over when the broker comes back."""
+    made = secured(network=Network("mlp"))
+    made.session_seconds, made.policy = 1, replace(POLICY, patience_seconds=2.0, settle_seconds=0.2)
+    made.begin()
+    made.until(lambda: made.service.machine.round == 2)
+    made.broker.crash()
+    before = time.monotonic()
+    machine = made.service.machine
+    made.until(lambda: time.monotonic() - before > 3.0 and (machine.attempt or len(machine.answered) == 3))
+    made.broker.start()
+    made.finish(tmp_path / "sim")

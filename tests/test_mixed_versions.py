@@ -1,0 +1,159 @@
+"""A fleet whose members speak different versions, over a real Mosquitto: what docs/protocol.md, section 10, promises.
+
+There has been one major version. A later minor one says more, in places where this one must look away; another major
+one is told that it is not spoken here. A device of version 1.0, written from the document alone, takes part in
+tests/protocol/test_foreign_client.py.
+"""
+
+import struct
+from dataclasses import astuple, replace
+from types import SimpleNamespace
+
+import msgpack
+import pytest
+
+from protocol import codec
+from protocol.codec import place_of
+from protocol.keys import Keys
+from protocol.messages import Hello
+from protocol.reasons import Reason
+from protocol.seal import COORDINATOR, DOMAIN, EVERYBODY, OPEN, SEALED, SEALING, Header
+from tests.protocol import hpke
+from tests.test_federation_over_broker import DEVICES, Federation
+from tests.worlds import POLICY, assert_same, simulation
+
+MORE = ["shape", 7, b"\x00", ["a", ["list"]], None, 2.5]  # of a header; maps are not for headers
+NEWS = {"colour": "green", "telemetry": {"depth": [1, 2, 3]}, "": None, "seconds2": 1e9}
+
+
+class Later:
+    """How a link of version 1.7 would put its frames together: more in the header, more in each payload."""
+
+    def __init__(self, link, minor=7, major=1):
+        self.link, self.minor, self.major = link, minor, major
+        self.said = 0
+        link.seal = self
+
+    def __call__(self, message, recipient=EVERYBODY, attachment=None):
+        self.said += 1
+        kind = codec.KINDS[type(message)]
+        return self.frame(kind, codec.encode(message, attachment), recipient, place_of(message))
+
+    def frame(self, kind, payload, recipient, place):
+        link = self.link
+        link._sequence += 1
+        suite = SEALED if link.sealed and recipient != EVERYBODY else OPEN
+        header = Header(
+            self.major, self.minor, suite, kind, link.topics.federation, link.run, link.epoch,
+            link.me.name, link.me.boot, link._sequence, recipient, place.round, place.phase, place.base,
+        )  # fmt: skip
+        packed = msgpack.packb([*astuple(header), *MORE])
+        head = b"PF\x01" + struct.pack("<H", len(packed)) + packed
+        text = msgpack.packb({**msgpack.unpackb(payload), **NEWS})
+        if suite == SEALED:
+            text = hpke.seal(text, link.keyring[recipient].receive, SEALING + head)
+        return head + text + link.me.keys.sign.sign(DOMAIN + head + text)
+
+    def say_unheard_of(self):
+        """A kind of message that only it knows."""
+        up = self.link.topics.up(self.link.me.name)
+        self.link.transport.publish(
+            up, self.frame("telemetry", msgpack.packb({}), COORDINATOR, codec.Place())
+        )
+
+
+class Mixed(Federation):
+    """`later` speak 1.7, all others what this code speaks."""
+
+    later = ()
+
+    def coordinator(self):
+        service, inbox = super().coordinator()
+        self.voices = {}
+        if COORDINATOR in self.later:
+            self.voices[COORDINATOR] = Later(service.link)
+        return service, inbox
+
+    def device(self, name, i):
+        agent, inbox = super().device(name, i)
+        if name in self.later:
+            self.voices[name] = Later(agent.link)
+        return agent, inbox
+
+
+def finished(made, folder):
+    for thread in made.threads:
+        thread.join(60)
+        assert not thread.is_alive(), "the federation did not come to its end"
+    assert_same(
+        SimpleNamespace(service=made.service, agents=made.agents), simulation(folder / "sim", "fedavg").run()
+    )
+
+
+@pytest.fixture
+def mixed(tmp_path, broker, federation):
+    made = Mixed(tmp_path / "real", broker.address, federation, "fedavg")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "later",
+    [("device-2",), ("coordinator",), ("device-0", "coordinator")],
+    ids=["device", "coordinator", "both"],
+)
+def test_a_later_minor_version_takes_part_and_changes_no_bit(mixed, tmp_path, later):
+    mixed.later = later
+    finished(mixed.run(), tmp_path)
+    assert all(voice.said > 4 for voice in mixed.voices.values())
+    assert not mixed.service.link.meter.rejected
+
+
+def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counted(mixed, tmp_path):
+    mixed.later = ("device-1",)
+    mixed.start(*mixed.coordinator())
+    for i, name in enumerate(DEVICES):
+        mixed.start(*mixed.device(name, i))
+    greet = mixed.agents["device-1"]._hello
+
+    def hello():
+        mixed.voices["device-1"].say_unheard_of()
+        greet()
+
+    mixed.agents["device-1"]._hello = hello
+    finished(mixed, tmp_path)
+    assert set(mixed.service.link.meter.rejected) <= {Reason.MALFORMED}
+    assert mixed.service.link.meter.messages["up", "unreadable", "malformed"] >= 1
+
+
+@pytest.mark.parametrize("way", ["in its hello", "in its frames"])
+def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tmp_path, way):
+    """A device of 2 that still writes frames of 1 hears why it cannot take part; of 2 alone, it is counted."""
+    mixed.keys["newer"] = Keys.new()
+    mixed.ring["newer"] = mixed.keys["newer"].public
+    mixed.start(*mixed.coordinator())
+    agent, inbox = mixed.device("newer", 0)
+    del mixed.agents["newer"]
+    if way == "in its frames":
+        Later(agent.link, minor=0, major=2)
+    say = agent.link.send
+    agent.link.send = lambda m: say(replace(m, protocol=(2, 3)) if isinstance(m, Hello) else m)
+    mixed.start(agent, inbox)
+    reason = Reason.UNFIT if way == "in its hello" else Reason.VERSION
+    deadline = POLICY.patience_seconds
+    while not mixed.service.link.meter.rejected[reason] and deadline > 0:
+        mixed.threads[-1].join(0.02)
+        deadline -= 0.02
+    if way == "in its hello":
+        mixed.threads[-1].join(20)
+        assert agent.finished and agent.problem.endswith(
+            "it speaks protocol 2 to 3, this coordinator speaks 1"
+        )
+    else:
+        assert mixed.service.link.meter.rejected[Reason.VERSION] >= 1 and not agent.finished
+        agent.finished = True
+    for i, name in enumerate(DEVICES):
+        mixed.start(*mixed.device(name, i))
+    finished(mixed, tmp_path)
+    assert "newer" not in mixed.service.members
+    agent.link.transport.close()
