@@ -75,6 +75,7 @@ class Service:
         self.members: dict[str, Member] = {}
         self.domains: dict[str, str] = {}
         self.finished = False
+        self.connected = False
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
@@ -107,11 +108,13 @@ class Service:
                 self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self.link.adapt(max_packet)
+                self.connected = True
                 self._announce(State(True))
                 if not self._resumed:
                     self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
+                self.connected = False
                 if final:
                     self.stopped, self.finished = f"the broker ended the session: {reason}", True
             case Denied(topic, reason):

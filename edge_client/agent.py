@@ -61,6 +61,7 @@ class Agent:
         self.plan: Plan | None = None
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
+        self.answered = False  # the coordinator has answered this process
         self._build, self._clock = build, clock
         self._connected = False
         self._hello_at = float("inf")
@@ -128,6 +129,7 @@ class Agent:
         self._hello_at = self._now + HELLO_SECONDS
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
+        self.answered |= not isinstance(received.message, State)  # which may be retained, and old
         match received.message:
             case Welcome(text):
                 self._welcomed(text, received.run)
