@@ -5,9 +5,13 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS   ?= 2
 INPUTS ?= 1000000
+IMAGES ?= edge coordinator demo
+FOLDER ?= runs/stack
+EXPERIMENT ?= experiments/demo.toml
+STACK   = $(BIN)/python -m deploy.stack --folder $(FOLDER)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers check format bench fuzz audit clean data
+.PHONY: help demo test test-containers up down logs demo-compose images check format bench fuzz audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -17,6 +21,21 @@ demo: $(VENV)/.run ## a whole federation on this machine, then a report
 
 test: $(VENV)/.dev mosquitto ## the whole test suite, against a real broker
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+up: $(VENV)/.run images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana
+	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
+
+down: $(VENV)/.run ## end the stack; FORGET=1 removes its keys, results and metrics too
+	@$(STACK) down $(if $(FORGET),--forget)
+
+logs: $(VENV)/.run ## what the stack's containers say
+	@$(STACK) logs
+
+demo-compose: up ## the demonstration in containers: until the run is over, then its report
+	@$(STACK) follow $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
+
+images: $(VENV)/.run ## build the images and say what they weigh: IMAGES="edge coordinator demo" BASE=name@sha256:...
+	@$(BIN)/python -m deploy.images build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(WHEELS),--wheels $(WHEELS)) $(IMAGE_ARGS)
 
 check: $(VENV)/.dev ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
