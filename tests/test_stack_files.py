@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from deploy.experiment import Experiment
-from deploy.images.build import TARGETS, Build, build_context, requirements
+from deploy.images.build import TARGETS, Build, build_context, pinned, requirements
 from deploy.run_errors import RunError
 from deploy.stack.__main__ import main, with_devices
 from deploy.stack.layout import APART, Stack, service
@@ -124,6 +124,16 @@ def test_a_build_context_holds_sources_and_locks_and_nothing_else(tmp_path):
         assert {p.name for p in (context / "source").iterdir()} >= {"deploy", "protocol", "pyproject.toml"}
         assert not list(context.rglob("__pycache__")) and not list(context.rglob("*.key"))
     assert not context.exists()
+
+
+def test_another_version_can_be_pinned_and_only_of_what_is_there():
+    assert (
+        pinned("numpy==1\ntorch==2.13.0\ntorchvision==1; x\n", [("torch", "2.7.1")]).splitlines()[1]
+        == "torch==2.7.1"
+    )
+    assert pinned("numpy==1; a\nnumpy==2; b\n", [("numpy", "3")]) == "numpy==3; a\nnumpy==3; b\n"
+    with pytest.raises(RunError, match="there is no package 'nmpy'"):
+        pinned("numpy==1\n", [("nmpy", "2")])
 
 
 def test_torch_is_in_no_list_that_is_installed_beside_it():

@@ -21,15 +21,25 @@ def main() -> int:
     parser.add_argument(
         "--wheels", type=Path, action="append", default=[], metavar="DIR", help="searched before any index"
     )
+    parser.add_argument("--tag", default="", metavar="NAME", help="for one image: not protofleet/IMAGE")
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME=VERSION", help="say torch=2.7.1")
     parser.add_argument("--platform", default="", help="for example linux/arm64")
     options = parser.parse_args()
     if strange := set(options.targets) - set(TARGETS):
         parser.error(f"there is no image {sorted(strange)[0]!r}; there are {', '.join(TARGETS)}")
+    if options.tag and len(options.targets) > 1:
+        parser.error(f"--tag names one image, but {len(options.targets)} are built")
     try:
-        builds = [
-            Build(target, options.base, options.torch_index, tuple(options.wheels), options.platform)
-            for target in options.targets
-        ]
+        pins = tuple((name, version) for name, _, version in (pin.partition("=") for pin in options.pin))
+        given = (
+            options.base,
+            options.torch_index,
+            tuple(options.wheels),
+            pins,
+            options.platform,
+            options.tag,
+        )
+        builds = [Build(target, *given) for target in options.targets]
         for wanted in builds if options.job == "build" else []:
             build(wanted)
         print(table([wanted.tag for wanted in builds]))

@@ -31,17 +31,18 @@ class Build:
     base: str = ""  # "": as the Dockerfile says
     torch_index: str | None = None
     wheels: tuple[Path, ...] = ()
+    pins: tuple[tuple[str, str], ...] = ()  # (package, version) in place of those of constraints.txt
     platform: str = ""
-    docker: tuple[str, ...] = ("docker",)
+    name: str = ""  # of the image; "": protofleet/<target>
 
     @property
     def tag(self) -> str:
-        return f"protofleet/{self.target}"
+        return self.name or f"protofleet/{self.target}"
 
     def command(self, context: Path) -> list[str]:
         name = "jetson.Dockerfile" if self.target == "edge-jetson" else "Dockerfile"
         given = {"BASE": self.base or None, "TORCH_INDEX": self.torch_index}
-        words = [*self.docker, "build", "-f", str(context / name), "--target", self.target, "-t", self.tag]
+        words = ["docker", "build", "-f", str(context / name), "--target", self.target, "-t", self.tag]
         for key, value in given.items():
             words += [] if value is None else ["--build-arg", f"{key}={value}"]
         words += ["--platform", self.platform] if self.platform else []
@@ -51,7 +52,7 @@ class Build:
 def build(wanted: Build, environment: Mapping[str, str] | None = None) -> None:
     if wanted.target == "edge-jetson" and not wanted.base:
         raise RunError("edge-jetson has no base of its own: say --base with an image that has NVIDIA's torch")
-    with build_context(wanted.wheels) as context:
+    with build_context(wanted.wheels, wanted.pins) as context:
         done = subprocess.run(
             wanted.command(context), env={**os.environ, **(environment or {}), "DOCKER_BUILDKIT": "1"}
         )
@@ -60,7 +61,7 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None) -> None:
 
 
 @contextmanager
-def build_context(wheels: Sequence[Path] = ()) -> Iterator[Path]:
+def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] = ()) -> Iterator[Path]:
     """A folder with our sources, the locks and the Dockerfiles: no key, no run, no cache can slip into an image."""
     if not (SOURCE / "pyproject.toml").exists():
         raise RunError("images are built from a checkout of protofleet; this is an installed package")
@@ -79,6 +80,8 @@ def build_context(wheels: Sequence[Path] = ()) -> Iterator[Path]:
         ):
             shutil.copy(path, context / "locks")
         (context / "locks" / "requirements.txt").write_text("\n".join(requirements()) + "\n")
+        locks = context / "locks" / "constraints.txt"
+        locks.write_text(pinned(locks.read_text(), pins))
         (context / "wheels").mkdir()
         for folder in wheels:
             for wheel in folder.glob("*.whl"):
@@ -96,16 +99,27 @@ def _link(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
+def pinned(text: str, pins: Sequence[tuple[str, str]]) -> str:
+    """constraints.txt with other versions of some packages: an older driver, say, wants an older torch."""
+    for name, version in pins:
+        text, found = re.subn(rf"(?m)^{re.escape(name)}==[^;\n]*", f"{name}=={version}", text)
+        if not found:
+            raise RunError(
+                f"there is no package {name!r} in deploy/constraints.txt whose version could be another"
+            )
+    return text
+
+
 def requirements() -> list[str]:
     """What we need beside torch, which an image has in a layer, or from a vendor, of its own."""
     project = read_toml(SOURCE / "pyproject.toml")["project"]
     return [line for line in project["dependencies"] if not re.match(r"torch(vision)?\b", line)]
 
 
-def sizes(image: str, docker: Sequence[str] = ("docker",)) -> dict[str, int]:
+def sizes(image: str) -> dict[str, int]:
     """Bytes by layer: the base, torch, the other packages, ours."""
     done = subprocess.run(
-        [*docker, "history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image],
+        ["docker", "history", "--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}", image],
         capture_output=True, text=True,
     )  # fmt: skip
     if done.returncode:

@@ -27,8 +27,8 @@ LEFT_OUT: Final = (
 )
 
 # The certificates of a machine whose network looks into TLS belong here, and in no image of ours.
-DOCKERFILE: Final = f"""\
-FROM {LOCAL}{DEBIAN}
+DOCKERFILE: Final = """\
+FROM {base}
 RUN apt-get update && apt-get install -y --no-install-recommends python3 python3-venv python3-pip \\
     && rm -rf /var/lib/apt/lists/* /usr/lib/python3*/EXTERNALLY-MANAGED \\
     && ln -s python3 /usr/bin/python
@@ -39,27 +39,30 @@ ENV PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-
 """
 
 
-def debian_base(engine: Engine, folder: Path) -> str:
-    if _there(engine, DEBIAN):
-        return DEBIAN
-    if not engine.has_image(LOCAL + DEBIAN):
+def debian_base(engine: Engine, folder: Path, suite: str = "bookworm", processor: str = "") -> str:
+    """For another processor it is emulated, and bears its name."""
+    name = f"debian:{suite}-slim" + (f"-{processor}" if processor else "")
+    if not processor and _there(engine, name):
+        return name
+    if not engine.has_image(LOCAL + name):
         with tempfile.TemporaryDirectory(dir=folder) as rootfs:
-            _debootstrap(engine, Path(rootfs))
-    return LOCAL + DEBIAN
+            _debootstrap(engine, Path(rootfs), suite, LOCAL + name, processor)
+    return LOCAL + name
 
 
-def python_base(engine: Engine, folder: Path) -> str:
-    if _there(engine, PYTHON):
+def python_base(engine: Engine, folder: Path, processor: str = "") -> str:
+    if not processor and _there(engine, PYTHON):
         return PYTHON
-    if not engine.has_image(LOCAL + PYTHON):
+    name = LOCAL + PYTHON + (f"-{processor}" if processor else "")
+    if not engine.has_image(name):
         with tempfile.TemporaryDirectory(dir=folder) as context:
-            text = DOCKERFILE.replace(LOCAL + DEBIAN, engine.debian)
+            text = DOCKERFILE.format(base=debian_base(engine, folder, processor=processor))
             if (trusted := os.environ.get("SSL_CERT_FILE")) and Path(trusted).is_file():
                 shutil.copy(trusted, Path(context) / "ca.crt")
                 text += CERTIFICATES
             (Path(context) / "Dockerfile").write_text(text)
-            engine.docker("build", "-t", LOCAL + PYTHON, context)
-    return LOCAL + PYTHON
+            engine.docker("build", "-t", name, context, seconds=1800)
+    return name
 
 
 def _there(engine: Engine, name: str) -> bool:
@@ -71,16 +74,17 @@ def _there(engine: Engine, name: str) -> bool:
         return False
 
 
-def _debootstrap(engine: Engine, rootfs: Path) -> None:
+def _debootstrap(engine: Engine, rootfs: Path, suite: str, image: str, processor: str) -> None:
     from tests.containers.engine import INSTALL, NoEngine
 
     path = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
     if (program := shutil.which("debootstrap", path=path)) is None:
-        raise NoEngine(f"{DEBIAN} can neither be pulled nor made, as there is no debootstrap; {INSTALL}")
+        raise NoEngine(f"{image} can neither be pulled nor made, as there is no debootstrap; {INSTALL}")
     try:
-        command = [program, "--variant=minbase", "--include=ca-certificates", "bookworm", str(rootfs)]
+        command = [program, "--variant=minbase", "--include=ca-certificates", suite, str(rootfs)]
+        command[1:1] = [f"--arch={processor}"] if processor else []
         done = subprocess.run(
-            command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=600
+            command, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=1800
         )
         if done.returncode:
             raise NoEngine(f"debootstrap failed: {done.stdout.strip()[-300:]}")
@@ -90,7 +94,7 @@ def _debootstrap(engine: Engine, rootfs: Path) -> None:
         (rootfs / "var/cache/apt/archives/partial").mkdir(parents=True)
         tar = subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE)
         subprocess.run(
-            ["docker", "import", "-", LOCAL + DEBIAN],
+            ["docker", "import", "-", image],
             env=engine.environment,
             stdin=tar.stdout,
             check=True,
