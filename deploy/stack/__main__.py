@@ -47,6 +47,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help=", ".join([*DEFAULTS, *OPTIONAL]),
     )
+    top.add_argument(
+        "--cluster", action="store_true", help="three nodes of RabbitMQ in place of one Mosquitto"
+    )
+    top.add_argument("--together", action="store_true", help="all devices in one container, however few")
     top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
     return top
 
@@ -60,7 +64,7 @@ def stack_of(options: argparse.Namespace) -> Stack:
         raise SettingsError(
             f"there is no setting {strange[0]!r}; there are {', '.join([*DEFAULTS, *OPTIONAL])}"
         )
-    return Stack(options.folder, experiment, options.name, settings)
+    return Stack(options.folder, experiment, options.name, settings, options.cluster, options.together)
 
 
 def with_devices(experiment: Experiment, number: int) -> Experiment:

@@ -16,6 +16,7 @@ METRICS_PORT: Final = 9100
 FLEET: Final = "fleet"  # the one container of many devices
 APART: Final = 12  # so many devices have a container each; more share one
 CONTAINER_USER: Final = 10001  # who runs in the containers where root starts the stack
+NODES: Final = ("rabbit-1", "rabbit-2", "rabbit-3")
 PROBE: Final = "probe"  # by whose certificate the broker is asked whether it is well
 
 # Settings of compose.env that a person may change, with what holds otherwise. Images: a name, or name@sha256:...
@@ -28,6 +29,7 @@ DEFAULTS: Final = {
     "BROKER_PORT": "127.0.0.1:8883",
     "PROMETHEUS_PORT": "127.0.0.1:9090",
     "GRAFANA_PORT": "127.0.0.1:3000",
+    "RABBITMQ_IMAGE": "rabbitmq:4.1",
     "COMPOSE_PROFILES": "grafana",
 }
 OPTIONAL: Final = (
@@ -42,6 +44,8 @@ class Stack:
     experiment: Experiment
     name: str = "protofleet"
     settings: dict[str, str] = field(default_factory=dict)  # in place of DEFAULTS
+    cluster: bool = False  # three nodes of RabbitMQ for a broker
+    together: bool = False  # one container for all devices, however few
 
     @property
     def devices(self) -> list[str]:
@@ -49,7 +53,7 @@ class Stack:
 
     @property
     def apart(self) -> bool:
-        return len(self.devices) <= APART
+        return not self.together and len(self.devices) <= APART
 
     @property
     def fleet(self) -> SimulatedFleet:
@@ -82,6 +86,7 @@ class Stack:
             "FEDERATION": self.experiment.name,
         }
         given = {key: self.settings.get(key, value) for key, value in DEFAULTS.items()}
+        given["COMPOSE_PROFILES"] = ("cluster," if self.cluster else "single,") + given["COMPOSE_PROFILES"]
         return own | given | {key: self.settings[key] for key in OPTIONAL if key in self.settings}
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.config import CoordinatorSettings
+from deploy import rabbitmq
 from deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
 from deploy.experiment import Experiment, coordinator_settings, device_settings
 from deploy.mosquitto import Listening
-from deploy.stack.layout import FLEET, INSIDE, METRICS_PORT, PROBE, Stack, owner, service
+from deploy.stack.layout import FLEET, INSIDE, METRICS_PORT, NODES, PROBE, Stack, owner, service
 from edge_client.config import DeviceSettings
 from protocol.broker import BrokerAddress
 from protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
@@ -59,6 +60,8 @@ def _enrol(stack: Stack) -> None:
     fleet = enrol_fleet(stack.folder / "enrolled", stack.experiment.name, stack.devices, HOSTS)
     write_settings(fleet.party(BROKER), Listening(PORT))
     _rewrite_for_container(fleet.party(BROKER))
+    if stack.cluster:
+        _cluster(stack)
     probe = fleet.folder / PROBE
     join(fleet.authority(), probe, PROBE, 3650)
     inside = (
@@ -67,6 +70,23 @@ def _enrol(stack: Stack) -> None:
     inside.mkdir(exist_ok=True, mode=0o700)
     for name in (TLS_CA, TLS_CERT, TLS_KEY):
         write_file(inside / name, (probe / CURRENT / name).read_bytes(), PRIVATE, durable=False)
+
+
+def _cluster(stack: Stack) -> None:
+    """What three nodes of RabbitMQ find: all the same certificate, and a cookie by which they know each other."""
+    folder, inside = stack.fleet.party(BROKER), Path("/broker")
+    _write(
+        folder / "rabbitmq.conf",
+        rabbitmq.settings(inside / CURRENT, inside / "definitions.json", NODES, PORT),
+    )
+    _write(folder / "definitions.json", rabbitmq.definitions(stack.experiment.name, stack.devices))
+    _write(folder / "enabled_plugins", "[rabbitmq_mqtt,rabbitmq_auth_mechanism_ssl].\n")
+    cookie = stack.fleet.folder / "cookie"
+    if not cookie.exists():
+        write_file(cookie, secrets.token_hex(16).encode(), PRIVATE, durable=False)
+    for node in NODES:
+        stack.state(node).mkdir(parents=True, exist_ok=True)
+        write_file(stack.state(node) / ".erlang.cookie", cookie.read_bytes(), PRIVATE, durable=False)
 
 
 def _rewrite_for_container(folder: Path) -> None:
@@ -124,7 +144,8 @@ def _broker(enrolled: Path) -> BrokerAddress:
 def devices_file(stack: Stack) -> dict[str, Any]:
     """The compose file of the devices: a service for each, or one for all of a large fleet."""
     template = {"extends": {"file": str(COMPOSE / "party.yaml"), "service": "device"}}
-    order = {"depends_on": {BROKER: {"condition": "service_healthy"}}}
+    healthy = {"condition": "service_healthy", "required": False}  # one of them is there
+    order = {"depends_on": {BROKER: healthy, NODES[0]: healthy}}
     if stack.apart:
         services = {
             service(name): {**template, **order, "volumes": _volumes(stack, name, INSIDE)}

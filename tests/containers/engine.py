@@ -41,6 +41,7 @@ class Engine:
         }
         self.base = ""  # a Debian with Python and pip, to build on
         self.debian = ""
+        self.folder = Path()
 
     def docker(self, *words: str, check: bool = True, seconds: float = 600, stdin: str | None = None) -> str:
         done = self.run(*words, seconds=seconds, stdin=stdin)
@@ -60,7 +61,12 @@ class Engine:
     def has_image(self, name: str) -> bool:
         return self.run("image", "inspect", name).returncode == 0
 
+    def debian13(self) -> str:
+        """Made when it is asked for: few tests need it."""
+        return debian_base(self, self.folder, "trixie")
+
     def make_bases(self, folder: Path) -> None:
+        self.folder = folder
         self.debian = debian_base(self, folder)
         self.base = python_base(self, folder)
 

@@ -34,6 +34,7 @@ def product(engine: Engine, *targets: str, base: str = "") -> list[str]:
 def stand_in(engine: Engine, name: str) -> str:
     tag = f"protofleet-local/{name}"
     if not engine.has_image(tag):
-        words = ("build", "-q", "-t", tag, "--target", name, "--build-arg", f"BASE={engine.debian}", "-")
+        base = engine.debian13() if name == "rabbitmq" else engine.debian
+        words = ("build", "-q", "-t", tag, "--target", name, "--build-arg", f"BASE={base}", "-")
         engine.docker(*words, stdin=STAND_INS.read_text())
     return tag

@@ -17,7 +17,7 @@ from coordinator.journal import read_rounds
 from tests.containers.engine import Engine
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE = 240.0  # seconds, on two cores that others use too
+PATIENCE = 600.0  # seconds, on two cores that others use too
 
 
 class RunningStack:
@@ -64,7 +64,14 @@ class RunningStack:
 
     def kill(self, container: str) -> None:
         """kill -9 of what runs in it. Not `docker kill`: after that no restart policy holds."""
-        number = self.state(container)["State"]["Pid"]
+        self.kill_process(self.state(container)["State"]["Pid"])
+
+    def processes(self, container: str, device: str) -> list[int]:
+        """The engine's process ids of one device in a container of many."""
+        lines = self.engine.docker("top", container, "-eo", "pid,args").splitlines()
+        return [int(line.split()[0]) for line in lines if f"/{device}/settings.toml" in line]
+
+    def kill_process(self, number: int) -> None:
         self.engine.docker("run", "--rm", "--pid=host", self.engine.debian, "sh", "-c", f"kill -9 {number}")
 
     def wait(self, what: str, until: Callable[[], bool], seconds: float = PATIENCE) -> None:
