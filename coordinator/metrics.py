@@ -92,6 +92,10 @@ class Metrics:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
         )
+        self.missing = Gauge(
+            "protofleet_device_messages_missing", "Said by a device, and not come", ["device"], registry=r
+        )
+        self._missing = service.link.missing
         self.epoch.set(service.link.epoch)
         self.rounds.set(service.machine.policy.rounds)
         self.quorum.set(service.machine.policy.quorum)
@@ -123,6 +127,7 @@ class Metrics:
                 self.again.inc()
 
     def round_ended(self, record: RoundRecord) -> None:
+        self.missed()
         self.commit.set(time.time())
         self.duration.observe(record.seconds)
         for phase in record.phases:
@@ -135,6 +140,10 @@ class Metrics:
             self.accuracy.labels(domain, "validation", view).set(value)
         for domain, view, value in self._measured(record.loss):
             self.loss.labels(domain, view).set(value)
+
+    def missed(self) -> None:
+        for device, missing in self._missing().items():
+            self.missing.labels(self._devices.label(device)).set(missing)
 
     def _count(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}
