@@ -60,6 +60,14 @@ CASES = {
         {'protofleet_round_wire_bytes{direction="up"}': "100x300 150x60"}, 320,
     ),
     "RejectedUpdates": ({REJECTED % "bad_signature": "0x10 1x20"}, {REJECTED % "late": "0x10 1x20"}, 15),
+    "MessagesMissing": (
+        {'protofleet_device_messages_missing{device="d1"}': "3x60"},
+        {'protofleet_device_messages_missing{device="d1"}': "3x9 0 3x9 0 3x9 0 3x9 0x60"}, 45,
+    ),
+    "CoordinatorSilent": (
+        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "1x60"},
+        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "0x60"}, 15,
+    ),
     "FloodOfRejected": ({REJECTED % "flood": "0+120x60"}, {REJECTED % "flood": "0+30x60"}, 30),
     "TwoCoordinators": (
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x10 1x20"},

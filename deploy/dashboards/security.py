@@ -61,6 +61,17 @@ def security() -> dict[str, Any]:
                 floor=0,
             ),
             lines(
+                "Messages that have not come",
+                "none",
+                ('protofleet_device_messages_missing{device=~"$device"}', "{{device}}"),
+                (
+                    'sum(protofleet_device_coordinator_silent{device=~"$device"})',
+                    "devices that hear nothing new",
+                ),
+                floor=0,
+                about="said by a device and not come: lost, held back or on their way",
+            ),
+            lines(
                 "Coordinator started again",
                 "none",
                 ("changes(protofleet_coordinator_epoch[1h])", "{{instance}}"),

@@ -32,6 +32,10 @@ PORT: Final = 8883
 
 
 def prepare(stack: Stack) -> None:
+    if not (COMPOSE / "compose.yaml").exists():
+        raise SettingsError(
+            "the stack is started from a checkout of protofleet; this is an installed package"
+        )
     _check_same_run(stack)
     stack.folder.mkdir(parents=True, exist_ok=True)
     _enrol(stack)
