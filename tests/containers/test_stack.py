@@ -135,7 +135,9 @@ def test_every_container_was_killed_and_the_run_ended_whole(history):
     rounds = history.stack.rounds()
     assert [r["round"] for r in rounds] == list(range(1, ROUNDS + 2))
     assert all(len(r["participants"]) >= 2 for r in rounds[:-1])
-    state = history.stack.state(f"{history.stack.name}-coordinator-1")["State"]
+    name = f"{history.stack.name}-coordinator-1"
+    history.stack.wait("coordinator's end", lambda: history.stack.state(name)["State"]["Status"] == "exited")
+    state = history.stack.state(name)["State"]
     assert (state["Status"], state["ExitCode"]) == ("exited", 0), "a run that is over is not begun again"
 
 
