@@ -45,7 +45,7 @@ class Member:
             return ""
         self.pause = FIRST_PAUSE if now - self.began > STEADY_SECONDS else min(LONGEST_PAUSE, 2 * self.pause)
         self.process, self.again_at = None, now + self.pause
-        return f"{self.settings.parent.name} ended with {code}; it is started again in {self.pause:.0f} s"
+        return f"{self.settings.parent.name} ended with {code}; it is started again in {self.pause:.1f} s"
 
     def stop(self, deadline: float) -> None:
         if self.process is None:

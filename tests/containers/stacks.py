@@ -69,7 +69,7 @@ class RunningStack:
     def processes(self, container: str, device: str) -> list[int]:
         """The engine's process ids of one device in a container of many."""
         lines = self.engine.docker("top", container, "-eo", "pid,args").splitlines()
-        return [int(line.split()[0]) for line in lines if f"/{device}/settings.toml" in line]
+        return [int(line.split()[0]) for line in lines if f" device /protofleet/devices/{device}/" in line]
 
     def kill_process(self, number: int) -> None:
         self.engine.docker("run", "--rm", "--pid=host", self.engine.debian, "sh", "-c", f"kill -9 {number}")
