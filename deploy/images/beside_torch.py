@@ -26,7 +26,7 @@ WORKS = (
 def main(locks: Path, wheels: Path, ours: Path) -> str:
     before = torch_here()
     if not before:
-        return "this base has no torch that can be imported; take one with NVIDIA's own (docs/deploy.md)"
+        return "this base has no torch that can be imported; take one with NVIDIA's own (docs/containers.md)"
     pins = exact_versions((locks / "constraints.txt").read_text())
     ours_need = (locks / "requirements.txt").read_text().splitlines()
     found = [Requirement(line) for line in (*ours_need, "torchvision") if line]
