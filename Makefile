@@ -9,9 +9,13 @@ SEEDS  ?= 2000
 MINUTES ?= 2
 SEED   ?=
 ROUNDS ?= 5000
+IMAGES ?= edge coordinator demo
+FOLDER ?= runs/stack
+EXPERIMENT ?= experiments/demo.toml
+STACK   = $(BIN)/python -m deploy.stack --folder $(FOLDER)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz crash simulate audit clean data chaos soak
+.PHONY: help demo test check format bench fuzz crash simulate audit clean data chaos soak test-containers up down logs demo-compose images
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -21,6 +25,21 @@ demo: $(VENV)/.run ## a whole federation on this machine, then a report
 
 test: $(VENV)/.dev mosquitto ## the whole test suite, against a real broker
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+up: $(VENV)/.run images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana
+	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
+
+down: $(VENV)/.run ## end the stack; FORGET=1 removes its keys, results and metrics too
+	@$(STACK) down $(if $(FORGET),--forget)
+
+logs: $(VENV)/.run ## what the stack's containers say
+	@$(STACK) logs
+
+demo-compose: up ## the demonstration in containers: until the run is over, then its report
+	@$(STACK) follow $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
+
+images: $(VENV)/.run ## build the images and say what they weigh: IMAGES="edge coordinator demo" BASE=name@sha256:...
+	@$(BIN)/python -m deploy.images build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(WHEELS),--wheels $(WHEELS)) $(IMAGE_ARGS)
 
 check: $(VENV)/.dev ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -49,6 +68,9 @@ soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m deploy.audit $(ARGS)
 
+test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
+	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
+
 clean: ## forget the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
 
@@ -71,3 +93,8 @@ $(VENV)/.dev: $(VENV)/.run
 .PHONY: mosquitto
 mosquitto:
 	@PATH="$$PATH:/usr/sbin:/usr/local/sbin"; command -v mosquitto >/dev/null || sh deploy/install-mosquitto.sh
+
+# Docker with compose and buildx, debootstrap, Prometheus; installed where that is possible.
+.PHONY: container-tools
+container-tools:
+	@sh tests/containers/install.sh

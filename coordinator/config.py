@@ -51,6 +51,9 @@ class CoordinatorSettings:
     security: str = "sealed"  # or "off": signed still, but every broker can read it
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics
+    watchdog_seconds: float = (
+        900.0  # without a sign of life, after which the process ends itself; 0: no watch
+    )
     patience_seconds: float = 60.0  # for the broker to answer the first time
     broker_words: str = ""  # how reports describe the broker
 
@@ -60,6 +63,8 @@ class CoordinatorSettings:
         seals(self.security)
         if self.threads < 0:
             raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
+        if not 0 <= self.watchdog_seconds < float("inf"):
+            raise ValueError(f"watchdog_seconds is {self.watchdog_seconds}, it must be 0 (no watch) or more")
         if not 0 <= self.metrics_port <= 65_535:
             raise ValueError(f"metrics_port is {self.metrics_port}, it must be 0 (off) to 65535")
         self.rules()

@@ -13,6 +13,7 @@ from coordinator.machine import RoundMachine
 from coordinator.observers import observed
 from coordinator.service import Service
 from coordinator.spool import Spool
+from methods.liveness import on_every_step, tensors_work
 from protocol import credentials
 from protocol.coordinator_link import CoordinatorLink
 from protocol.inbox import BoundedInbox
@@ -22,6 +23,7 @@ from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.seal import COORDINATOR, seals
 from protocol.topics import Topics
+from protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -39,7 +41,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     plan = settings.plan()
     spool = Spool(folder / "coordinator")
     epoch = spool.start_run(settings.name, plan.encode().decode(), int(time.time()))
-    inbox = BoundedInbox()
+    inbox, pulse = BoundedInbox(), Pulse()
+    on_every_step(lambda: pulse.step("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
     def link(service: Service) -> CoordinatorLink:
@@ -55,16 +58,28 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         return made
 
     machine = RoundMachine(settings.rules(), settings.seed)
-    service = Service(plan, machine, spool, ThreadWorker(inbox), link, limits=settings.limits)
+    service = Service(plan, machine, spool, ThreadWorker(inbox, pulse), link, limits=settings.limits)
     inbox.dropped = service.link.overflowed
     try:
-        with observed(service, settings, folder, software, events) as watchers:
+        checks = health(service, pulse, folder)
+        watched = watchdog(pulse, settings.watchdog_seconds)
+        with observed(service, settings, folder, software, events, checks) as watchers, watched:
             service.watchers.extend(watchers)
             wait_for_broker(inbox, settings.patience_seconds)
             stop_on_signals(inbox)
             with spool.index.alone():
-                serve(service, inbox, time.monotonic)
+                serve(service, inbox, time.monotonic, pulse)
         return service.stopped
     finally:
         service.link.transport.close()
         spool.shut()
+
+
+def health(service: Service, pulse: Pulse, folder: Path) -> dict[str, Check]:
+    """What has to be true of a coordinator that can do its work."""
+    return {
+        "loop": loop_turns(pulse),
+        "broker": lambda: "" if service.connected else "there is no session with the broker; see the log",
+        "torch": tensors_work,
+        "disk": disk_takes(folder),
+    }

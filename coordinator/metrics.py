@@ -14,6 +14,7 @@ from coordinator.journal import ByView, RoundRecord
 from coordinator.service import Service
 from coordinator.spool import Spool
 from protocol.exposition import MeterCollector, exposed
+from protocol.vitals import Check
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
@@ -62,6 +63,7 @@ class Metrics:
         self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
         self.rounds = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
         self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
+        self.quorum = Gauge("protofleet_quorum", "Answers without which there is no round", registry=r)
         self.roster = Gauge("protofleet_devices_present", "Devices that have said hello", registry=r)
         self.unsteady = Gauge(
             "protofleet_devices_unsteady", "Devices that come and go too often to be counted on", registry=r
@@ -85,6 +87,15 @@ class Metrics:
         )
         self.fedavg = Gauge(
             "protofleet_round_fedavg_bytes", "What FedAvg would have cost", ["direction"], registry=r
+        )
+        self.finished = Counter(
+            "protofleet_rounds_bytes",
+            "Tensor bytes of all training rounds that have ended",
+            ["direction", "kind", "method"],
+            registry=r,
+        )
+        self.fedavg_total = Counter(
+            "protofleet_fedavg_bytes", "What FedAvg would have cost so far", ["direction"], registry=r
         )
         self.invited = Gauge("protofleet_round_invited", "Devices asked in the last round", registry=r)
         self.accepted = Gauge("protofleet_round_accepted", "Answers that made the last round", registry=r)
@@ -112,9 +123,18 @@ class Metrics:
         self.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
         self.epoch.set(service.link.epoch)
         self.rounds.set(service.machine.policy.rounds)
+        self.quorum.set(service.machine.policy.quorum)
+        for verdict in (
+            "accepted",
+            "late",
+            "refused",
+        ):  # from the start: a series that is not there raises no alarm
+            self.updates.labels(verdict)
 
-    def exposed(self, port: int) -> contextlib.AbstractContextManager[None]:
-        return exposed(self.registry, port)
+    def exposed(
+        self, port: int, checks: Mapping[str, Check] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        return exposed(self.registry, port, checks)
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         if "roster" in details:
@@ -163,9 +183,12 @@ class Metrics:
         for direction, kinds in record.payload.items():
             for kind, size in kinds.items():
                 self.bytes.labels(direction, kind, self._method).set(size)
+                if record.kind == "training":
+                    self.finished.labels(direction, kind, self._method).inc(size)
             self.wire.labels(direction, self._method).set(sum(record.wire.get(direction, {}).values()))
         for direction, size in record.fedavg.items():
             self.fedavg.labels(direction).set(size)
+            self.fedavg_total.labels(direction).inc(size)
 
     def _measured(self, views: ByView) -> Iterator[tuple[str, str, float]]:
         for view, domains in views.items():

@@ -20,19 +20,27 @@ from coordinator.watcher import Watcher
 from methods.bridge import to_numpy
 from methods.weights import weights_of
 from protocol.arrays import parts
+from protocol.place import Place
+from protocol.vitals import Check
 
 
 @contextlib.contextmanager
 def observed(
-    service: Service, settings: CoordinatorSettings, folder: Path, software: str, events: bool
+    service: Service,
+    settings: CoordinatorSettings,
+    folder: Path,
+    software: str,
+    events: bool,
+    checks: Mapping[str, Check] | None = None,
 ) -> Iterator[list[Watcher]]:
     """The watchers of a run; a run that ends by itself leaves its summary."""
     rounds = RoundFile(folder / "rounds.jsonl", service.spool.disk)
     epoch = service.link.epoch
     ledger = Ledger(folder / "ledger.sqlite", epoch, software, service.plan.encode().decode())
     metrics = Metrics(service)
+    metrics.registry.register(Place(software, "coordinator", folder, settings.broker))
     sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]
-    with metrics.exposed(settings.metrics_port):
+    with metrics.exposed(settings.metrics_port, checks):
         yield [Journal(service, sinks, model_bytes(service))]
     ledger.close()
     if not service.stopped:

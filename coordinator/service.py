@@ -77,6 +77,7 @@ class Service:
         self.members: dict[str, Member] = {}
         self.domains: dict[str, str] = {}
         self.finished = False
+        self.connected = False
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
@@ -114,13 +115,14 @@ class Service:
             case Connected(max_packet):
                 self.spool.check_claim()
                 self.link.adapt(max_packet)
+                self.connected = True
                 self._announce(State(True))
                 self._here_at = now + HERE_SECONDS
                 if not self._resumed:
                     self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
-                self._here_at = float("inf")
+                self.connected, self._here_at = False, float("inf")
                 if final:
                     self.stopped, self.finished = f"the broker ended the session: {reason}", True
             case Denied(topic, reason):

@@ -15,6 +15,8 @@ def add_all(jobs: Jobs) -> None:
     add_run(jobs)
     add_coordinator(jobs)
     add_device(jobs)
+    add_fleet(jobs)
+    add_health(jobs)
     add_keys(jobs)
     add_enrol(jobs)
     add_report(jobs)
@@ -95,6 +97,36 @@ def device(options: argparse.Namespace) -> int:
     if problem := run_device(settings, software()):
         raise RunError(problem)
     return 0
+
+
+def add_fleet(jobs: Jobs) -> None:
+    job = jobs.add_parser("fleet", help="many simulated devices at once, from a folder for each")
+    job.add_argument("folder", type=Path, help="holds <device>/settings.toml")
+    job.set_defaults(command=fleet)
+
+
+def fleet(options: argparse.Namespace) -> int:
+    from deploy.many import run_many
+
+    run_many(options.folder)
+    return 0
+
+
+def add_health(jobs: Jobs) -> None:
+    job = jobs.add_parser(
+        "health", help="ask a running coordinator or device how it is; exit code 1: not well"
+    )
+    job.add_argument("settings", type=Path, nargs="+", help="the TOML file that it runs with; or several")
+    job.set_defaults(command=health)
+
+
+def health(options: argparse.Namespace) -> int:
+    from deploy.health import health
+
+    found = [health(path) for path in options.settings]
+    for path, (_, words) in zip(options.settings, found, strict=True):
+        print(f"{path}:\n{words}" if len(found) > 1 else words)
+    return 0 if all(well for well, _ in found) else 1
 
 
 def add_keys(jobs: Jobs) -> None:

@@ -57,6 +57,7 @@ class Agent:
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
         self.room = Room(memory)
+        self.answered = False  # the coordinator has answered this process
         self._build, self._clock = build, clock
         self._connected = False
         self._silence = Silence()
@@ -137,6 +138,7 @@ class Agent:
         self._silence.broken(self.link.news_at)
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
+        self.answered |= not isinstance(received.message, State)  # which may be retained, and old
         match received.message:
             case Welcome(text):
                 self._welcomed(text, received.run)

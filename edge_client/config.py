@@ -30,6 +30,9 @@ class DeviceSettings:
     compute: str = "auto"  # auto, cpu or cuda
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics
+    watchdog_seconds: float = (
+        900.0  # without a sign of life, after which the process ends itself; 0: no watch
+    )
     stays: bool = True  # wait for the next run when one is over
     patience_seconds: float = 60.0  # for the broker to answer the first time
     session_seconds: int = 600  # how long the broker keeps messages for a device that is away
@@ -42,5 +45,7 @@ class DeviceSettings:
             raise ValueError(f"compute is {self.compute!r}, it must be one of {', '.join(PLACES)}")
         if self.threads < 0:
             raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
+        if not 0 <= self.watchdog_seconds < float("inf"):
+            raise ValueError(f"watchdog_seconds is {self.watchdog_seconds}, it must be 0 (no watch) or more")
         if not 0 <= self.metrics_port <= 65_535:
             raise ValueError(f"metrics_port is {self.metrics_port}, it must be 0 (off) to 65535")

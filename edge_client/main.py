@@ -15,6 +15,7 @@ from edge_client.data import Part, Shard, load
 from edge_client.metrics import watch_device
 from edge_client.state import Memory
 from methods.base import ClientHalf
+from methods.liveness import on_every_step, tensors_work
 from methods.plan import Plan
 from protocol import credentials
 from protocol.device_link import DeviceLink
@@ -23,9 +24,11 @@ from protocol.keys import Identity
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protocol.place import Place
 from protocol.seal import seals
 from protocol.settings import SettingsError
 from protocol.topics import Topics
+from protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.device")
 
@@ -41,7 +44,8 @@ def run_device(settings: DeviceSettings, software: str) -> str:
         torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
     data = moved(load(settings.data), place)
-    inbox = BoundedInbox()
+    inbox, pulse = BoundedInbox(), Pulse()
+    on_every_step(lambda: pulse.step("work"))
     memory = Memory(Path(settings.folder))
     me = Identity(settings.name, memory.boot(int(time.time())), keys)
     topics = Topics(settings.federation)
@@ -64,15 +68,31 @@ def run_device(settings: DeviceSettings, software: str) -> str:
             return plan.client_half(data.train, settings.name, settings.network, place)
 
         agent = Agent(
-            data, build, link, memory, ThreadWorker(inbox),
+            data, build, link, memory, ThreadWorker(inbox, pulse),
             software=software, stays=settings.stays, pictures=settings.pictures,
         )  # fmt: skip
-        with watch_device(agent, settings.metrics_port):
+        checks = health(agent, pulse, memory.folder, place)
+        where = Place(software, "device", memory.folder, settings.broker)
+        watched = watch_device(agent, settings.metrics_port, checks, where)
+        with watched, watchdog(pulse, settings.watchdog_seconds):
             stop_on_signals(inbox)
-            serve(agent, inbox, time.monotonic)
+            serve(agent, inbox, time.monotonic, pulse)
         return agent.problem
     finally:
         transport.close()
+
+
+def health(agent: Agent, pulse: Pulse, folder: Path, place: torch.device) -> dict[str, Check]:
+    """What has to be true of a device that can do its work."""
+    return {
+        "loop": loop_turns(pulse),
+        "broker": lambda: "" if agent.connected else "there is no session with the broker; see the log",
+        "hello": lambda: (
+            "" if agent.answered else "no coordinator has answered yet; does it run, does it know us?"
+        ),
+        "torch": lambda: tensors_work(place),
+        "disk": disk_takes(folder),
+    }
 
 
 def compute_place(choice: str) -> torch.device:

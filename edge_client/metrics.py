@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -11,6 +11,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from edge_client.agent import Agent
 from protocol.exposition import MeterCollector, exposed
+from protocol.place import Place
+from protocol.vitals import Check
 
 THERMAL = Path("/sys/class/thermal")
 
@@ -81,8 +83,12 @@ class DeviceMetrics:
 
 
 @contextlib.contextmanager
-def watch_device(agent: Agent, port: int) -> Iterator[None]:
+def watch_device(
+    agent: Agent, port: int, checks: Mapping[str, Check] | None = None, place: Place | None = None
+) -> Iterator[None]:
     metrics = DeviceMetrics(agent)
+    if place is not None:
+        metrics.registry.register(place)
     agent.watchers = (*agent.watchers, metrics)
-    with exposed(metrics.registry, port):
+    with exposed(metrics.registry, port, checks):
         yield

@@ -8,7 +8,19 @@ from pkgutil import iter_modules
 from methods.base import Method
 
 SUPPORT = frozenset(
-    {"averaging", "base", "bridge", "cost", "local", "optimizers", "plan", "pooled", "wants", "weights"}
+    {
+        "averaging",
+        "base",
+        "bridge",
+        "cost",
+        "liveness",
+        "local",
+        "optimizers",
+        "plan",
+        "pooled",
+        "wants",
+        "weights",
+    }
 )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -14,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from protocol.meter import Meter
 from protocol.reasons import Reason
+from protocol.vitals import Check
 
 
 class MetricsError(RuntimeError):
@@ -65,14 +67,34 @@ class _Quiet(WSGIRequestHandler):
         """A scrape every few seconds is no news."""
 
 
+Application = Callable[..., Iterable[bytes]]  # WSGI
+
+
+def application(registry: CollectorRegistry, checks: Mapping[str, Check]) -> Application:
+    """/metrics, and /health: each check with what is wrong, as JSON; 503 where anything is."""
+    metrics: Application = make_wsgi_app(registry)
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/health":
+            return metrics(environ, start_response)
+        found = {name: check() for name, check in checks.items()}
+        status = "503 Service Unavailable" if any(found.values()) else "200 OK"
+        start_response(status, [("Content-Type", "application/json")])
+        return [json.dumps(found).encode()]
+
+    return answer
+
+
 @contextlib.contextmanager
-def exposed(registry: CollectorRegistry, port: int) -> Iterator[None]:
-    """Serve a registry under /metrics while the `with` lasts; port 0 serves nothing."""
+def exposed(
+    registry: CollectorRegistry, port: int, checks: Mapping[str, Check] | None = None
+) -> Iterator[None]:
+    """Serve a registry and the health checks while the `with` lasts; port 0 serves nothing."""
     if not port:
         yield
         return
     try:
-        server = make_server("", port, make_wsgi_app(registry), handler_class=_Quiet)
+        server = make_server("", port, application(registry, checks or {}), handler_class=_Quiet)
     except OSError as error:
         raise MetricsError(
             f"metrics_port is {port}, which cannot be used ({error.strerror}); take another, or 0 for none"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import signal
@@ -13,10 +14,12 @@ from typing import Protocol, TypeVar
 
 from protocol.broker import BrokerError
 from protocol.transport import Connected, Disconnected, Done, Item, Stop
+from protocol.vitals import Pulse
 
 log = logging.getLogger("protofleet")
 
 T = TypeVar("T")
+TURN_SECONDS = 5.0  # how long a loop that has nothing to do may be without a sign of life
 
 
 class Party(Protocol):
@@ -39,8 +42,8 @@ class Worker(Protocol):
 class ThreadWorker:
     """One thread: one piece of work at a time, in the order of submission."""
 
-    def __init__(self, inbox: queue.SimpleQueue[Item]) -> None:
-        self._inbox = inbox
+    def __init__(self, inbox: queue.SimpleQueue[Item], pulse: Pulse | None = None) -> None:
+        self._inbox, self._pulse = inbox, pulse or Pulse()
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="worker", daemon=True).start()
 
@@ -49,10 +52,13 @@ class ThreadWorker:
 
     def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         result: T | Exception
+        self._pulse.beat("work")
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
             result = error
+        finally:
+            self._pulse.rest("work")
         self._inbox.put(Done(partial(then, result)))
 
     def _run(self) -> None:
@@ -91,15 +97,16 @@ def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> None:
         signal.signal(number, stop)
 
 
-def serve(party: Party, inbox: queue.SimpleQueue[Item], clock: Callable[[], float]) -> None:
+def serve(
+    party: Party, inbox: queue.SimpleQueue[Item], clock: Callable[[], float], pulse: Pulse | None = None
+) -> None:
     """Feed a party until it has finished."""
+    pulse = pulse or Pulse()
     while not party.finished:
+        pulse.beat("loop")
         wait = party.wake_at - clock()
-        try:
-            item = inbox.get(timeout=max(0.0, min(wait, 3600.0)))
-        except queue.Empty:
+        with contextlib.suppress(queue.Empty):
+            party.take(inbox.get(timeout=max(0.0, min(wait, TURN_SECONDS))), clock())
+        if party.wake_at <= clock():
             party.wake(clock())
-        else:
-            party.take(item, clock())
-            if party.wake_at <= clock():
-                party.wake(clock())
+    pulse.rest("loop")

@@ -1,0 +1,53 @@
+"""python -m deploy.images build edge coordinator demo | sizes: what `make images` runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from deploy.images.build import TARGETS, Build, build, table
+from deploy.run_errors import RunError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m deploy.images", description=__doc__)
+    parser.add_argument("job", choices=("build", "sizes"))
+    parser.add_argument(
+        "targets", nargs="*", default=["edge", "coordinator", "demo"], metavar="IMAGE", help=" ".join(TARGETS)
+    )
+    parser.add_argument("--base", default="", help="an image to build on; pin it: name@sha256:...")
+    parser.add_argument("--torch-index", help="where torch comes from; '' is PyPI alone")
+    parser.add_argument(
+        "--wheels", type=Path, action="append", default=[], metavar="DIR", help="searched before any index"
+    )
+    parser.add_argument("--tag", default="", metavar="NAME", help="for one image: not protofleet/IMAGE")
+    parser.add_argument("--pin", action="append", default=[], metavar="NAME=VERSION", help="say torch=2.7.1")
+    parser.add_argument("--platform", default="", help="for example linux/arm64")
+    options = parser.parse_args()
+    if strange := set(options.targets) - set(TARGETS):
+        parser.error(f"there is no image {sorted(strange)[0]!r}; there are {', '.join(TARGETS)}")
+    if options.tag and len(options.targets) > 1:
+        parser.error(f"--tag names one image, but {len(options.targets)} are built")
+    try:
+        pins = tuple((name, version) for name, _, version in (pin.partition("=") for pin in options.pin))
+        given = (
+            options.base,
+            options.torch_index,
+            tuple(options.wheels),
+            pins,
+            options.platform,
+            options.tag,
+        )
+        builds = [Build(target, *given) for target in options.targets]
+        for wanted in builds if options.job == "build" else []:
+            build(wanted)
+        print(table([wanted.tag for wanted in builds]))
+    except RunError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+# A device on a Jetson: NVIDIA's own torch, from the base, and our packages beside it without their dependencies.
+#
+# BASE    JetPack 6 (L4T 36, Python 3.10):  dustynv/l4t-pytorch:r36.4.0, or any image with a torch for CUDA 12
+#         JetPack 7 (L4T 38, Python 3.12):  nvcr.io/nvidia/pytorch:25.09-py3, or any image with a torch for CUDA 13
+#         Pin it by digest. No index of wheels is asked for torch, so that none can replace it.
+ARG BASE
+FROM ${BASE} AS wheel
+COPY source /source
+RUN --mount=type=cache,target=/root/.cache/pip python3 -m pip wheel -q --no-deps -w /wheel /source
+
+FROM ${BASE} AS edge-jetson
+RUN --mount=type=bind,source=wheels,target=/wheels --mount=type=bind,source=locks,target=/locks \
+    --mount=type=bind,from=wheel,source=/wheel,target=/wheel --mount=type=cache,target=/root/.cache/pip \
+    python3 -m venv --without-pip --system-site-packages /opt/protofleet \
+    && /opt/protofleet/bin/python /locks/beside_torch.py /locks /wheels /wheel \
+    && install -d -o 10001 -g 10001 /protofleet /protofleet/state
+ENV PATH=/opt/protofleet/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /protofleet
+VOLUME /protofleet/state
+EXPOSE 9100
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=30s --timeout=10s --start-period=180s --retries=3 \
+    CMD ["protofleet", "health", "/protofleet/settings.toml"]
+ENTRYPOINT ["protofleet"]
+CMD ["device", "/protofleet/settings.toml"]

@@ -1,0 +1,105 @@
+"""A stack that really runs: brought up as `make up` does, asked by Prometheus' own interface, hurt from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coordinator.journal import read_rounds
+from tests.containers.engine import Engine
+
+ROOT = Path(__file__).parent.parent.parent
+PATIENCE = 600.0  # seconds, on two cores that others use too
+
+
+class RunningStack:
+    def __init__(self, engine: Engine, folder: Path, name: str, *words: str) -> None:
+        self.engine, self.folder, self.name, self.words = engine, folder, name, words
+
+    def make(self, job: str, *more: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "deploy.stack",
+            job,
+            "--folder",
+            str(self.folder),
+            "--name",
+            self.name,
+        ]
+        done = subprocess.run(
+            [*command, *(self.words if job in ("up", "follow") else ()), *more],
+            cwd=ROOT, env={**os.environ, "DOCKER_HOST": self.engine.host}, capture_output=True, text=True,
+            timeout=PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{job}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    def rounds(self) -> list[dict[str, Any]]:
+        found = list(self.folder.glob("state/coordinator/*/rounds.jsonl"))
+        return read_rounds(found[0]) if found else []
+
+    def containers(self) -> list[str]:
+        words = (
+            "ps",
+            "-a",
+            "--filter",
+            f"label=com.docker.compose.project={self.name}",
+            "--format",
+            "{{.Names}}",
+        )
+        return sorted(self.engine.docker(*words).splitlines())
+
+    def state(self, container: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.engine.docker("inspect", container))[0]
+        return found
+
+    def kill(self, container: str) -> None:
+        """kill -9 of what runs in it. Not `docker kill`: after that no restart policy holds."""
+        self.kill_process(self.state(container)["State"]["Pid"])
+
+    def processes(self, container: str, device: str) -> list[int]:
+        """The engine's process ids of one device in a container of many."""
+        lines = self.engine.docker("top", container, "-eo", "pid,args").splitlines()
+        return [int(line.split()[0]) for line in lines if f" device /protofleet/devices/{device}/" in line]
+
+    def kill_process(self, number: int) -> None:
+        self.engine.docker("run", "--rm", "--pid=host", self.engine.debian, "sh", "-c", f"kill -9 {number}")
+
+    def wait(self, what: str, until: Callable[[], bool], seconds: float = PATIENCE) -> None:
+        deadline = time.monotonic() + seconds
+        while not until():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {what} within {seconds:.0f} s; {self.told()}")
+            time.sleep(0.25)
+
+    def told(self) -> str:
+        lines = []
+        for container in self.containers():
+            done = self.engine.run("logs", "--tail", "15", container)
+            lines.append(
+                f"--- {container} {self.state(container)['State']['Status']}\n{done.stdout}{done.stderr}"
+            )
+        return "\n".join(lines)
+
+    def ask(self, path: str, **given: str) -> Any:
+        port = (
+            self.engine.docker("port", f"{self.name}-prometheus-1", "9090").splitlines()[0].rsplit(":", 1)[1]
+        )
+        url = f"http://127.0.0.1:{port}/api/v1/{path}?{urllib.parse.urlencode(given)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def series(self, query: str, since: float, until: float) -> list[dict[str, Any]]:
+        """What a panel would draw."""
+        found = self.ask("query_range", query=query, start=str(since), end=str(until), step="5")
+        result: list[dict[str, Any]] = found["result"]
+        return result

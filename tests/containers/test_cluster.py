@@ -1,0 +1,52 @@
+"""Three nodes of RabbitMQ in the broker's place: the same federation, the same certificates, and a node may die."""
+
+import uuid
+
+import pytest
+
+from tests.containers.engine import Engine
+from tests.containers.images import stand_in
+from tests.containers.stacks import RunningStack
+from tests.containers.test_stack import stack_words
+
+ROUNDS = 40  # more than pass while three nodes are killed
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def cluster(engine: Engine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cluster")
+    words = [*stack_words(engine, name="clustered", rounds=ROUNDS), "--devices", "3", "--cluster"]
+    words += ["--with", f"RABBITMQ_IMAGE={stand_in(engine, 'rabbitmq')}"]
+    stack = RunningStack(engine, folder / "stack", f"pft{uuid.uuid4().hex[:8]}", *words)
+    try:
+        stack.make("up")
+        yield stack
+    finally:
+        (folder / "containers.log").write_text(stack.told())
+        stack.make("down", "--forget")
+
+
+def test_a_run_over_a_cluster_ends_whole_though_each_node_is_killed(cluster):
+    cluster.wait("first round", lambda: len(cluster.rounds()) > 0)
+    for node in (1, 2, 3):
+        name = f"{cluster.name}-rabbit-{node}-1"
+        before, started = len(cluster.rounds()), cluster.state(name)["State"]["StartedAt"]
+        cluster.kill(name)
+        cluster.wait("a round", lambda before=before: len(cluster.rounds()) > before)
+        cluster.wait(f"return of {name}", lambda: cluster.state(name)["State"]["StartedAt"] != started)
+        cluster.wait(
+            f"health of {name}", lambda: cluster.state(name)["State"]["Health"]["Status"] == "healthy"
+        )
+    cluster.wait("end of the run", lambda: len(cluster.rounds()) == ROUNDS + 1)
+    assert all(len(record["participants"]) >= 2 for record in cluster.rounds()[:-1])
+
+
+def test_the_cluster_takes_three_nodes_and_nobody_without_a_certificate(cluster, engine):
+    node = f"{cluster.name}-rabbit-1-1"
+    told = engine.docker("exec", node, "rabbitmqctl", "-q", "cluster_status")
+    assert all(f"rabbit@rabbit-{i}" in told for i in (1, 2, 3))
+    users = engine.docker("exec", node, "rabbitmqctl", "-q", "list_users", "--silent").split()
+    assert "guest" not in users and {"coordinator", "mnist"} <= set(users)
+    listening = engine.docker("exec", node, "rabbitmq-diagnostics", "-q", "listeners")
+    assert "8883" in listening and "1883" not in listening and "5672, protocol: amqp" not in listening

@@ -1,0 +1,195 @@
+"""The product's images, built on the bases of the tests: what they weigh, keep, and whether they do their work."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.images.build import Build, build, sizes
+from deploy.run_errors import RunError
+from tests.containers.bases import python_base
+from tests.containers.images import product, wheel_folders
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+ABOVE_THE_BASE = 150e6  # bytes that an edge image may add to its base and torch
+
+JETPACK = """\
+FROM {base}
+RUN --mount=type=bind,source=wheels,target=/wheels python3 -m pip install -q --find-links /wheels \\
+    {index} "torch==2.13.0" "numpy<2.4" && echo "# NVIDIA's own" >>$(python3 -c 'import torch; print(torch.__file__)')
+"""
+
+
+@pytest.fixture(scope="module")
+def edge(engine):
+    return product(engine, "edge")[0]
+
+
+@pytest.fixture(scope="module")
+def jetpack(engine, tmp_path_factory):
+    """Like an image of NVIDIA's: a torch in the system's Python that is not any index's."""
+    folder = tmp_path_factory.mktemp("jetpack")
+    (folder / "wheels").mkdir()
+    for wheels in wheel_folders():
+        for path in wheels.glob("*.whl"):
+            os.link(
+                path, folder / "wheels" / path.name
+            ) if path.stat().st_dev == folder.stat().st_dev else None
+    index = (
+        ""
+        if wheel_folders()
+        else "--index-url https://download.pytorch.org/whl/cpu --extra-index-url https://pypi.org/simple"
+    )
+    (folder / "Dockerfile").write_text(JETPACK.format(base=engine.base, index=index))
+    engine.docker("build", "-q", "-t", "protofleet-local/jetpack", str(folder))
+    return "protofleet-local/jetpack"
+
+
+def run(engine, image, *words, **more):
+    return engine.docker(
+        "run", "--rm", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", image, *words, **more
+    )
+
+
+def python(engine, image, code):
+    words = ("run", "--rm", "--read-only", "--tmpfs", "/tmp", "--entrypoint", "python", image, "-c", code)
+    return engine.docker(*words)
+
+
+def test_an_edge_image_is_small_above_its_base_and_torch(engine, edge, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    found = sizes(edge)
+    assert 0 < found["packages"] + found["protofleet"] + found["data"] <= ABOVE_THE_BASE, found
+
+
+def test_it_answers_as_nobody_on_a_root_that_cannot_be_written(engine, edge):
+    assert run(engine, edge, "--version") == "protofleet 0.1.0"
+    assert python(engine, edge, "import os; print(os.getuid())") == "10001"
+    assert "fedlsa" in run(engine, edge, "methods")
+
+
+def test_what_it_imports_needs_no_compiling_at_the_start(engine, edge):
+    code = """import sys, pathlib, edge_client.main
+kept = [m.__cached__ for m in list(sys.modules.values()) if isinstance(getattr(m, "__cached__", None), str)]
+ours = [pathlib.Path(path) for path in kept if "/opt/protofleet" in path]
+print(sum(not path.exists() for path in ours), len(ours))"""
+    without, all_of_them = map(int, python(engine, edge, code).split())
+    assert all_of_them > 500 and without < all_of_them // 50, (
+        f"{without} of {all_of_them} are compiled each time"
+    )
+
+
+def smoke(engine, image):
+    """What an image says of itself after importing everything and learning something."""
+    script = f"{Path(__file__).parent / 'smoke.py'}:/smoke.py:ro"
+    words = (
+        "run",
+        "--rm",
+        "--read-only",
+        "--tmpfs",
+        "/tmp",
+        "-v",
+        script,
+        "--entrypoint",
+        "python",
+        image,
+        "/smoke.py",
+    )
+    return engine.docker(*words, seconds=1200).splitlines()[-1]
+
+
+def test_it_imports_everything_answers_hellos_and_learns(engine, edge):
+    assert re.fullmatch(r"\S+ torch \S+: \d{3} modules, accuracy 1\.00", smoke(engine, edge))
+
+
+@pytest.mark.skipif(
+    not os.environ.get("PROTOFLEET_ARM64"),
+    reason="half an hour under emulation; PROTOFLEET_ARM64=1 asks for it",
+)
+@pytest.mark.timeout(5400)
+def test_the_same_file_makes_an_image_for_arm64(engine):
+    """Emulated: binfmt_misc has to know qemu-aarch64. PyPI's newer torches for arm64 want CUDA; 2.7.1 does not."""
+    base = python_base(engine, engine.folder, "arm64")
+    name, pins = "protofleet-local/edge-arm64", (("torch", "2.7.1"), ("torchvision", "0.22.1"))
+    build(Build("edge", base, "", pins=pins, name=name), {"DOCKER_HOST": engine.host})
+    assert re.fullmatch(r"aarch64 torch 2\.7\.1\S*: \d{3} modules, accuracy 1\.00", smoke(engine, name))
+
+
+def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
+    """What was left out to make it small is missed by nobody."""
+    code = """import warnings; warnings.simplefilter("ignore")
+import methods, finch, sklearn.manifold, scipy.io, rich.live
+import deploy.report, coordinator.main, edge_client.main
+from methods.nets.vision import import_torchvision
+import_torchvision()
+[methods.load(name) for name in methods.names()]
+import numpy as np
+clusters = finch.FINCH(np.random.default_rng(0).normal(size=(40, 8)), verbose=False)[0]
+print(len(methods.names()), clusters.shape[0])"""
+    told = python(engine, edge, code)
+    assert told.split()[-1] == "40"
+
+
+def test_a_device_without_a_coordinator_is_not_well_and_says_why(engine, edge):
+    """Health in the image asks the process that runs, and not whether a port is open."""
+    name = engine.docker("run", "-d", "--rm", "--entrypoint", "sleep", edge, "60")
+    try:
+        done = engine.run("exec", name, "protofleet", "health", "/protofleet/settings.toml")
+        assert done.returncode == 2 and "there is no file /protofleet/settings.toml" in done.stderr
+    finally:
+        engine.run("kill", name)
+
+
+def test_a_jetson_image_keeps_nvidias_torch(engine, jetpack, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    before = engine.docker("run", "--rm", jetpack, "python3", "-c", WHERE)
+    product(engine, "edge-jetson", base=jetpack)
+    after = engine.docker("run", "--rm", "--entrypoint", "python3", "protofleet/edge-jetson", "-c", WHERE)
+    assert after == before and after.endswith("NVIDIA's own"), (before, after)
+    assert run(engine, "protofleet/edge-jetson", "--version") == "protofleet 0.1.0"
+    assert "fedplcc" in run(engine, "protofleet/edge-jetson", "methods")
+
+
+WHERE = (
+    "import torch, numpy; "
+    "print(torch.__version__, torch.__file__, numpy.__version__, open(torch.__file__).read().strip()[-13:])"
+)
+
+
+def test_a_base_without_torch_makes_no_jetson_image(engine, capfd, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    with pytest.raises(RunError, match="could not build"):
+        build(Build("edge-jetson", engine.base, None, wheel_folders()))
+    assert "this base has no torch that can be imported" in capfd.readouterr().err
+
+
+def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
+    """SIGSTOP of a thread is not to be had: the loop is made to hang, and exit code 70 brings the next process."""
+    script = tmp_path / "hang.py"
+    script.write_text(
+        "import time\nfrom protocol.vitals import Pulse, watchdog\npulse = Pulse(); pulse.beat('loop')\n"
+        "with watchdog(pulse, 1.0):\n    time.sleep(600)\n"
+    )
+    name = engine.docker(
+        "run",
+        "-d",
+        "--restart",
+        "on-failure",
+        "-v",
+        f"{script}:/hang.py:ro",
+        "--entrypoint",
+        "python",
+        edge,
+        "/hang.py",
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while int(engine.docker("inspect", "-f", "{{.RestartCount}}", name)) < 2:
+            assert time.monotonic() < deadline, "it was not started again"
+            time.sleep(0.2)
+        done = engine.run("logs", name)
+        assert "loop has shown no sign of life" in done.stdout + done.stderr
+    finally:
+        engine.docker("rm", "-f", name)

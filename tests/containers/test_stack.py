@@ -1,0 +1,278 @@
+"""The compose stack runs a federation to its end, whichever container is killed; Prometheus sees all of it, and every
+panel and every alert has something to show. One run for all of these questions: it is what takes the time."""
+
+import json
+import os
+import re
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from deploy.dashboards.pages import PAGES
+from edge_client.metrics import Board
+from protocol.exposition import exposed
+from tests.containers.drawing import page
+from tests.containers.images import product, stand_in
+from tests.containers.stacks import RunningStack
+from tests.coordinator.test_journal import free_port
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
+ROUNDS = 30
+VARIABLES = ("device", "domain", "view", "method")
+
+
+@dataclass
+class History:
+    """A stack after its run: what it went through, and when."""
+
+    stack: RunningStack
+    began: float
+    first_round: float  # seconds from `up` to the first completed round
+    killed: list[str]
+    ended: float
+
+
+@pytest.fixture(scope="module")
+def history(engine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stack")
+    words = [*stack_words(engine, name="short", rounds=ROUNDS), "--devices", "3"]
+    stack = RunningStack(engine, folder / "stack", f"pft{uuid.uuid4().hex[:8]}", *words)
+    try:
+        lived = live_through(stack, board(engine, folder))
+        draw(lived)
+        yield lived
+    finally:
+        (folder / "containers.log").write_text(stack.told())
+        stack.make("down", "--forget")
+
+
+def stack_words(engine, **more):
+    """What `make up` is told: our images, stand-ins for those that cannot be pulled, little work, any free port."""
+    images = dict(zip(("COORDINATOR_IMAGE", "DEVICE_IMAGE"), product(engine, "coordinator", "demo")))
+    images |= {"BROKER_IMAGE": stand_in(engine, "broker"), "PROMETHEUS_IMAGE": stand_in(engine, "prometheus")}
+    given = images | {"COMPOSE_PROFILES": "", "BROKER_PORT": "127.0.0.1:", "PROMETHEUS_PORT": "127.0.0.1:"}
+    little = {"data.samples": 60, "data.test_samples": 60, "method.epochs": 1, "policy.quorum": 2}
+    patient = {"policy.patience_seconds": 60, "policy.grace_seconds": 60}
+    settings = {**little, **patient, **more}
+    words = [word for key, value in given.items() for word in ("--with", f"{key}={value}")]
+    return words + [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+
+
+def live_through(stack, hot):
+    began = time.time()
+    stack.make("up")
+    stack.wait("first round", lambda: len(stack.rounds()) > 0)
+    first = time.time() - began
+    with hot(stack):
+        killed = [kill_and_see_it_return(stack, name) for name in stack.containers()]
+        stack.wait("end of the run", lambda: len(stack.rounds()) == ROUNDS + 1)
+        ended = time.time()
+        stack.wait("scrape after the end", lambda: time.time() > ended + 6)
+    return History(stack, began, first, killed, ended)
+
+
+def kill_and_see_it_return(stack, name):
+    before, started = len(stack.rounds()), stack.state(name)["State"]["StartedAt"]
+    stack.kill(name)
+    stack.wait(f"return of {name}", lambda: stack.state(name)["State"]["StartedAt"] != started)
+    stack.wait(f"round after {name} was killed", lambda: len(stack.rounds()) > before)
+    return name
+
+
+def board(engine, folder):
+    """A target that joins by a file: a board with a thermal zone, which this machine need not have."""
+    zone = folder / "thermal" / "thermal_zone0"
+    zone.mkdir(parents=True)
+    (zone / "type").write_text("cpu-thermal")
+    (zone / "temp").write_text("61000")
+    registry, port = CollectorRegistry(), free_port()
+    registry.register(Board(folder / "thermal"))
+
+    def join(stack):
+        network = json.loads(engine.docker("network", "inspect", f"{stack.name}_stack"))[0]
+        gateway = network["IPAM"]["Config"][0]["Gateway"]
+        target = [{"targets": [f"{gateway}:{port}"], "labels": {"device": "board-9"}}]
+        (stack.folder / "prometheus" / "targets" / "more.json").write_text(json.dumps(target))
+        return exposed(registry, port)
+
+    return join
+
+
+def draw(history):
+    """A page a dashboard, and what was measured, for people: PROTOFLEET_PICTURES=DIR make test-containers"""
+    if not (folder := os.environ.get("PROTOFLEET_PICTURES")):
+        return
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, dashboard in PAGES.items():
+        drawn = page(
+            dashboard(), lambda query: history.stack.series(filled(query), history.began, history.ended)
+        )
+        (Path(folder) / f"{name}.html").write_text(drawn)
+    memory = history.stack.engine.docker("stats", "--no-stream", "--format", "{{.Name}} {{.MemUsage}}")
+    (Path(folder) / "figures.txt").write_text(f"first round after {history.first_round:.1f} s\n{memory}\n")
+
+
+def filled(query):
+    for variable in VARIABLES:
+        query = query.replace(f"${variable}", ".*")
+    return query
+
+
+def test_every_container_was_killed_and_the_run_ended_whole(history):
+    services = {name.removeprefix(history.stack.name) for name in history.killed}
+    assert services == {
+        "-broker-1",
+        "-coordinator-1",
+        "-prometheus-1",
+        "-device-mnist-1",
+        "-device-optdigits-1",
+        "-device-mfeat-1",
+    }
+    rounds = history.stack.rounds()
+    assert [r["round"] for r in rounds] == list(range(1, ROUNDS + 2))
+    assert all(len(r["participants"]) >= 2 for r in rounds[:-1])
+    name = f"{history.stack.name}-coordinator-1"
+    history.stack.wait("coordinator's end", lambda: history.stack.state(name)["State"]["Status"] == "exited")
+    state = history.stack.state(name)["State"]
+    assert (state["Status"], state["ExitCode"]) == ("exited", 0), "a run that is over is not begun again"
+
+
+def test_a_finished_run_leaves_its_report_and_its_table(history):
+    told = history.stack.make("follow")
+    assert "report: " in told and "mean" in told
+    assert (history.stack.folder / "state" / "coordinator" / "short" / "report.html").stat().st_size > 10_000
+
+
+def test_containers_run_as_nobody_in_particular_on_a_root_that_cannot_be_written(history):
+    for name in history.stack.containers():
+        found = history.stack.state(name)
+        host = found["HostConfig"]
+        assert found["Config"]["User"].split(":")[0] not in ("", "0", "root"), name
+        assert (
+            host["ReadonlyRootfs"]
+            and host["CapDrop"] == ["ALL"]
+            and host["Memory"] > 0
+            and host["PidsLimit"] > 0
+        )
+        assert "no-new-privileges:true" in host["SecurityOpt"]
+        assert host["LogConfig"]["Config"] == {"max-size": "10m", "max-file": "3"}, name
+
+
+def test_no_key_is_in_an_image_or_in_an_environment(history, engine):
+    told = " ".join(str(history.stack.state(name)["Config"]) for name in history.stack.containers())
+    assert "PRIVATE KEY" not in told and "PASSWORD" not in told
+    find = (
+        "find",
+        "/opt/protofleet",
+        "/protofleet",
+        "-name",
+        "*.key",
+        "-o",
+        "-name",
+        "*.pem",
+        "-path",
+        "*protofleet/*",
+    )
+    listed = engine.docker("run", "--rm", "--entrypoint", find[0], "protofleet/demo", *find[1:]).splitlines()
+    assert [path for path in listed if not path.endswith("certifi/cacert.pem")] == []
+
+
+def test_keys_belong_to_whoever_runs_and_to_nobody_else(history):
+    keys = list((history.stack.folder / "enrolled").rglob("*.key"))
+    assert len(keys) > 10 and all(path.stat().st_mode & 0o077 == 0 for path in keys)
+    root = history.stack.folder / "enrolled" / "root"
+    mounted = " ".join(str(history.stack.state(name)["Mounts"]) for name in history.stack.containers())
+    assert f"{root}/roots" not in mounted and f'"{root}"' not in mounted, "the root stays with the operator"
+    assert (history.stack.folder / "enrolled/broker/probe").exists()
+    assert sorted(p.name for p in (history.stack.folder / "enrolled/broker/probe").iterdir()) == [
+        "ca.crt",
+        "tls.crt",
+        "tls.key",
+    ]
+
+
+def test_devices_say_that_they_are_well(history):
+    container = f"{history.stack.name}-device-mnist-1"
+    told = history.stack.engine.docker("exec", container, "protofleet", "health", "/protofleet/settings.toml")
+    assert told.splitlines() == ["PASS loop", "PASS broker", "PASS hello", "PASS torch", "PASS disk"]
+    history.stack.wait(
+        "healthy device", lambda: history.stack.state(container)["State"]["Health"]["Status"] == "healthy", 60
+    )
+
+
+def test_what_prometheus_counted_is_what_the_coordinator_wrote(history):
+    """The coordinator was killed once, so its counters began anew; the gauges of the last rounds are compared."""
+    for direction, kinds in history.stack.rounds()[-2]["payload"].items():
+        for kind, size in kinds.items():
+            query = f'protofleet_round_bytes{{direction="{direction}", kind="{kind}"}}'
+            found = history.stack.series(query, history.began, history.ended)
+            assert size in {float(value) for series in found for _, value in series["values"]}, (
+                direction,
+                kind,
+            )
+
+
+def queries():
+    for name, dashboard in PAGES.items():
+        for panel in dashboard()["panels"]:
+            for target in panel["targets"]:
+                yield pytest.param(target["expr"], id=f"{name}: {panel['title']} {target['refId']}")
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_every_panel_has_something_to_show(history, query):
+    found = history.stack.series(filled(query), history.began, history.ended)
+    numbers = [
+        value for series in found for _, value in series["values"] if value not in ("NaN", "+Inf", "-Inf")
+    ]
+    assert numbers, f"nothing to draw for {query}"
+
+
+def test_every_variable_has_values_to_choose_from(history):
+    for dashboard in PAGES.values():
+        for variable in dashboard()["templating"]["list"]:
+            if variable["type"] == "query":
+                series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()
+                given = {"match[]": series, "start": str(history.began), "end": str(history.ended)}
+                assert history.stack.ask(f"label/{label}/values", **given), variable["query"]
+
+
+def test_no_alert_but_those_that_should_were_raised(history):
+    raised = {
+        s["metric"]["alertname"]
+        for s in history.stack.series('ALERTS{alertstate="firing"}', history.began, history.ended)
+    }
+    assert "Watchdog" in raised and raised <= {"Watchdog"}, raised
+
+
+def test_every_rule_is_evaluated_and_what_it_asks_for_is_there(history):
+    groups = history.stack.ask("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) > 20 and [r["name"] for r in rules if r["health"] != "ok"] == []
+    for rule in rules:
+        for name in set(re.findall(r"\bprotofleet[_:][\w:]+", rule["query"])):
+            assert history.stack.series(name, history.began, history.ended), (
+                f"{rule['name']}: there is no {name}"
+            )
+
+
+def test_many_devices_in_one_container_take_part_and_come_back_one_by_one(engine, tmp_path):
+    """After the run above: the images are there. One process is killed, and only that one is started again."""
+    words = [*stack_words(engine, name="many", rounds=8), "--devices", "2", "--together"]
+    stack = RunningStack(engine, tmp_path / "stack", f"pft{uuid.uuid4().hex[:8]}", *words)
+    try:
+        stack.make("up")
+        stack.wait("first round", lambda: len(stack.rounds()) > 0)
+        fleet = f"{stack.name}-fleet-1"
+        before = stack.processes(fleet, "optdigits")
+        stack.kill_process(before[0])
+        stack.wait("another process", lambda: set(stack.processes(fleet, "optdigits")) - set(before) != set())
+        stack.wait("end of the run", lambda: len(stack.rounds()) == 9)
+        assert stack.state(fleet)["RestartCount"] == 0 and len(stack.processes(fleet, "mnist")) == 1
+        stack.wait("healthy fleet", lambda: stack.state(fleet)["State"]["Health"]["Status"] == "healthy", 90)
+    finally:
+        stack.make("down", "--forget")

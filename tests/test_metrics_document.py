@@ -1,0 +1,64 @@
+"""docs/metrics.md and the code name the same metrics, with the same types and labels."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from coordinator.journal import Journal
+from coordinator.metrics import Metrics
+from deploy.enrol.fleet import enrol_fleet
+from edge_client.metrics import Board, DeviceMetrics
+from protocol.broker import BrokerAddress
+from protocol.place import Place
+from tests.worlds import simulation
+
+ROW = re.compile(r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", re.MULTILINE)
+TEXT = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+DOCUMENTED = {
+    name: (kind, tuple(filter(None, labels.strip().split(", ")))) for name, kind, labels in ROW.findall(TEXT)
+}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """What a coordinator and a device show after a run, with everything there is to be read."""
+    folder = tmp_path_factory.mktemp("metrics")
+    run = simulation(folder / "run", "fedavg")
+    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())))
+    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    run.run()
+    tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
+    metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
+    zone = folder / "thermal" / "thermal_zone0"
+    zone.mkdir(parents=True)
+    (zone / "type").write_text("cpu"), (zone / "temp").write_text("40000")
+    board = CollectorRegistry()
+    board.register(Board(folder / "thermal"))
+    return [
+        family for registry in (metrics.registry, device.registry, board) for family in registry.collect()
+    ]
+
+
+def test_every_metric_is_in_the_document_with_its_type_and_labels(shown):
+    found = {}
+    for family in shown:
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = {key for sample in family.samples for key in sample.labels if key != "le"}
+        kind, known = found.get(name, (family.type, set()))
+        found[name] = (kind, known | labels)
+    for name, (kind, labels) in found.items():
+        assert name in DOCUMENTED, f"{name} is not in docs/metrics.md"
+        assert DOCUMENTED[name][0] == kind, f"{name} is a {kind}"
+        if labels:
+            assert set(DOCUMENTED[name][1]) == labels, f"{name} has the labels {sorted(labels)}"
+    assert DOCUMENTED.keys() - found.keys() == set(), "documented, but nobody shows it"
+
+
+def test_the_certificates_end_is_shown_as_it_is(shown):
+    ends = (
+        next(f for f in shown if f.name == "protofleet_certificate_expiry_timestamp_seconds").samples[0].value
+    )
+    assert 364 < (ends - time.time()) / 86_400 < 366
