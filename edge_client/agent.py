@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -61,6 +62,8 @@ class Agent:
         self.plan: Plan | None = None
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
+        self.heard = self.draining = False
+        self.receipts: Counter[str] = Counter()  # of this process, by verdict
         self._build, self._clock = build, clock
         self._connected = False
         self._hello_at = float("inf")
@@ -83,6 +86,10 @@ class Agent:
         """An answer waits for its receipt."""
         return self._outgoing is not None
 
+    @property
+    def working(self) -> bool:
+        return bool(self._question)
+
     def take(self, item: Item, now: float) -> None:
         self._now = now
         match item:
@@ -103,11 +110,19 @@ class Agent:
             case Done(call):
                 call()
             case Stop(reason):
-                self.link.send(Bye(reason))
-                self.link.say(
-                    self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True
-                )
+                self._leave(reason)
                 self._end(reason)
+        if self.draining and not (self.working or self.waiting or self.finished):
+            self._leave("drained")
+            self._end("")
+
+    def drain(self) -> None:
+        """End between two questions: when the answer in hand has its receipt."""
+        self.draining, self._next = True, None
+
+    def _leave(self, reason: str) -> None:
+        self.link.send(Bye(reason))
+        self.link.say(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
 
     def wake(self, now: float) -> None:
         self._now = now
@@ -126,6 +141,7 @@ class Agent:
 
     def _heard(self, received: Received) -> None:
         self._hello_at = self._now + HELLO_SECONDS
+        self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
         match received.message:
@@ -210,6 +226,8 @@ class Agent:
         if answer := self.memory.answer_to(question):
             self._outgoing = Outgoing(answer, self._now)
             self._say_answer(self._outgoing)
+        elif self.draining:
+            return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
         elif not self._question:
@@ -259,6 +277,7 @@ class Agent:
         if waiting and (waiting.answer.round, waiting.answer.phase) == (receipt.round, receipt.phase):
             self.link.forget(bytes.fromhex(waiting.answer.object))
             self._outgoing = None
+            self.receipts[receipt.verdict] += 1
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 

@@ -30,6 +30,7 @@ class DeviceSettings:
     compute: str = "auto"  # auto, cpu or cuda
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics
+    status: str = ""  # file, best in memory, that says how it goes; empty: none
     stays: bool = True  # wait for the next run when one is over
     patience_seconds: float = 60.0  # for the broker to answer the first time
     session_seconds: int = 600  # how long the broker keeps messages for a device that is away

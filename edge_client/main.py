@@ -14,6 +14,8 @@ from edge_client.config import DeviceSettings
 from edge_client.data import Part, Shard, load
 from edge_client.metrics import watch_device
 from edge_client.state import Memory
+from edge_client.status import StatusFile
+from edge_client.watched import Systemd, Watched, drain_on_signal
 from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol import credentials
@@ -30,8 +32,9 @@ from protocol.topics import Topics
 log = logging.getLogger("protofleet.device")
 
 
-def run_device(settings: DeviceSettings, software: str) -> str:
-    """Serve until told to stop; what comes back is why it ended early, or nothing."""
+def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:
+    """Serve until told to stop; what comes back is why it ended early, or nothing. `version` is the settings'."""
+    systemd = Systemd()
     return_large_blocks()
     keys, keyring = credentials.of_device(
         settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
@@ -57,8 +60,9 @@ def run_device(settings: DeviceSettings, software: str) -> str:
         session_seconds=settings.session_seconds,
         clean_start=False,
     )
+    systemd.say("READY=1", "STATUS=waiting for the broker")
     try:
-        wait_for_broker(inbox, settings.patience_seconds)
+        wait_for_broker(inbox, settings.patience_seconds, lambda: systemd.say("WATCHDOG=1"))
 
         def build(plan: Plan) -> ClientHalf:
             return plan.client_half(data.train, settings.name, settings.network, place)
@@ -69,7 +73,9 @@ def run_device(settings: DeviceSettings, software: str) -> str:
         )  # fmt: skip
         with watch_device(agent, settings.metrics_port):
             stop_on_signals(inbox)
-            serve(agent, inbox, time.monotonic)
+            drain_on_signal(agent, inbox.put)
+            status = StatusFile(Path(settings.status), software, version) if settings.status else None
+            serve(Watched(agent, systemd, status), inbox, time.monotonic)
         return agent.problem
     finally:
         transport.close()

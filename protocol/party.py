@@ -60,14 +60,20 @@ class ThreadWorker:
             self._jobs.get()()
 
 
-def wait_for_broker(inbox: queue.SimpleQueue[Item], seconds: float) -> None:
-    """Return when the first connection stands (its item stays in the inbox), or say why it does not."""
+def wait_for_broker(
+    inbox: queue.SimpleQueue[Item], seconds: float, alive: Callable[[], None] = lambda: None
+) -> None:
+    """Return when the first connection stands (its item stays in the inbox), or say why it does not.
+
+    `alive` is called every few seconds. A device that is to work offline waits for `inf` seconds.
+    """
     words, deadline = "", time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
+        alive()
         try:
-            item = inbox.get(timeout=left)
+            item = inbox.get(timeout=min(left, 5.0))
         except queue.Empty:
-            break
+            continue
         match item:
             case Connected():
                 inbox.put(item)
