@@ -1,0 +1,101 @@
+"""The systemd unit of a device: what it may do, and when it is started again."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from deploy.fleet.facts import Facts
+from deploy.fleet.settings import KEYS, Host
+from edge_client.config import DeviceSettings
+
+PLACE: Final = "/etc/systemd/system/protofleet-device.service"
+SETTINGS: Final = "/etc/protofleet/device.settings"
+COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS} --enrolled {KEYS}"
+LEFT_TO_OTHERS: Final = 1_500_000_000  # bytes of memory, where a fleet's file does not say; a GPU may share them
+BACKOFF_SYSTEMD: Final = 254  # the first that can wait ever longer between two starts
+
+# MemoryDenyWriteExecute is not among them: torch's kernels for the CPU are written at run time.
+HARDENED: Final = """\
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome={home}
+ProtectProc=invisible
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+PrivateTmp=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+LockPersonality=yes
+RemoveIPC=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
+SystemCallErrorNumber=EPERM
+UMask=0077
+"""
+# sched_setaffinity and setpriority are what torch's threads ask for; being refused them costs nothing.
+WITHOUT_A_GPU: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
+
+UNIT: Final = """\
+# Written by protofleet deploy; the next deployment replaces it.
+[Unit]
+Description=protofleet device {name}
+Wants=network-online.target
+After=network-online.target time-sync.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+User=protofleet
+Group=protofleet
+{groups}ExecStart={command}
+WorkingDirectory=/var/lib/protofleet
+StateDirectory=protofleet
+StateDirectoryMode=0700
+RuntimeDirectory=protofleet
+RuntimeDirectoryMode=0755
+Environment=HOME=/var/lib/protofleet PYTHONDONTWRITEBYTECODE=1
+Restart=always
+{backoff}TimeoutStartSec=10min
+TimeoutStopSec=30s
+WatchdogSec=60s
+# A child that the kernel kills for want of memory is reported, and no reason to end.
+OOMPolicy=continue
+OOMScoreAdjust=500
+MemoryMax={memory}
+TasksMax=256
+LogRateLimitIntervalSec=60s
+LogRateLimitBurst=300
+{hardened}
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_of(facts: Facts, host: Host, settings: DeviceSettings) -> str:
+    gpu = settings.compute != "cpu" and (bool(facts.l4t) or facts.nvidia)
+    data = settings.data.root
+    at_home = data.startswith(("/home/", "/root/"))
+    hardened = HARDENED.format(home="read-only" if at_home else "yes") + ("" if gpu else WITHOUT_A_GPU)
+    steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= BACKOFF_SYSTEMD else ""
+    return UNIT.format(
+        name=settings.name,
+        groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
+        command=COMMAND,
+        backoff="RestartSec=10s\n" + steps,
+        memory=host.memory_bytes or max(512_000_000, facts.ram - LEFT_TO_OTHERS),
+        hardened=hardened,
+    )
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
