@@ -7,7 +7,7 @@ JOBS   ?= 2
 INPUTS ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz audit clean data
+.PHONY: help demo test test-containers check format bench fuzz audit clean data
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -33,6 +33,9 @@ fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make f
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m deploy.audit $(ARGS)
 
+test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
+	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
+
 clean: ## forget the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
 
@@ -55,3 +58,8 @@ $(VENV)/.dev: $(VENV)/.run
 .PHONY: mosquitto
 mosquitto:
 	@PATH="$$PATH:/usr/sbin:/usr/local/sbin"; command -v mosquitto >/dev/null || sh deploy/install-mosquitto.sh
+
+# Docker with compose and buildx, debootstrap, Prometheus; installed where that is possible.
+.PHONY: container-tools
+container-tools:
+	@sh tests/containers/install.sh

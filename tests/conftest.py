@@ -17,6 +17,7 @@ from deploy.broker import LocalBroker
 from protocol.broker import BrokerAddress, BrokerError
 from protocol.mqtt import Mqtt
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Item
+from tests.containers.engine import Engine, NoEngine, running_engine
 
 # A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -126,3 +127,13 @@ def peer(federation: str) -> Iterator[Callable[..., Peer]]:
     yield make
     for made in peers:
         made.mqtt.close()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """A container engine with base images; the tests that need one are skipped where none can run."""
+    try:
+        with running_engine() as found:
+            yield found
+    except NoEngine as why:
+        pytest.skip(f"no containers: {why}")

@@ -1,0 +1,26 @@
+"""The engine of the tests runs what it is given, on images that were made or pulled once."""
+
+import pytest
+
+from tests.containers.engine import NoEngine, running_engine
+
+pytestmark = pytest.mark.containers
+
+
+def test_a_container_on_the_python_base_runs_python_and_reaches_pip(engine):
+    told = engine.docker(
+        "run", "--rm", engine.base, "python", "-c", "import pip, sys; print(sys.version_info[:2])"
+    )
+    assert told == "(3, 11)"
+
+
+def test_a_second_user_finds_the_same_engine(engine):
+    with running_engine() as another:
+        assert another.base == engine.base
+    engine.docker("version")  # it left, and the engine still stands for us
+
+
+def test_without_a_docker_client_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(NoEngine, match="make container-tools"), running_engine():
+        pass
