@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.enrol.options import add_enrol
+from deploy.fleet.options import add_deploy, add_doctor
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
@@ -17,6 +18,8 @@ def add_all(jobs: Jobs) -> None:
     add_device(jobs)
     add_keys(jobs)
     add_enrol(jobs)
+    add_deploy(jobs)
+    add_doctor(jobs)
     add_report(jobs)
     add_compare(jobs)
     add_lists(jobs)

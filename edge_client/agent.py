@@ -62,7 +62,7 @@ class Agent:
         self.plan: Plan | None = None
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
-        self.heard = self.draining = False
+        self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
         self._build, self._clock = build, clock
         self._connected = False
@@ -211,7 +211,7 @@ class Agent:
         if isinstance(half, Exception):
             raise half
         self._forget()
-        self.plan, self.half, self._question = plan, half, ""
+        self.plan, self.half, self._question, self.idle = plan, half, "", False
         self.link.least_round = self.memory.last_round
         self._hello()
 
@@ -231,7 +231,7 @@ class Agent:
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
         elif not self._question:
-            self._question = question
+            self._question, self.idle = question, False
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
             self.worker.submit(lambda: self._work(half, task, received, question, view), self._worked)
@@ -282,7 +282,7 @@ class Agent:
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_over(self) -> None:
-        self._outgoing = self._next = None
+        self._outgoing, self._next, self.idle = None, None, True
         if not self.stays:
             self._end("")
 

@@ -24,6 +24,14 @@ class Given:
 
 
 def read_given(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
+    """What `verified` says, put to use: from now on nothing earlier is taken."""
+    given = verified(path, enrolled, changes)
+    if given.version:
+        not_earlier(Path(given.settings.folder), given.version, path)
+    return given
+
+
+def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
     """`enrolled` is the folder whose roots are believed. SettingsError or StatementError with the way out."""
     if not is_signed(path):
         return Given(decode(DeviceSettings, override(read_toml(path), changes)))
@@ -39,7 +47,6 @@ def read_given(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
     if (settings.federation, settings.name) != (told.federation, told.name):
         words = f"{path} is made out to {told.name} in {told.federation}, it speaks of {settings.name}"
         raise StatementError(Why.WRONG_NAME, words)
-    not_earlier(Path(settings.folder), told.version, path)
     return Given(settings, told.version)
 
 

@@ -60,22 +60,23 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         session_seconds=settings.session_seconds,
         clean_start=False,
     )
-    systemd.say("READY=1", "STATUS=waiting for the broker")
+
+    def build(plan: Plan) -> ClientHalf:
+        return plan.client_half(data.train, settings.name, settings.network, place)
+
+    agent = Agent(
+        data, build, link, memory, ThreadWorker(inbox),
+        software=software, stays=settings.stays, pictures=settings.pictures,
+    )  # fmt: skip
+    status = StatusFile(Path(settings.status), software, version) if settings.status else None
+    watched = Watched(agent, systemd, status)
+    systemd.say("READY=1")
     try:
-        wait_for_broker(inbox, settings.patience_seconds, lambda: systemd.say("WATCHDOG=1"))
-
-        def build(plan: Plan) -> ClientHalf:
-            return plan.client_half(data.train, settings.name, settings.network, place)
-
-        agent = Agent(
-            data, build, link, memory, ThreadWorker(inbox),
-            software=software, stays=settings.stays, pictures=settings.pictures,
-        )  # fmt: skip
+        wait_for_broker(inbox, settings.patience_seconds, watched.look)
         with watch_device(agent, settings.metrics_port):
             stop_on_signals(inbox)
             drain_on_signal(agent, inbox.put)
-            status = StatusFile(Path(settings.status), software, version) if settings.status else None
-            serve(Watched(agent, systemd, status), inbox, time.monotonic)
+            serve(watched, inbox, time.monotonic)
         return agent.problem
     finally:
         transport.close()

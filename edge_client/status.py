@@ -29,6 +29,7 @@ class Status:
     waiting: bool = False  # an answer has no receipt yet
     accepted: int = 0  # answers of this process, by their receipts
     refused: int = 0
+    idle: bool = False  # the run is over, and there has been no other yet
     draining: bool = False
     over: str = ""  # why the process has ended
 
@@ -52,7 +53,7 @@ class StatusFile:
             connected=agent.connected, heard=agent.heard, run=agent.memory.book.run,
             round=agent.memory.last_round, working=agent.working, waiting=agent.waiting,
             accepted=receipts["accepted"], refused=receipts["refused"] + receipts["late"],
-            draining=agent.draining, over=agent.problem if agent.finished else "",
+            idle=agent.idle, draining=agent.draining, over=agent.problem if agent.finished else "",
         )  # fmt: skip
 
     def write(self, agent: Agent) -> None:

@@ -55,6 +55,10 @@ class Watched:
     def finished(self) -> bool:
         return self.agent.finished
 
+    def look(self) -> None:
+        """While nothing happens to the agent yet."""
+        self._say(self._clock())
+
     def take(self, item: Item, now: float) -> None:
         self.agent.take(item, now)
         self._say(now)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from edge_client.status import Status
-from protocol.statements import from_armour, StatementError
 from protocol.settings import SettingsError
+from protocol.statements import StatementError, from_armour
 
 SCRIPT: Final = Path(__file__).with_name("facts.sh")
 PROGRAM: Final = "protofleet-device.service"
@@ -36,6 +36,7 @@ class Service:
     pid: int = 0
     restarts: int = 0
     running: str = ""  # release of the process
+    unit: str = ""  # mark of the unit that it was started by
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,13 @@ class Installed:
     blocked: frozenset[str] = frozenset()
     settings: bytes = b""  # the signed statement
     good_settings: bytes = b""
+    previous_settings: bytes = b""
     unit: str = ""  # SHA-256 of the unit file, and so on
     tls: str = ""
     roots: str = ""
     coordinator: str = ""
     good: Good | None = None
+    previous: Good | None = None  # the one before
     service: Service = field(default_factory=Service)
     status: Status | None = None
 
@@ -67,7 +70,8 @@ class Probe:
 
     torch: str = ""
     cuda: bool | None = None
-    broker: str = ""  # ok, or why not
+    broker: str = ""  # ok, or why not; empty: nobody has asked
+    broker_tcp: bool | None = None  # whether its port can be reached
     cert_until: int = 0
 
 
@@ -129,24 +133,26 @@ def read_facts(text: str) -> Facts:
 
 
 def _installed(told: Mapping[str, list[str]], one: Mapping[str, str]) -> Installed:
+    service = Service(
+        one.get("ActiveState", ""), one.get("SubState", ""), one.get("UnitFileState") == "enabled",
+        int(one.get("MainPID") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
+        one.get("running_unit", ""),
+    )  # fmt: skip
     return Installed(
         "user" in one, one.get("release", ""), frozenset(told["complete"]), frozenset(told["blocked"]),
-        _statement(one.get("settings", "")), _statement(one.get("good_settings", "")),
-        one.get("unit", ""), one.get("tls", ""), one.get("roots", ""), one.get("coordinator", ""),
-        _good(one.get("good", "")),
-        Service(
-            one.get("ActiveState", ""), one.get("SubState", ""), one.get("UnitFileState") == "enabled",
-            int(one.get("MainPID") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
-        ),
-        _status(one.get("status", "")),
+        settings=_statement(one.get("settings", "")), good_settings=_statement(one.get("good_settings", "")),
+        previous_settings=_statement(one.get("previous_settings", "")),
+        unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),
+        coordinator=one.get("coordinator", ""), good=_good(one.get("good", "")),
+        previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
     )  # fmt: skip
 
 
 def _probe(one: Mapping[str, str]) -> Probe | None:
-    if not {"torch", "cuda", "broker", "cert_until"} & one.keys():
+    if not {"torch", "cuda", "broker", "broker_tcp", "cert_until"} & one.keys():
         return None
-    cuda, until = _yes_or_no(one.get("cuda")), int(one.get("cert_until", 0))
-    return Probe(one.get("torch", ""), cuda, one.get("broker", ""), until)
+    cuda, reached = _yes_or_no(one.get("cuda")), _yes_or_no(one.get("broker_tcp"))
+    return Probe(one.get("torch", ""), cuda, one.get("broker", ""), reached, int(one.get("cert_until", 0)))
 
 
 def _good(text: str) -> Good | None:

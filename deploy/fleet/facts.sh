@@ -4,6 +4,7 @@ export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
 say() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr '\n' ' ')"; }
 has() { command -v "$1" >/dev/null 2>&1; }
 briefly() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
+patiently() { if has timeout; then timeout 90 "$@"; else "$@"; fi 2>/dev/null; }
 there() { for place; do [ -e "$place" ] && { echo "$place"; return; }; done; }
 sum() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
 
@@ -46,9 +47,11 @@ top=/opt/protofleet
 [ -L $top/current ] && say release "$(basename "$(readlink $top/current)")"
 for made in $top/releases/*/.complete; do [ -e "$made" ] && say complete "$(basename "$(dirname "$made")")"; done
 for name in $top/blocked/*; do [ -e "$name" ] && say blocked "$(basename "$name")"; done
-[ -r $top/good ] && say good "$(cat $top/good)"
+for kept in good previous; do
+  [ -r $top/kept/$kept/record ] && say $kept "$(cat $top/kept/$kept/record)"
+  [ -r $top/kept/$kept/settings ] && say ${kept}_settings "$(cat $top/kept/$kept/settings)"
+done
 [ -r /etc/protofleet/device.settings ] && say settings "$(cat /etc/protofleet/device.settings)"
-[ -r /etc/protofleet/good.settings ] && say good_settings "$(cat /etc/protofleet/good.settings)"
 say unit "$(sum /etc/systemd/system/protofleet-device.service)"
 id protofleet >/dev/null 2>&1 && say user protofleet
 say tls "$(sum /var/lib/protofleet/keys/current/tls.crt)"
@@ -59,15 +62,25 @@ if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
     say "$key" "$(systemctl show -p $key --value protofleet-device.service)"
   done
   pid=$(systemctl show -p MainPID --value protofleet-device.service)
-  [ "$pid" != 0 ] && say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p')"
+  [ "$pid" != 0 ] && {
+    say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p')"
+    say running_unit "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^PROTOFLEET_UNIT=//p')"
+  }
 fi
 [ -r /run/protofleet/status.json ] && say status "$(cat /run/protofleet/status.json)"
 
-if [ "$1" = deep ]; then
-  for python in "$2" $top/current/bin/python; do
-    [ -x "$python" ] && { say probed yes; briefly "$python" -m deploy.fleet.probe "$3" "$4"; break; }
+if [ "$1" = deep ]; then # then: an interpreter that has our program, the broker's host and port
+  has python3 && [ -n "${3:-}" ] && {
+    briefly python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
+      && say broker_tcp yes || say broker_tcp no
+  }
+  connected=$(grep -qs '"connected": true' /run/protofleet/status.json && echo connected)
+  for python in "${2:-}" $top/current/bin/python; do
+    [ -x "$python" ] && { patiently "$python" -m deploy.fleet.probe tell $connected; break; }
   done
-  has python3 && [ ! -x "$2" ] && [ ! -x $top/current/bin/python ] && \
-    briefly python3 -c 'import torch; print("torch=" + torch.__version__); print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))'
+  has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && patiently python3 -c '
+import torch
+print("torch=" + torch.__version__)
+print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))'
 fi
 say end yes

@@ -15,8 +15,15 @@ from protocol.topics import valid_device
 
 ADDRESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
 USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-PATH: Final = re.compile(r"[A-Za-z0-9_./@+-]+")  # what may stand in an ssh configuration and in a unit as it is
+PATH: Final = re.compile(
+    r"[A-Za-z0-9_./@+-]+"
+)  # what may stand in an ssh configuration and in a unit as it is
 KEYS: Final = Path("/var/lib/protofleet/keys")
+PLACES: Final[Mapping[str, Any]] = {
+    "folder": "/var/lib/protofleet/state",
+    "status": "/run/protofleet/status.json",
+    "patience_seconds": float("inf"),  # a board that is switched on before its network waits for it
+}
 KINDS: Final = ("venv", "container")
 DEPENDENCIES: Final = ("index", "shipped", "system")
 
@@ -28,7 +35,9 @@ class Software:
     kind: str = "venv"
     wheels: str = ""  # folder of wheels to ship beside ours
     python: str = "python3"  # on the device
-    dependencies: str = "index"  # index: pip fetches them; shipped: all are in `wheels`; system: the device has them
+    dependencies: str = (
+        "index"  # index: pip fetches them; shipped: all are in `wheels`; system: the device has them
+    )
     image: str = ""  # of a container: name@sha256:..., where the device can pull it
     archive: str = ""  # of a container: what `docker save` wrote, where it cannot
 
@@ -43,7 +52,9 @@ class Software:
         if not PATH.fullmatch(self.python):
             raise ValueError(f"python is {self.python!r}, it must be a command or a path without spaces")
         if self.kind == "container" and bool(self.image) == bool(self.archive):
-            raise ValueError("a container comes as image (name@sha256:...) or as archive (a tar file), not both")
+            raise ValueError(
+                "a container comes as image (name@sha256:...) or as archive (a tar file), not both"
+            )
         if self.image and not re.fullmatch(r"[a-z0-9./:_-]+@sha256:[0-9a-f]{64}", self.image):
             words = "pin what was tested by its digest, name@sha256:..., as tags like latest move"
             raise ValueError(f"image is {self.image!r}; {words}")
@@ -127,8 +138,7 @@ def read_fleet(path: Path) -> Fleet:
 def settings_of(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     """A device's settings: the common ones, its own on top, and where things are on a device that we set up."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEYS)}
-    places = {"folder": "/var/lib/protofleet/state", "status": "/run/protofleet/status.json", "patience_seconds": float("inf")}
-    table = merged(merged(places, fleet.device), fleet.hosts[name].device)
+    table = merged(merged(PLACES, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")

@@ -46,16 +46,22 @@ def make_release(software: Software, folder: Path) -> Release:
         (folder / "constraints.txt").write_text(constraints.read_text())
     files = sorted(p for p in folder.iterdir() if p.is_file())
     name = hashlib.sha256(
-        "\n".join([software.python, software.dependencies, *(f"{p.name} {contents(p)}" for p in files)]).encode()
+        "\n".join(
+            [software.python, software.dependencies, *(f"{p.name} {contents(p)}" for p in files)]
+        ).encode()
     ).hexdigest()[:DIGITS]
     size = sum(p.stat().st_size for p in files)
-    return Release(name, folder, f"{len(files)} files, {size / 1e6:.1f} MB", software.python, software.dependencies)
+    return Release(
+        name, folder, f"{len(files)} files, {size / 1e6:.1f} MB", software.python, software.dependencies
+    )
 
 
 def build_wheel(folder: Path) -> None:
     """Built in a copy, so that nothing left over from an earlier build gets in; kept until the source changes."""
     if not (SOURCE / "pyproject.toml").exists():
-        raise SettingsError("this protofleet is installed without its source; put its wheel into software.wheels")
+        raise SettingsError(
+            "this protofleet is installed without its source; put its wheel into software.wheels"
+        )
     files = sources()
     kept = SOURCE / "build" / "wheels" / hashlib.sha256(b"".join(map(_named, files))).hexdigest()[:DIGITS]
     if not kept.exists():
@@ -84,7 +90,17 @@ def _named(path: Path) -> bytes:
 
 
 def _pip_wheel(source: str, target: str) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check", "-w", target]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-w",
+        target,
+    ]
     done = subprocess.run([*command, source], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunError(f"our wheel cannot be built: {(done.stderr or done.stdout).strip().splitlines()[-1]}")

@@ -82,12 +82,20 @@ class Ssh:
     def _call(self, command: Sequence[str], text: str, seconds: float) -> Said:
         try:
             done = subprocess.run(
-                command, input=text, capture_output=True, text=True, errors="replace", timeout=seconds, check=False
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
             )
         except FileNotFoundError:
             raise RunError(f"there is no {command[0]} on this machine; install it") from None
         except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{self.name}: no end after {seconds:.0f} s; does it still answer?") from None
+            raise UnreachableError(
+                f"{self.name}: no end after {seconds:.0f} s; does it still answer?"
+            ) from None
         return Said(done.returncode, done.stdout, done.stderr)
 
     def _meaning(self, said: Said) -> str:
@@ -112,5 +120,5 @@ def configuration(host: Host, fleet: Fleet, folder: Path) -> str:
         lines += [f"IdentityFile {host.key}", "IdentitiesOnly yes"]
     if fleet.known_hosts:
         lines += [f"UserKnownHostsFile {fleet.known_hosts}", "GlobalKnownHostsFile /dev/null"]
-    own = [f"Include {path}" for path in (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config")) if path.exists()]
-    return "\n".join([*lines, "Host *", *own]) + "\n"
+    own = (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config"))
+    return "\n".join([*lines, "Host *", *(f"Include {path}" for path in own if path.exists())]) + "\n"

@@ -12,7 +12,10 @@ from edge_client.config import DeviceSettings
 PLACE: Final = "/etc/systemd/system/protofleet-device.service"
 SETTINGS: Final = "/etc/protofleet/device.settings"
 COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS} --enrolled {KEYS}"
-LEFT_TO_OTHERS: Final = 1_500_000_000  # bytes of memory, where a fleet's file does not say; a GPU may share them
+LEFT_TO_OTHERS: Final = (
+    1_500_000_000  # bytes of memory, where a fleet's file does not say; a GPU may share them
+)
+MARK: Final = 16  # digits
 BACKOFF_SYSTEMD: Final = 254  # the first that can wait ever longer between two starts
 
 # MemoryDenyWriteExecute is not among them: torch's kernels for the CPU are written at run time.
@@ -63,7 +66,7 @@ StateDirectory=protofleet
 StateDirectoryMode=0700
 RuntimeDirectory=protofleet
 RuntimeDirectoryMode=0755
-Environment=HOME=/var/lib/protofleet PYTHONDONTWRITEBYTECODE=1
+Environment=HOME=/var/lib/protofleet PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
 Restart=always
 {backoff}TimeoutStartSec=10min
 TimeoutStopSec=30s
@@ -87,7 +90,8 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings) -> str:
     at_home = data.startswith(("/home/", "/root/"))
     hardened = HARDENED.format(home="read-only" if at_home else "yes") + ("" if gpu else WITHOUT_A_GPU)
     steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= BACKOFF_SYSTEMD else ""
-    return UNIT.format(
+    text = UNIT.format(
+        mark="{mark}",
         name=settings.name,
         groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
         command=COMMAND,
@@ -95,6 +99,12 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings) -> str:
         memory=host.memory_bytes or max(512_000_000, facts.ram - LEFT_TO_OTHERS),
         hardened=hardened,
     )
+    return text.replace("{mark}", digest(text)[:MARK])
+
+
+def mark_of(unit: str) -> str:
+    """By which a process says which unit has started it."""
+    return unit.partition("PROTOFLEET_UNIT=")[2][:MARK]
 
 
 def digest(text: str) -> str:
