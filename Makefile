@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 JOBS   ?= 2
 INPUTS ?= 1000000
+HOSTS  ?= fleet.toml
+HOST   ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers check format bench fuzz audit clean data
@@ -35,6 +37,18 @@ audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the 
 
 test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
+
+# Devices over SSH (docs/deploy.md): HOST="board-1 board-2" of the file HOSTS, or all of them.
+.PHONY: deploy plan doctor status drain rollback revoke
+deploy: $(VENV)/.run ## devices over SSH: make deploy HOST=board-1 HOSTS=fleet.toml; all of them without HOST
+	@$(BIN)/protofleet deploy apply $(HOST) --fleet $(HOSTS) $(ARGS)
+
+plan doctor status drain rollback: $(VENV)/.run ## also doctor, status, drain, rollback, revoke, each with HOST=...
+	@$(BIN)/protofleet deploy $@ $(HOST) --fleet $(HOSTS) $(ARGS)
+
+revoke: $(VENV)/.run
+	@test -n "$(HOST)" || { echo "say whom: make revoke HOST=board-1"; exit 2; }
+	@$(BIN)/protofleet deploy revoke $(HOST) --fleet $(HOSTS) $(ARGS)
 
 clean: ## forget the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

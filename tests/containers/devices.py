@@ -55,6 +55,10 @@ class Bench:
                 file.write(f"{device.address} {host_key}\n")
         return device
 
+    def stop(self, device: FakeDevice) -> None:
+        self.engine.run("rm", "-f", "-v", device.name)
+        self._names.remove(device.name)
+
     def close(self) -> None:
         for name in self._names:
             self.engine.run("rm", "-f", "-v", name)

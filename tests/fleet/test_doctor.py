@@ -28,8 +28,8 @@ def test_a_jetson_in_good_order_passes_everything():
     checks = examine(jetson(), Use("container", needs_gpu=True), NOW)
     assert {c.verdict for c in checks} == {"PASS"}
     assert {c.name for c in checks} >= {
-        "architecture", "L4T", "root", "rsync", "systemd", "disk", "storage", "memory", "swap", "clock", "temperature",
-        "nvpmodel", "torch", "broker", "certificate", "docker", "nvidia runtime",
+        "architecture", "L4T", "root", "rsync", "systemd", "disk", "storage", "memory", "swap", "clock",
+        "temperature", "nvpmodel", "torch", "broker", "certificate", "docker", "nvidia runtime",
     }  # fmt: skip
 
 
