@@ -91,8 +91,8 @@ class Journal:
         match event:
             case Joined(device):
                 self._tell("joined", device=device, roster=len(service.machine.roster))
-            case Left(device):
-                self._tell("left", device=device, roster=len(service.machine.roster))
+            case Left(device, reason):
+                self._tell("left", device=device, roster=len(service.machine.roster), reason=reason[:200])
             case Advanced(None):
                 self._end(service, now)
         for command in commands:

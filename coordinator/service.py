@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -39,7 +40,7 @@ from protocol.coordinator_link import CoordinatorLink
 from protocol.link import Received
 from protocol.messages import Bye, Finished, Hello, Manifest, Receipt, Refusal, State, Task, Update, Welcome
 from protocol.party import Worker
-from protocol.reasons import Problem, Reason, Rejected
+from protocol.reasons import Farewell, Problem, Reason, Rejected, farewell_of
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
@@ -73,6 +74,7 @@ class Service:
         self.intake = Intake(self.limits, spool)
         self.story = Story(plan, spool, machine.policy.rounds)
         self.members: dict[str, Member] = {}
+        self.farewells: Counter[Farewell] = Counter()
         self.domains: dict[str, str] = {}
         self.finished = False
         self.stopped = ""  # why, where it ended before the run did
@@ -175,11 +177,18 @@ class Service:
         match received.message:
             case Hello() as hello:
                 self._greeted(hello, now)
-            case State(online=False) | Bye():
+            case State(online=False, reason=reason) | Bye(reason):
+                if isinstance(received.message, Bye):
+                    self._bidden(received.sender, reason, now)
                 self.link.abandon(received.sender)
-                self.happen(Left(received.sender), now)
+                self.happen(Left(received.sender, reason), now)
             case Update() as update:
                 self._answered(update, received.object, now)
+
+    def _bidden(self, device: str, reason: str, now: float) -> None:
+        self.farewells[farewell_of(reason)] += 1
+        if self._words.take(now):
+            log.warning("%s leaves: %.200s", device, reason or "it does not say why")
 
     def _greeted(self, hello: Hello, now: float) -> None:
         if problem := unfit(hello, self.plan, self.limits):

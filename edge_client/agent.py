@@ -12,28 +12,22 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from edge_client.evaluate import Splits
+from edge_client.greeting import hello_of
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures, save_picture
+from edge_client.rest import Rest
 from edge_client.state import Answer, Memory
+from edge_client.trainer import TrainerDiedError
 from edge_client.work import work
-from methods.base import Ask, ClientHalf
+from methods.base import Ask, ClientHalf, Payload
 from methods.bridge import to_numpy, to_torch
 from methods.plan import Plan, read_plan
 from methods.weights import place_of
 from protocol.device_link import DeviceLink
 from protocol.link import Received
-from protocol.messages import (
-    Bye,
-    Finished,
-    Hello,
-    Receipt,
-    Refusal,
-    State,
-    Task,
-    Welcome,
-)
+from protocol.messages import Bye, Finished, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
-from protocol.reasons import Rejected
+from protocol.reasons import Farewell, Rejected
 from protocol.settings import SettingsError
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
@@ -41,6 +35,7 @@ log = logging.getLogger("protofleet.device")
 
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
 Build = Callable[[Plan], ClientHalf]
+Work = Callable[[ClientHalf, Splits, Ask, int, str], tuple[Payload, dict[str, float]]]
 
 
 class Watcher(Protocol):
@@ -51,7 +46,7 @@ class Agent:
     def __init__(
         self, data: Splits, build: Build, link: DeviceLink, memory: Memory, worker: Worker, *,
         software: str = "", stays: bool = False, pictures: Pictures | None = None,
-        watchers: tuple[Watcher, ...] = (),
+        watchers: tuple[Watcher, ...] = (), work: Work = work,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.data, self.link, self.memory, self.worker = data, link, memory, worker
@@ -64,7 +59,8 @@ class Agent:
         self.problem = ""  # why, where it ended before the run did
         self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
-        self._build, self._clock = build, clock
+        self._build, self._train, self._clock = build, work, clock
+        self._rest = Rest(link.me.name)
         self._connected = False
         self._hello_at = float("inf")
         self._question = ""  # being worked on
@@ -113,7 +109,7 @@ class Agent:
                 self._leave(reason)
                 self._end(reason)
         if self.draining and not (self.working or self.waiting or self.finished):
-            self._leave("drained")
+            self._leave(Farewell.DRAINED.value)
             self._end("")
 
     def drain(self) -> None:
@@ -140,7 +136,7 @@ class Agent:
             log.warning("rejected on %s: %s", topic, fault)
 
     def _heard(self, received: Received) -> None:
-        self._hello_at = self._now + HELLO_SECONDS
+        self._hello_at = max(self._now + HELLO_SECONDS, self._rest.until)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
@@ -165,19 +161,10 @@ class Agent:
         self.link.least_round = 0
 
     def _hello(self) -> None:
-        book, plan = self.memory.book, self.plan
-        counts = self._counts() if plan and plan.load().needs_counts else ()
-        hello = Hello(
-            device=self.link.me.name,
-            classes=self.data.classes,
-            examples=len(self.data.train.y),
-            domain=self.data.domain,
-            software=self.software,
-            plan=plan.digest if plan else b"",
-            counts=counts,
-            holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
-        )
-        self.link.send(hello)
+        if self._now < self._rest.until:
+            self._hello_at = self._rest.until
+            return
+        self.link.send(hello_of(self.link.me.name, self.software, self.data, self.plan, self.memory.book))
         self._hello_at = self._now + HELLO_SECONDS
 
     def _welcomed(self, text: bytes, run: str) -> None:
@@ -205,6 +192,9 @@ class Agent:
         return half
 
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
+        if isinstance(half, TrainerDiedError):
+            self._trainer_died(half)
+            return
         if isinstance(half, ValueError):  # this device's network does not go with the method or the images
             self._cannot_follow(half)
             return
@@ -216,7 +206,7 @@ class Agent:
         self._hello()
 
     def _cannot_follow(self, error: ValueError) -> None:
-        self.link.send(Bye(str(error)))
+        self.link.send(Bye(f"{Farewell.CANNOT_FOLLOW.value}: {error}"))
         self._end(f"this device cannot follow the run's plan: {error}")
 
     def _asked(self, task: Task, received: Received) -> None:
@@ -226,7 +216,7 @@ class Agent:
         if answer := self.memory.answer_to(question):
             self._outgoing = Outgoing(answer, self._now)
             self._say_answer(self._outgoing)
-        elif self.draining:
+        elif self.draining or self._now < self._rest.until:
             return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
@@ -242,7 +232,7 @@ class Agent:
         arrays = self.memory.store.open(received.object) if received.object else {}
         place = place_of(half.model)
         ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
-        payload, metrics = work(half, self.data, ask, task.round, view)
+        payload, metrics = self._train(half, self.data, ask, task.round, view)
         if self.pictures.wanted(task.round, task.phase):
             album, most = self.memory.folder / "pictures", self.pictures.samples
             save_picture(album, most, task.round, half, self.data, ask.payload, payload)
@@ -255,8 +245,12 @@ class Agent:
         return answer
 
     def _worked(self, answer: Answer | Exception) -> None:
+        if isinstance(answer, TrainerDiedError):
+            self._trainer_died(answer)
+            return
         if isinstance(answer, Exception):
             raise answer
+        self._rest.over()
         self._question, self.link.least_round = "", self.memory.last_round
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
@@ -266,6 +260,14 @@ class Agent:
             received, self._next = self._next, None
             assert isinstance(received.message, Task)
             self._asked(received.message, received)
+
+    def _trainer_died(self, death: TrainerDiedError) -> None:
+        """The coordinator is told at once, so that nobody waits; after a pause the device asks for work again."""
+        pause = self._rest.begin(self._now)
+        log.error("%s; asking for work again in %.0f s", death, pause)
+        self._question, self._next, self._hello_at = "", None, self._rest.until
+        self.link.send(Bye(str(death)))
+        self._notify("died", round=self.memory.last_round)
 
     def _say_answer(self, outgoing: Outgoing) -> None:
         answer = outgoing.answer
@@ -288,9 +290,6 @@ class Agent:
 
     def _end(self, problem: str) -> None:
         self.problem, self.finished = problem, True
-
-    def _counts(self) -> tuple[int, ...]:
-        return tuple(self.data.train.y.bincount(minlength=self.data.classes).tolist())
 
     def _notify(self, what: str, **figures: float) -> None:
         for watcher in self.watchers:

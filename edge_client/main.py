@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from edge_client.agent import Agent
+from edge_client.agent import Agent, Build, Work
+from edge_client.compute import moved, set_torch
 from edge_client.config import DeviceSettings
-from edge_client.data import Part, Shard, load
+from edge_client.data import load
+from edge_client.evaluate import Splits
 from edge_client.metrics import watch_device
+from edge_client.pictures import Pictures
 from edge_client.state import Memory
 from edge_client.status import StatusFile
+from edge_client.trainer import Trainer
 from edge_client.watched import Systemd, Watched, drain_on_signal
+from edge_client.work import work
 from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol import credentials
@@ -26,7 +30,6 @@ from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.seal import seals
-from protocol.settings import SettingsError
 from protocol.topics import Topics
 
 log = logging.getLogger("protofleet.device")
@@ -39,13 +42,9 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     keys, keyring = credentials.of_device(
         settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
     )
-    place = compute_place(settings.compute)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    data = moved(load(settings.data), place)
     inbox = BoundedInbox()
     memory = Memory(Path(settings.folder))
+    training = beside(settings, memory) if settings.trainer == "child" else inside(settings)
     me = Identity(settings.name, memory.boot(int(time.time())), keys)
     topics = Topics(settings.federation)
     link = DeviceLink(me, keyring, topics, None, memory.store)  # type: ignore[arg-type]  # the will needs it first
@@ -61,12 +60,9 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         clean_start=False,
     )
 
-    def build(plan: Plan) -> ClientHalf:
-        return plan.client_half(data.train, settings.name, settings.network, place)
-
     agent = Agent(
-        data, build, link, memory, ThreadWorker(inbox),
-        software=software, stays=settings.stays, pictures=settings.pictures,
+        training.data, training.build, link, memory, ThreadWorker(inbox),
+        software=software, stays=settings.stays, pictures=training.pictures, work=training.work,
     )  # fmt: skip
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
     watched = Watched(agent, systemd, status)
@@ -80,19 +76,32 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         return agent.problem
     finally:
         transport.close()
+        training.stop()
 
 
-def compute_place(choice: str) -> torch.device:
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')
-    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
+@dataclass(frozen=True)
+class Training:
+    """What the agent needs in order to have something trained."""
+
+    data: Splits
+    build: Build
+    work: Work
+    pictures: Pictures
+    stop: Callable[[], None]
 
 
-def moved(shard: Shard, place: torch.device) -> Shard:
-    if place.type == "cpu":
-        return shard
+def inside(settings: DeviceSettings) -> Training:
+    """In this very process."""
+    place = set_torch(settings)
+    data = moved(load(settings.data), place)
 
-    def move(part: Part) -> Part:
-        return Part(part.x.to(place), part.y.to(place))
+    def build(plan: Plan) -> ClientHalf:
+        return plan.client_half(data.train, settings.name, settings.network, place)
 
-    return replace(shard, train=move(shard.train), validation=move(shard.validation), test=move(shard.test))
+    return Training(data, build, work, settings.pictures, lambda: None)
+
+
+def beside(settings: DeviceSettings, memory: Memory) -> Training:
+    """In a process of its own, which may die of it; it takes the pictures too."""
+    trainer = Trainer(settings, memory.half)
+    return Training(trainer.start(), trainer.build, trainer.work, Pictures(), trainer.stop)

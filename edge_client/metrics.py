@@ -49,6 +49,9 @@ class DeviceMetrics:
         r.register(Board())
         self.round = Gauge("protofleet_device_round", "The last round it worked in", registry=r)
         self.trainings = Counter("protofleet_device_answers", "Answers worked out", registry=r)
+        self.deaths = Counter(
+            "protofleet_device_training_deaths", "Trainings ended in the middle", registry=r
+        )
         self.work = Counter("protofleet_device_work_seconds", "Time spent on answers", registry=r)
         self.outbox = Gauge("protofleet_device_outbox_answers", "Answers without a receipt", registry=r)
         self.outbox.set_function(lambda: float(agent.waiting))
@@ -57,6 +60,8 @@ class DeviceMetrics:
 
     def happened(self, agent: Agent, what: str, **figures: float) -> None:
         self.round.set(figures["round"])
+        if what == "died":
+            self.deaths.inc()
         if what == "answered":
             self.trainings.inc()
             self.work.inc(figures.get("seconds", 0.0))

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from protocol.broker import BrokerError
+from protocol.reasons import Farewell
 from protocol.transport import Connected, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet")
@@ -91,7 +92,7 @@ def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> None:
     """An interrupt from the terminal or from the service manager ends a party in good order."""
 
     def stop(number: int, frame: object) -> None:
-        inbox.put(Stop(f"signal {signal.Signals(number).name}"))
+        inbox.put(Stop(f"{Farewell.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)

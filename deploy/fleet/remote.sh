@@ -85,7 +85,7 @@ start() {
     systemctl reset-failed $name 2>/dev/null || :
     systemctl restart --no-block $name
 }
-hold() { drain "$1"; systemctl stop $name; }
+hold() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/null || :; }
 
 state() {
     for key in ActiveState SubState MainPID NRestarts; do echo "$key=$(show $key)"; done
@@ -115,12 +115,11 @@ record() { # what is known of it
 block() { install -d $top/blocked; : >"$top/blocked/$1"; sync $top/blocked; }
 allow() { rm -f "$top/blocked/$1"; }
 
-go_back() { # good or previous: its unit, and its settings as they were signed then
-    for part in settings unit; do cp "$top/kept/$1/$part" $top/incoming/$part; done
-}
+go_back() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings are signed anew
 
 forget() {
     systemctl disable -q --now $name 2>/dev/null || :
+    systemctl reset-failed $name 2>/dev/null || :
     for key in $keys/current/*.key $keys/set*/*.key $keys/pending/*.key; do
         [ ! -e "$key" ] || shred -u "$key" 2>/dev/null || rm -f "$key"
     done

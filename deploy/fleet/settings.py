@@ -22,6 +22,7 @@ KEYS: Final = Path("/var/lib/protofleet/keys")
 PLACES: Final[Mapping[str, Any]] = {
     "folder": "/var/lib/protofleet/state",
     "status": "/run/protofleet/status.json",
+    "trainer": "child",
     "patience_seconds": float("inf"),  # a board that is switched on before its network waits for it
 }
 KINDS: Final = ("venv", "container")

@@ -68,8 +68,11 @@ class Ssh:
         return said
 
     def send(self, source: Path, target: str, seconds: float = 3600.0) -> Said:
-        """A folder's contents, whole or not at all for each file; what broke off is gone on with."""
-        command = ["rsync", "-rt", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
+        """A folder's contents, whole or not at all for each file; what broke off is gone on with.
+
+        Compared by content: two settings signed in the same second differ in nothing else.
+        """
+        command = ["rsync", "-rtc", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
                    "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         said = self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
         if said.code == FAILED_TO_CONNECT:

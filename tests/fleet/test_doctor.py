@@ -3,8 +3,8 @@
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -157,7 +157,7 @@ def test_facts_of_this_machine_are_what_it_says_itself(facts_of):
     facts = facts_of()
     assert (facts.arch, facts.uid) == (os.uname().machine, os.getuid())
     assert facts.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert abs(facts.now - Path("/proc/self").stat().st_mtime) < 60 and "python3" in facts.tools
+    assert abs(facts.now - time.time()) < 60 and "python3" in facts.tools
 
 
 def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
