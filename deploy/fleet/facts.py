@@ -33,7 +33,7 @@ class Service:
     active: str = ""  # active, activating, failed, inactive; empty: there is no such unit
     sub: str = ""
     enabled: bool = False
-    pid: int = 0
+    pid: int = 0  # as the agent itself knows it: in a container another than the service manager's
     restarts: int = 0
     running: str = ""  # release of the process
     unit: str = ""  # mark of the unit that it was started by
@@ -135,7 +135,7 @@ def read_facts(text: str) -> Facts:
 def _installed(told: Mapping[str, list[str]], one: Mapping[str, str]) -> Installed:
     service = Service(
         one.get("ActiveState", ""), one.get("SubState", ""), one.get("UnitFileState") == "enabled",
-        int(one.get("MainPID") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
+        int(one.get("agent") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
         one.get("running_unit", ""),
     )  # fmt: skip
     return Installed(

@@ -58,12 +58,15 @@ say tls "$(sum /var/lib/protofleet/keys/current/tls.crt)"
 say roots "$(sum /var/lib/protofleet/keys/current/roots)"
 say coordinator "$(sum /var/lib/protofleet/keys/current/coordinator.record)"
 if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
-  for key in ActiveState SubState MainPID NRestarts UnitFileState; do
+  for key in ActiveState SubState NRestarts UnitFileState; do
     say "$key" "$(systemctl show -p $key --value protofleet-device.service)"
   done
   pid=$(systemctl show -p MainPID --value protofleet-device.service)
+  say agent "$pid"
+  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container counts processes anew
+    say agent "$(sed -n 's/^ "pid": \([0-9]*\),$/\1/p' /run/protofleet/status.json 2>/dev/null)"
   [ "$pid" != 0 ] && {
-    say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p')"
+    say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p; s|^protofleet.release=||p')"
     say running_unit "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^PROTOFLEET_UNIT=//p')"
   }
 fi

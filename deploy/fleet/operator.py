@@ -62,7 +62,10 @@ class Operator:
 
     def target(self, name: str, facts: Facts) -> Target:
         settings = self.settings(name)
-        text, unit = write_toml(encode(settings)), unit_of(facts, self.fleet.hosts[name], settings)
+        text, unit = (
+            write_toml(encode(settings)),
+            unit_of(facts, self.fleet.hosts[name], settings, self.fleet.software),
+        )
         records = Path(self.fleet.root) / "records" / f"{COORDINATOR}.record"
         wanted = Wanted(
             name, self.release.name, self.release.words, digest(text)[:SHORT], digest(unit), mark_of(unit),

@@ -90,7 +90,12 @@ class Performer:
                 self._checked(self.ssh.send(self.operator.release.folder, f"{TOP}/wheels/{release}"))
             case Build(release):
                 made = self.operator.release
-                self.do("build", release, made.python, made.dependencies, seconds=BUILD_SECONDS)
+                how = (
+                    ("load", release, made.image)
+                    if made.container
+                    else ("build", release, made.python, made.dependencies)
+                )
+                self.do(*how, seconds=BUILD_SECONDS)
             case Enrol():
                 self._enrol()
             case Configure():
@@ -136,7 +141,7 @@ class Performer:
         told = dict(line.partition("=")[::2] for line in self.do("state").out.splitlines())
         service = Service(
             told.get("ActiveState", ""), told.get("SubState", ""),
-            pid=int(told.get("MainPID") or 0), restarts=int(told.get("NRestarts") or 0),
+            pid=int(told.get("agent") or 0), restarts=int(told.get("NRestarts") or 0),
         )  # fmt: skip
         try:
             status = Status(**json.loads(told.get("status", "")))

@@ -4,7 +4,10 @@ export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
 unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
 fail() { echo "$*" >&2; exit 1; }
-as_device() { runuser -u protofleet -- "$@"; }
+as_device() { # release program ...: a container becomes another user by itself
+    run=$top/releases/$1
+    if [ -e "$run/image" ]; then shift; "$run/bin/$@"; else shift; runuser -u protofleet -- "$run/bin/$@"; fi
+}
 show() { systemctl show -p "$1" --value $name; }
 # A file is replaced in one moment, and is on the disk before it has its name.
 put() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
@@ -42,18 +45,54 @@ build() { # release python dependencies
     touch "$release/.complete"
 }
 
+load() { # release image; without an image it has been shipped
+    release=$top/releases/$1 shipped=$top/wheels/$1/image.tar
+    [ ! -e "$release/.complete" ] || return 0
+    rm -rf "$release"
+    if [ -n "$2" ]; then
+        docker pull -q "$2" >&2 || fail "docker cannot pull $2"
+        image=$2
+    else
+        told=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
+        image=${told#Loaded image: } image=${image#Loaded image ID: }
+    fi
+    install -d "$release/bin"
+    docker tag "$image" "protofleet-release:$1"
+    docker image inspect -f '{{.Id}}' "$image" >"$release/image"
+    for program in protofleet python; do
+        starter "$1" $program >"$release/bin/$program"
+        chmod 755 "$release/bin/$program"
+    done
+    "$release/bin/python" -m deploy.fleet.probe self >&2 || fail "the image does not run on this device"
+    sync "$release"
+    touch "$release/.complete"
+    rm -f "$shipped"
+}
+
+starter() { # release program: as small a world as the program needs; the unit's own words come on top
+    cat <<END
+#!/bin/sh
+# shellcheck disable=SC2086
+exec docker run --rm --label protofleet.release=$1 --network host --read-only --tmpfs /tmp --cap-drop ALL \\
+    --security-opt no-new-privileges --pids-limit 256 --user "\$(id -u protofleet):\$(id -g protofleet)" \\
+    --env HOME=/var/lib/protofleet --volume /var/lib/protofleet:/var/lib/protofleet \\
+    --volume $etc:$etc:ro --volume $top/incoming:$top/incoming:ro \\
+    \$PROTOFLEET_DOCKER --entrypoint $2 protofleet-release:$1 "\$@"
+END
+}
+
 request() { # release name federation
     install -d -m 0700 -o protofleet -g protofleet $keys
-    as_device "$top/releases/$1/bin/protofleet" enrol request "$2" --federation "$3" --folder $keys >&2
+    as_device "$1" protofleet enrol request "$2" --federation "$3" --folder $keys >&2
     cat $keys/pending/request
 }
 
 enrol() { # release root's-fingerprint
-    as_device "$top/releases/$1/bin/protofleet" enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
+    as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
 }
 
 check() { # release
-    as_device "$top/releases/$1/bin/python" -m deploy.fleet.probe settings $top/incoming/settings >&2
+    as_device "$1" python -m deploy.fleet.probe settings $top/incoming/settings >&2
 }
 
 switch() { # release
@@ -88,7 +127,12 @@ start() {
 hold() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/null || :; }
 
 state() {
-    for key in ActiveState SubState MainPID NRestarts; do echo "$key=$(show $key)"; done
+    for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
+    if [ -e $top/current/image ]; then # a container counts processes anew
+        echo "agent=$(sed -n 's/^ "pid": \([0-9]*\),$/\1/p' /run/protofleet/status.json 2>/dev/null)"
+    else
+        echo "agent=$(show MainPID)"
+    fi
     [ ! -r /run/protofleet/status.json ] || echo "status=$(tr '\n' ' ' </run/protofleet/status.json)"
 }
 
@@ -108,7 +152,9 @@ record() { # what is known of it
     fi
     for old in "$top"/releases/*; do # those that are gone back to stay
         number=$(basename "$old")
-        [ "$number" = "$release" ] || grep -qs "\"$number\"" $top/kept/*/record || rm -rf "$old" "$top/wheels/$number"
+        if [ "$number" = "$release" ] || grep -qs "\"$number\"" $top/kept/*/record; then continue; fi
+        [ ! -e "$old/image" ] || docker rmi "protofleet-release:$number" >/dev/null 2>&1 || :
+        rm -rf "$old" "$top/wheels/$number"
     done
 }
 

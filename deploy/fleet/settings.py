@@ -18,6 +18,7 @@ USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PATH: Final = re.compile(
     r"[A-Za-z0-9_./@+-]+"
 )  # what may stand in an ssh configuration and in a unit as it is
+OPTION: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
 KEYS: Final = Path("/var/lib/protofleet/keys")
 PLACES: Final[Mapping[str, Any]] = {
     "folder": "/var/lib/protofleet/state",
@@ -41,6 +42,7 @@ class Software:
     )
     image: str = ""  # of a container: name@sha256:..., where the device can pull it
     archive: str = ""  # of a container: what `docker save` wrote, where it cannot
+    options: tuple[str, ...] = ()  # of a container: more words for docker run, such as volumes and devices
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -56,6 +58,11 @@ class Software:
             raise ValueError(
                 "a container comes as image (name@sha256:...) or as archive (a tar file), not both"
             )
+        for word in self.options:
+            if not OPTION.fullmatch(word):
+                raise ValueError(
+                    f"options has {word!r}; a word for docker run has no spaces, quotes or signs of a shell"
+                )
         if self.image and not re.fullmatch(r"[a-z0-9./:_-]+@sha256:[0-9a-f]{64}", self.image):
             words = "pin what was tested by its digest, name@sha256:..., as tags like latest move"
             raise ValueError(f"image is {self.image!r}; {words}")
@@ -127,12 +134,13 @@ def read_fleet(path: Path) -> Fleet:
     """Paths in it are as seen from the file itself."""
     fleet, base = decode(Fleet, read_toml(path)), path.parent
     software = fleet.software
-    near = {n: str(base / v) for n in ("wheels", "archive") if (v := getattr(software, n))}
+    wheels = str(base / software.wheels) if software.wheels else ""
+    archive = str(base / software.archive) if software.archive else ""
     return replace(
         fleet, root=str(base / fleet.root), log=str(base / fleet.log),
         known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
         hosts={n: replace(h, key=str(base.absolute() / h.key) if h.key else "") for n, h in fleet.hosts.items()},
-        software=replace(software, **near),
+        software=replace(software, wheels=wheels, archive=archive),
     )  # fmt: skip
 
 

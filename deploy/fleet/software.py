@@ -1,4 +1,4 @@
-"""What is shipped to a device that has no container engine: wheels, and a name for exactly these."""
+"""What is shipped to a device: wheels, or a container's image; and a name for exactly these."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from protocol.settings import SettingsError
 
 SOURCE: Final = Path(__file__).parents[2]  # of this checkout
 PACKAGES: Final = ("protocol", "methods", "edge_client", "coordinator", "deploy")
+IMAGE: Final = "image.tar"
 DIGITS: Final = 16  # of a release's name
 
 
@@ -27,11 +28,31 @@ class Release:
     name: str  # of what is in it
     folder: Path  # with the wheels, to be shipped as it is
     words: str
-    python: str
-    dependencies: str
+    python: str = ""
+    dependencies: str = ""
+    image: str = ""  # that the device pulls; where it is shipped, IMAGE
+    container: bool = False
 
 
 def make_release(software: Software, folder: Path) -> Release:
+    return make_image(software, folder) if software.kind == "container" else make_wheels(software, folder)
+
+
+def make_image(software: Software, folder: Path) -> Release:
+    """By its digest where the device pulls it, else by what is in the archive."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if software.image:
+        name = software.image.rpartition(":")[2][:DIGITS]
+        return Release(name, folder, f"image {software.image}", image=software.image, container=True)
+    archive = Path(software.archive)
+    if not archive.is_file():
+        raise SettingsError(f"software.archive is {archive}, which is no file; `docker save -o` writes one")
+    (folder / IMAGE).symlink_to(archive.absolute())
+    words = f"image {archive.name}, {archive.stat().st_size / 1e6:.0f} MB"
+    return Release(contents(archive)[:DIGITS], folder, words, container=True)
+
+
+def make_wheels(software: Software, folder: Path) -> Release:
     """Our own wheel, built of this checkout unless there is one, beside those that the fleet's file names."""
     folder.mkdir(parents=True, exist_ok=True)
     beside = sorted(Path(software.wheels).glob("*.whl")) if software.wheels else []
@@ -108,9 +129,12 @@ def _pip_wheel(source: str, target: str) -> None:
 
 def contents(path: Path) -> str:
     """Hash of what is in a file; of an archive, of what is in its members, as their dates are when it was packed."""
-    if not zipfile.is_zipfile(path):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
     total = hashlib.sha256()
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                total.update(piece)
+        return total.hexdigest()
     with zipfile.ZipFile(path) as wheel:
         for name in sorted(wheel.namelist()):
             total.update(f"{name}\0{hashlib.sha256(wheel.read(name)).hexdigest()}\n".encode())

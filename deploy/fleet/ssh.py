@@ -72,7 +72,7 @@ class Ssh:
 
         Compared by content: two settings signed in the same second differ in nothing else.
         """
-        command = ["rsync", "-rtc", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
+        command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
                    "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         said = self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
         if said.code == FAILED_TO_CONNECT:

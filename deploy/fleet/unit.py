@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Final
 
 from deploy.fleet.facts import Facts
-from deploy.fleet.settings import KEYS, Host
+from deploy.fleet.settings import KEYS, OPTION, Host, Software
 from edge_client.config import DeviceSettings
+from protocol.settings import SettingsError
 
 PLACE: Final = "/etc/systemd/system/protofleet-device.service"
 SETTINGS: Final = "/etc/protofleet/device.settings"
@@ -84,22 +86,71 @@ WantedBy=multi-user.target
 """
 
 
-def unit_of(facts: Facts, host: Host, settings: DeviceSettings) -> str:
-    gpu = settings.compute != "cpu" and (bool(facts.l4t) or facts.nvidia)
-    data = settings.data.root
-    at_home = data.startswith(("/home/", "/root/"))
-    hardened = HARDENED.format(home="read-only" if at_home else "yes") + ("" if gpu else WITHOUT_A_GPU)
+# The engine confines the container; the client that systemd watches passes signals on to it.
+CONTAINER: Final = """\
+# Written by protofleet deploy; the next deployment replaces it.
+[Unit]
+Description=protofleet device {name}, in a container
+Requires=docker.service
+Wants=network-online.target
+After=docker.service network-online.target time-sync.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStartPre=-/usr/bin/env docker rm --force protofleet-device
+ExecStartPre=/usr/bin/install -d -m 0755 -o protofleet -g protofleet /run/protofleet
+ExecStart={command}
+ExecStopPost=-/usr/bin/env docker rm --force protofleet-device
+RuntimeDirectory=protofleet
+Environment=PROTOFLEET_UNIT={mark}
+Environment="PROTOFLEET_DOCKER={options}"
+Restart=always
+{backoff}TimeoutStartSec=10min
+TimeoutStopSec=30s
+LogRateLimitIntervalSec=60s
+LogRateLimitBurst=300
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Software) -> str:
+    contained = software.kind == "container"
     steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= BACKOFF_SYSTEMD else ""
-    text = UNIT.format(
-        mark="{mark}",
+    gpu = settings.compute != "cpu" and (bool(facts.l4t) or facts.nvidia)
+    memory = host.memory_bytes or max(512_000_000, facts.ram - LEFT_TO_OTHERS)
+    at_home = settings.data.root.startswith(("/home/", "/root/"))
+    hardened = HARDENED.format(home="read-only" if at_home else "yes") + ("" if gpu else WITHOUT_A_GPU)
+    text = (CONTAINER if contained else UNIT).format(
         name=settings.name,
-        groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
+        mark="{mark}",
         command=COMMAND,
+        groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
         backoff="RestartSec=10s\n" + steps,
-        memory=host.memory_bytes or max(512_000_000, facts.ram - LEFT_TO_OTHERS),
+        memory=memory,
         hardened=hardened,
+        options=" ".join(_docker_words(facts, settings, software, memory, gpu)) if contained else "",
     )
     return text.replace("{mark}", digest(text)[:MARK])
+
+
+def _docker_words(
+    facts: Facts, settings: DeviceSettings, software: Software, memory: int, gpu: bool
+) -> Iterator[str]:
+    yield f"--name protofleet-device --memory {memory} --oom-score-adj 500 --log-driver none"
+    yield "--volume /run/protofleet:/run/protofleet"
+    if settings.data.root:
+        if not OPTION.fullmatch(settings.data.root):
+            raise SettingsError(
+                f"data.root is {settings.data.root!r}; a container takes no path with spaces or signs"
+            )
+        yield f"--volume {settings.data.root}:{settings.data.root}:ro"
+    if gpu:
+        yield "--runtime nvidia" if facts.l4t else "--gpus all"
+        yield from (f"--group-add {group}" for group in facts.groups)
+    yield from software.options
 
 
 def mark_of(unit: str) -> str:

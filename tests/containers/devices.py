@@ -23,6 +23,12 @@ FLAGS: Final = (
 )  # fmt: skip
 
 
+# What an engine inside of such a container needs besides: control groups that are its own to write, and a real disk.
+NESTED: Final = (
+    "--cap-add", "NET_ADMIN", "--cgroupns=host", "-v", "/sys/fs/cgroup:/sys/fs/cgroup:rw", "-v", "/var/lib/docker",
+)  # fmt: skip
+
+
 class Bench:
     """One image, one pair of keys, and the devices that were started from it."""
 
@@ -41,11 +47,28 @@ class Bench:
         self._names: list[str] = []
         self.known_hosts.touch()
 
-    def start(self, *more: str, known: bool = True) -> FakeDevice:
+    def with_engine(self) -> str:
+        """The image of a device that has docker."""
+        name = f"{self.image}-docker"
+        if not self.engine.has_image(name):
+            text = (HERE / "docker.Dockerfile").read_text()
+            self.engine.docker("build", "-t", name, "--build-arg", f"BASE={self.image}", "-", stdin=text)
+        return name
+
+    def edge_archive(self, wheels: Path) -> Path:
+        """A container's image as `docker save` writes it."""
+        name, archive = f"{self.image}-edge", self.folder / "edge.tar"
+        shutil.copy(HERE / "edge.Dockerfile", wheels / "Dockerfile")
+        self.engine.docker("build", "-t", name, "--build-arg", f"BASE={self.engine.base}", str(wheels))
+        self.engine.docker("save", "-o", str(archive), name)
+        self.engine.run("rmi", "-f", name)
+        return archive
+
+    def start(self, *more: str, known: bool = True, image: str = "") -> FakeDevice:
         name = f"pf-{uuid.uuid4().hex[:10]}"
         vendor = vendored()
         self.engine.docker(
-            "run", "-d", "--name", name, *FLAGS, "-v", f"{vendor}:/opt/vendor:ro", *more, self.image
+            "run", "-d", "--name", name, *FLAGS, "-v", f"{vendor}:/opt/vendor:ro", *more, image or self.image
         )
         self._names.append(name)
         device = FakeDevice(self.engine, name)
@@ -62,7 +85,8 @@ class Bench:
     def close(self) -> None:
         for name in self._names:
             self.engine.run("rm", "-f", "-v", name)
-        self.engine.run("rmi", "-f", self.image)
+        for image in (f"{self.image}-docker", self.image):
+            self.engine.run("rmi", "-f", image)
 
 
 class FakeDevice:

@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from tests.containers.devices import Bench
+from deploy.fleet.settings import Software
+from deploy.fleet.software import make_release
+from tests.containers.devices import NESTED, Bench
 from tests.containers.engine import NoEngine
 from tests.containers.rig import Rig
 
@@ -33,9 +35,9 @@ def rig(bench, tmp_path):
     """Makes a fleet of so many devices, with its broker."""
     made = []
 
-    def make(count, **others):
+    def make(count, image="", **others):
         devices = {f"board-{i}": bench.start() for i in range(count)}
-        devices |= {name: bench.start(*flags) for name, flags in others.items()}
+        devices |= {name: bench.start(*flags, image=image) for name, flags in others.items()}
         for device in devices.values():
             device.booted()
         made.append(Rig(tmp_path, bench, devices))
@@ -298,3 +300,39 @@ def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(
     fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 120)
     assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent lives on"
     assert child not in device.do("pgrep", "-f", "trainer_child", check=False).split()
+
+
+def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
+    """An engine inside of the fake device runs it: shipped as an archive, as where no registry can be reached."""
+    wheels = tmp_path / "wheels"
+    make_release(Software(dependencies="system"), wheels)
+    archive = bench.edge_archive(wheels)
+    fleet = rig(0, image=bench.with_engine(), caged=NESTED)
+    device = fleet.devices["caged"]
+    fleet.start_coordinator(rounds=10_000)
+    software = {
+        "kind": "container",
+        "archive": str(archive),
+        "options": ["--volume", "/opt/vendor:/opt/vendor:ro"],
+    }
+    fleet.fleet(software=software)
+    doctor = fleet.deploy("doctor").stdout
+    assert "PASS  docker" in doctor
+
+    began = time.monotonic()
+    assert "1 changed, 0 failed" in fleet.deploy("apply", "--yes").stdout
+    note(f"a container deployed in {time.monotonic() - began:.1f} s")
+    assert "nothing to do" in fleet.deploy("apply").stdout
+    found = json.loads(device.do("docker", "inspect", "protofleet-device"))[0]
+    host = found["HostConfig"]
+    assert (
+        host["ReadonlyRootfs"]
+        and host["CapDrop"] == ["ALL"]
+        and host["PidsLimit"] == 256
+        and host["Memory"] > 0
+    )
+    assert found["Config"]["User"] == device.sh('echo "$(id -u protofleet):$(id -g protofleet)"')
+    assert not any("PRIVATE" in value or "KEY" in value for value in found["Config"]["Env"])
+    assert device.do("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}") == ""
+    assert "stopped, with nothing in hand" in fleet.deploy("drain").stdout
+    assert device.do("docker", "ps", "-q") == "" and "1 changed" in fleet.deploy("apply").stdout
