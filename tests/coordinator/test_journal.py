@@ -15,8 +15,10 @@ from coordinator.ledger import Ledger
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
-from edge_client.metrics import Board, DeviceMetrics
+from edge_client.board import Board
+from edge_client.metrics import DeviceMetrics
 from protocol.exposition import MetricsError, exposed
+from tests.fleet.boards import jetson_files
 from tests.worlds import POLICY, simulation
 
 
@@ -180,22 +182,11 @@ def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
             taken.__enter__()
 
 
-def test_a_boards_temperature_is_read_where_there_is_one(tmp_path):
-    zone = tmp_path / "thermal_zone0"
-    zone.mkdir()
-    (zone / "type").write_text("cpu-thermal\n")
-    (zone / "temp").write_text("48500\n")
-    (tmp_path / "thermal_zone1").mkdir()
-    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 5 kB\n")
-    heat, memory = Board(tmp_path, tmp_path / "meminfo").collect()
-    assert [(s.labels["zone"], s.value) for s in heat.samples] == [("thermal_zone0:cpu-thermal", 48.5)]
-    assert memory.samples[0].value == 5 * 1024
-
-
 def test_every_metric_is_in_the_documents_and_the_other_way_round(tmp_path):
     run, _ = observed(tmp_path)
     run.run()
-    registries = [Metrics(run.service).registry, DeviceMetrics(run.agents["device-0"]).registry]
+    board = Board(jetson_files(tmp_path / "board"), tmp_path)
+    registries = [Metrics(run.service).registry, DeviceMetrics(run.agents["device-0"], board).registry]
     families = {f.name + ("_total" if f.type == "counter" else "") for r in registries for f in r.collect()}
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert families == set(re.findall(r"^\| `(protofleet_\w+)`", text, re.MULTILINE))

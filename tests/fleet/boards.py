@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from deploy.fleet.facts import Docker, Facts, Good, Installed, Probe, Service
@@ -39,3 +40,35 @@ def deployed(**changes: Any) -> Installed:
         status=Status(77, 1, NOW, "0.1.0", 5, connected=True, heard=True),
     )  # fmt: skip
     return replace(whole, **changes)
+
+
+FILES = {
+    "sys/class/thermal/thermal_zone0/type": "cpu-thermal",
+    "sys/class/thermal/thermal_zone0/temp": "48500",
+    "sys/class/thermal/thermal_zone1/type": "gpu-thermal",
+    "sys/class/thermal/thermal_zone1/temp": "51250",
+    "sys/class/thermal/thermal_zone2/type": "cv0-thermal",  # answers only while its unit has power
+    "sys/class/thermal/cooling_device0/type": "pwm-fan",
+    "sys/class/thermal/cooling_device0/cur_state": "2",
+    "sys/class/thermal/cooling_device0/max_state": "4",
+    "sys/class/thermal/cooling_device1/type": "thermal-cpufreq-0",
+    "sys/class/thermal/cooling_device1/cur_state": "0",
+    "sys/class/thermal/cooling_device1/max_state": "10",
+    "sys/class/hwmon/hwmon3/in1_label": "VDD_IN",
+    "sys/class/hwmon/hwmon3/in1_input": "5000",
+    "sys/class/hwmon/hwmon3/curr1_input": "1200",
+    "sys/devices/platform/gpu.0/load": "750",
+    "sys/class/power_supply/ac/online": "1",
+    "var/lib/nvpmodel/status": "pmode:0002 fmode:fanNull",
+    "proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 5000 kB\nSwapTotal: 400 kB\nSwapFree: 100 kB\nPages: 0\n",
+    "proc/self/io": "rchar: 5\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n",
+}
+
+
+def jetson_files(root: Path) -> Path:
+    """The kernel's files of a Jetson, as far as we read them."""
+    for name, text in FILES.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    return root
