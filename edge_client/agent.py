@@ -11,18 +11,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from edge_client.answering import work_out
 from edge_client.evaluate import Splits
 from edge_client.greeting import hello_of
 from edge_client.outgoing import Outgoing, question_of
-from edge_client.pictures import Pictures, save_picture
+from edge_client.pictures import Pictures
 from edge_client.rest import Rest
 from edge_client.state import Answer, Memory
 from edge_client.trainer import TrainerDiedError
 from edge_client.work import work
 from methods.base import Ask, ClientHalf, Payload
-from methods.bridge import to_numpy, to_torch
+from methods.bridge import to_torch
 from methods.plan import Plan, read_plan
-from methods.weights import place_of
 from protocol.device_link import DeviceLink
 from protocol.link import Received
 from protocol.messages import Bye, Finished, Receipt, Refusal, State, Task, Welcome
@@ -59,7 +59,7 @@ class Agent:
         self.problem = ""  # why, where it ended before the run did
         self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
-        self._build, self._train, self._clock = build, work, clock
+        self._build, self.train, self.clock = build, work, clock
         self._rest = Rest(link.me.name)
         self._connected = False
         self._hello_at = float("inf")
@@ -115,6 +115,17 @@ class Agent:
     def drain(self) -> None:
         """End between two questions: when the answer in hand has its receipt."""
         self.draining, self._next = True, None
+
+    def hold(self, why: str) -> None:
+        """Take no new work until `resume`; what is in hand is finished and delivered."""
+        if self._rest.until != float("inf"):
+            log.info("taking no new work: %s", why)
+            self._rest.until = self._hello_at = float("inf")
+            self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
+
+    def resume(self) -> None:
+        if self._rest.until == float("inf"):
+            self._rest.until = self._hello_at = self._now
 
     def _leave(self, reason: str) -> None:
         self.link.send(Bye(reason))
@@ -224,25 +235,7 @@ class Agent:
             self._question, self.idle = question, False
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
-            self.worker.submit(lambda: self._work(half, task, received, question, view), self._worked)
-
-    def _work(self, half: ClientHalf, task: Task, received: Received, question: str, view: str) -> Answer:
-        """On the worker's thread: from the question to a durable answer."""
-        begun = self._clock()
-        arrays = self.memory.store.open(received.object) if received.object else {}
-        place = place_of(half.model)
-        ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
-        payload, metrics = self._train(half, self.data, ask, task.round, view)
-        if self.pictures.wanted(task.round, task.phase):
-            album, most = self.memory.folder / "pictures", self.pictures.samples
-            save_picture(album, most, task.round, half, self.data, ask.payload, payload)
-        name = self.memory.store.put(to_numpy(payload), self.link.block).object.hex()
-        metrics["seconds.work"] = self._clock() - begun
-        answer = Answer(
-            question, task.round, task.phase, received.object.hex(), name, len(self.data.train.y), metrics
-        )
-        self.memory.remember(answer, to_numpy(half.state()), received.epoch)
-        return answer
+            self.worker.submit(lambda: work_out(self, half, received, question, view), self._worked)
 
     def _worked(self, answer: Answer | Exception) -> None:
         if isinstance(answer, TrainerDiedError):

@@ -33,8 +33,12 @@ class DeviceSettings:
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported
     trainer_memory_bytes: int = 0  # most that it may take of its own; 0: as much as there is
     trainer_seconds: float = 10_800.0  # longest piece of work of a child; then it is ended and begun again
+    hottest_celsius: float = (
+        0.0  # takes no new work while a zone of the board is hotter; 0: whatever its heat
+    )
     metrics_port: int = 0  # 0: no metrics
     status: str = ""  # file, best in memory, that says how it goes; empty: none
+    tuning: str = ""  # file with settings for some time, signed by the root; empty: none are looked for
     stays: bool = True  # wait for the next run when one is over
     patience_seconds: float = 60.0  # for the broker to answer the first time
     session_seconds: int = 600  # how long the broker keeps messages for a device that is away
@@ -52,6 +56,12 @@ class DeviceSettings:
             raise ValueError(f"trainer_memory_bytes is {self.trainer_memory_bytes}, {words}")
         if not self.trainer_seconds > 0:
             raise ValueError(f"trainer_seconds is {self.trainer_seconds}, it must be above 0")
+        if not 0 <= self.hottest_celsius < float("inf"):
+            raise ValueError(
+                f"hottest_celsius is {self.hottest_celsius}, it must be 0 (whatever its heat) or more"
+            )
+        if self.tuning and not self.enrolled:
+            raise ValueError("tuning is set, but nobody's root is known that could sign it; set enrolled")
         if self.threads < 0:
             raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
         if not 0 <= self.metrics_port <= 65_535:

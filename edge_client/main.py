@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client.agent import Agent, Build, Work
+from edge_client.caretaker import Caretaker
 from edge_client.compute import moved, set_torch
 from edge_client.config import DeviceSettings
 from edge_client.data import load
@@ -65,7 +66,8 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         software=software, stays=settings.stays, pictures=training.pictures, work=training.work,
     )  # fmt: skip
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
-    watched = Watched(agent, systemd, status)
+    caretaker = Caretaker(agent, settings, training.limit)
+    watched = Watched(agent, systemd, status, look_after=caretaker.look)
     systemd.say("READY=1")
     try:
         wait_for_broker(inbox, settings.patience_seconds, watched.look)
@@ -87,6 +89,7 @@ class Training:
     build: Build
     work: Work
     pictures: Pictures
+    limit: Callable[[int, float], None]  # bytes and seconds of what begins from now on
     stop: Callable[[], None]
 
 
@@ -98,10 +101,10 @@ def inside(settings: DeviceSettings) -> Training:
     def build(plan: Plan) -> ClientHalf:
         return plan.client_half(data.train, settings.name, settings.network, place)
 
-    return Training(data, build, work, settings.pictures, lambda: None)
+    return Training(data, build, work, settings.pictures, lambda memory_bytes, seconds: None, lambda: None)
 
 
 def beside(settings: DeviceSettings, memory: Memory) -> Training:
     """In a process of its own, which may die of it; it takes the pictures too."""
     trainer = Trainer(settings, memory.half)
-    return Training(trainer.start(), trainer.build, trainer.work, Pictures(), trainer.stop)
+    return Training(trainer.start(), trainer.build, trainer.work, Pictures(), trainer.limit, trainer.stop)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,7 +86,8 @@ class Trainer:
     """The agent's end. Everything but `start` and `stop` is called by the agent's worker, one at a time."""
 
     def __init__(self, settings: DeviceSettings, saved: Callable[[], Arrays | None]) -> None:
-        self._settings, self._saved = settings, saved
+        self._settings = self._own = settings
+        self._saved = saved
         self._plan: Plan | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._door: socket.socket | None = None
@@ -103,6 +104,12 @@ class Trainer:
         ours.settimeout(self._settings.trainer_seconds)
         part = Part(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
         return Labels(words["domain"], words["classes"], part, part, part)
+
+    def limit(self, memory_bytes: int, seconds: float) -> None:
+        """For a process that is started from now on; 0 is as the settings have it."""
+        s = self._own
+        memory, longest = memory_bytes or s.trainer_memory_bytes, seconds or s.trainer_seconds
+        self._settings = replace(s, trainer_memory_bytes=memory, trainer_seconds=longest)
 
     def stop(self) -> None:
         if self._door is not None:

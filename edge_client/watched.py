@@ -41,9 +41,11 @@ class Watched:
 
     def __init__(
         self, agent: Agent, systemd: Systemd, status: StatusFile | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, look_after: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """`look_after` is called every few seconds: what nobody tells has to be looked for."""
         self.agent, self._systemd, self._status, self._clock = agent, systemd, status, clock
+        self._look_after = look_after
         self._every = min(LONGEST_SILENCE, systemd.seconds / 3 or LONGEST_SILENCE)
         self._again = 0.0
 
@@ -74,6 +76,7 @@ class Watched:
         if now < self._again and not self.finished:
             return
         self._again = now + self._every
+        self._look_after()
         self._systemd.say("STOPPING=1" if self.finished else "WATCHDOG=1", f"STATUS={self._words()}")
 
     def _words(self) -> str:

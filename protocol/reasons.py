@@ -44,6 +44,7 @@ class Farewell(str, Enum):
     OUT_OF_MEMORY = "out_of_memory"  # its training was ended for want of memory; it comes back
     TRAINING_DIED = "training_died"  # its training ended in another way; it comes back
     DRAINED = "drained"  # its operator has asked it to stop between two questions
+    PAUSED = "paused"  # it takes no work for a while: told so, or too hot
     SIGNAL = "signal"  # it was stopped
     CANNOT_FOLLOW = "cannot_follow"  # the plan asks for what it cannot do
     OTHER = "other"

@@ -1,4 +1,4 @@
-"""A device's settings as the federation's root has signed them, so that whoever carries them cannot change them.
+"""A device's settings as the federation's root has signed them: who carries them cannot change them.
 
 They hold no secret. The version only grows: settings from before are not taken twice.
 """
@@ -16,7 +16,9 @@ from protocol.statements import Reader, StatementError, Why, Writer, body_of, st
 from protocol.topics import valid_device, valid_name
 
 SETTINGS: Final = "settings"
+TUNING: Final = "tuning"
 MAX_SETTINGS: Final = 1 << 16
+MAX_TUNING: Final = 1 << 12
 ARMOUR: Final = b"-----BEGIN PROTOFLEET SETTINGS-----"
 
 
@@ -45,6 +47,30 @@ def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
         return SignedSettings(valid_name(federation), valid_device(name), version, text)
     except ValueError as error:
         raise StatementError(Why.MALFORMED, f"settings that cannot be: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTuning:
+    """Some settings for some time. What they change is a short list that the device knows."""
+
+    federation: str
+    name: str
+    version: int
+    until: int  # seconds since 1970; then all is as it was
+    text: str  # TOML
+
+
+def issue_tuning(told: SignedTuning, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    fields = Writer().text(told.federation).text(told.name).number(told.version).number(told.until)
+    return state(TUNING, fields.text(told.text).done(), keys)
+
+
+def read_tuning(data: bytes, roots: Sequence[bytes]) -> SignedTuning:
+    fields = Reader(TUNING, body_of(TUNING, data, roots))
+    federation, name, version, until = fields.text(), fields.text(), fields.number(), fields.number()
+    text = fields.text(MAX_TUNING)
+    fields.end()
+    return SignedTuning(federation, name, version, until, text)
 
 
 def is_signed(path: Path) -> bool:

@@ -183,7 +183,7 @@ def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
 def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
     """Once in the middle of a run. The others need not wait, and the device's later answers are what they were."""
     sim = simulation(tmp_path / "run", "fedavg", policy=POLICY)
-    agent, train, heard = sim.agents["device-1"], sim.agents["device-1"]._train, []
+    agent, train, heard = sim.agents["device-1"], sim.agents["device-1"].train, []
     deaths = iter([True])
 
     def once(*what):
@@ -191,7 +191,7 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
             raise TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
         return train(*what)
 
-    agent._train = once
+    agent.train = once
     sim.service.watchers.append(Hears(heard))
     sim.run()
     assert sim.service.farewells[Farewell.OUT_OF_MEMORY] == 1

@@ -24,7 +24,7 @@ from deploy.fleet.facts import SCRIPT, read_facts
 from deploy.fleet.history import History
 from deploy.fleet.operator import Operator
 from deploy.fleet.perform import SCRIPT as REMOTE
-from deploy.fleet.perform import gather
+from deploy.fleet.perform import checked, gather, place
 from deploy.fleet.rollout import Rollout, connected, rolled_back, use_of
 from deploy.fleet.settings import Fleet, read_fleet
 from deploy.fleet.software import make_release
@@ -180,6 +180,21 @@ def rollback(o: Options) -> int:
         return _tell_each(b, lambda ssh: rolled_back(b.rollout, ssh))
 
 
+def tune(o: Options) -> int:
+    """For some hours, and then all is as it was; `--hours` later or with nothing changed it is over."""
+
+    def tuned(b: Bench, ssh: Ssh) -> str:
+        place(ssh, {"tuning": b.rollout.operator.tuned(ssh.name, o.set, o.hours)})
+        checked(ssh.run(REMOTE, "tune"))
+        b.rollout.history.note(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
+        return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "all is as it was"
+
+    with bench(o, changes=True) as b:
+        for name in b.hosts:
+            b.rollout.operator.tuned(name, o.set, o.hours)
+        return _tell_each(b, lambda ssh: tuned(b, ssh))
+
+
 def revoke(o: Options) -> int:
     """The federation first: a device that cannot be reached is revoked all the same."""
     if not o.hosts:
@@ -259,5 +274,5 @@ def _say(name: str, words: str) -> None:
 
 JOBS: Final[Mapping[str, Callable[[Options], int]]] = {
     "plan": plan, "apply": apply, "status": status, "doctor": doctor, "drain": drain, "rollback": rollback,
-    "revoke": revoke,
+    "revoke": revoke, "tune": tune,
 }  # fmt: skip

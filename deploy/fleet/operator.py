@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,9 +20,18 @@ from deploy.fleet.steps import Present, Wanted
 from deploy.fleet.unit import digest, mark_of, unit_of
 from deploy.run_errors import RunError
 from edge_client.config import DeviceSettings
+from edge_client.tuning import LONGEST_SECONDS, Tuning
 from protocol.seal import COORDINATOR
-from protocol.settings import encode, write_toml
-from protocol.signed import SETTINGS, SignedSettings, issue_settings, read_settings
+from protocol.settings import SettingsError, decode, encode, override, write_toml
+from protocol.signed import (
+    SETTINGS,
+    TUNING,
+    SignedSettings,
+    SignedTuning,
+    issue_settings,
+    issue_tuning,
+    read_settings,
+)
 from protocol.statements import StatementError, armoured, from_armour
 
 DUE_SECONDS: Final = 30 * 86_400  # before its end a certificate is renewed
@@ -84,6 +93,17 @@ class Operator:
         """Settings of a version that no earlier ones have had."""
         told = SignedSettings(self.federation, name, max(int(time.time()), above + 1), text)
         return armoured(SETTINGS, issue_settings(told, self._authority.keys))
+
+    def tuned(self, name: str, changes: Sequence[str], hours: float) -> str:
+        """Some settings for some hours; a slip in them is found here, not there."""
+        text = write_toml(encode(decode(Tuning, override({}, changes), "tuning")))
+        now = int(time.time())
+        if not 0 < hours * 3600 <= LONGEST_SECONDS:
+            raise SettingsError(
+                f"--hours is {hours:g}, it must be above 0 and at most {LONGEST_SECONDS // 3600}"
+            )
+        told = SignedTuning(self.federation, name, now, now + int(hours * 3600), text)
+        return armoured(TUNING, issue_tuning(told, self._authority.keys))
 
     def text_of(self, data: bytes) -> str:
         told = self._read(data)

@@ -136,7 +136,7 @@ state() {
     [ ! -r /run/protofleet/status.json ] || echo "status=$(tr '\n' ' ' </run/protofleet/status.json)"
 }
 
-words() { journalctl -q -u $name -n 40 -o cat --no-pager _SYSTEMD_UNIT=$name 2>/dev/null | tail -n 12; }
+words() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
 
 record() { # what is known of it
     release=$(basename "$(readlink $top/current)")
@@ -161,6 +161,7 @@ record() { # what is known of it
 block() { install -d $top/blocked; : >"$top/blocked/$1"; sync $top/blocked; }
 allow() { rm -f "$top/blocked/$1"; }
 
+tune() { put $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }
 go_back() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings are signed anew
 
 forget() {

@@ -23,6 +23,7 @@ KEYS: Final = Path("/var/lib/protofleet/keys")
 PLACES: Final[Mapping[str, Any]] = {
     "folder": "/var/lib/protofleet/state",
     "status": "/run/protofleet/status.json",
+    "tuning": "/etc/protofleet/tuning",
     "trainer": "child",
     "patience_seconds": float("inf"),  # a board that is switched on before its network waits for it
 }

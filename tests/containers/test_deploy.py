@@ -213,7 +213,7 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
     device = fleet.devices["board-0"]
     good = device.do("readlink", "/opt/protofleet/current")
 
-    fleet.fleet(device={"data": {"root": "/nowhere", "source": "folder"}}, care={"health_seconds": 20.0})
+    fleet.fleet(device={"data": {"root": "/nowhere", "source": "folder"}})
     done = fleet.deploy("apply", check=False)
     assert done.returncode == 1 and "it does not stay up" in done.stderr and "/nowhere" in done.stderr
     assert "it went back to release" in done.stderr and "which is well" in done.stderr
