@@ -211,18 +211,23 @@ def revoke(o: Options) -> int:
 
     with bench(o, changes=True) as b:
         for name in b.hosts:
-            _revoke(Authority(Path(b.fleet.root)), name, o)
+            _revoke(
+                Authority(Path(b.fleet.root)),
+                name,
+                o.reason,
+                o.broker or (b.fleet.broker and Path(b.fleet.broker)),
+            )
             b.rollout.history.note(name, "revoke", "done", reason=o.reason)
         return _tell_each(b, lambda ssh: forgotten(b, ssh))
 
 
-def _revoke(authority: Authority, name: str, o: Options) -> None:
+def _revoke(authority: Authority, name: str, reason: str, broker: Path | str) -> None:
     if (latest := authority.register.latest(name)) is not None and latest.revoked_at:
         _say(name, "is revoked already")
-    elif o.broker is not None:
-        _say(name, cutting.revoke_and_cut(authority, name, o.reason, o.broker))
+    elif broker:
+        _say(name, cutting.revoke_and_cut(authority, name, reason, Path(broker)))
     else:
-        revoke_name(authority, name, o.reason)
+        revoke_name(authority, name, reason)
         _say(name, f"is revoked; brokers hear of it by their approvals in {authority.folder / 'approvals'}")
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from deploy.enrol import cutting
 from deploy.enrol.authority import ROOTS_FILE, Authority
-from deploy.enrol.operator import Asked, approve, look_at, renew
+from deploy.enrol.operator import Asked, approve, look_at, refresh, renew
 from deploy.enrol.requests import REQUEST
 from deploy.fleet.facts import Facts
 from deploy.fleet.settings import Fleet, settings_of
@@ -124,6 +125,21 @@ class Operator:
             else:
                 approve(self._authority, asked, replace=self._replace)
             return (Path(self.fleet.root) / "approvals" / f"{name}.approval").read_text()
+
+    def let_back_in(self, name: str) -> str:
+        """Brokers deny a revoked name all topics, whatever its new keys; what was done about it."""
+        with self._lock:
+            if not any(e.name == name and e.revoked_at for e in self._authority.register.entries):
+                return ""
+            refresh(self._authority, "broker")
+            if not self.fleet.broker:
+                where = Path(self.fleet.root) / "approvals"
+                return (
+                    f"it was revoked before: install the brokers' approvals from {where} and let them reload"
+                )
+            cutting.install_broker(self._authority, Path(self.fleet.broker))
+            cutting.reload(Path(self.fleet.broker))
+            return "it was revoked before; the broker lets the name in again"
 
     def _known(self, name: str, asked: Asked) -> bool:
         """These very keys were approved before. Revoked ones are good for nothing ever again."""

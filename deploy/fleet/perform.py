@@ -163,6 +163,8 @@ class Performer:
             raise StepError(f"the device made no request: {said.last_word}")
         place(self.ssh, {"approval": self.operator.approval(wanted.name, found[0] + "\n")})
         self.do("enrol", wanted.release, self.operator.root_fingerprint)
+        if words := self.operator.let_back_in(wanted.name):
+            self.say(words)
 
     def _healthy(self, seconds: float) -> None:
         """An open port is no health: this process has to have the coordinator's signed answer."""

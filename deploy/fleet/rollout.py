@@ -142,12 +142,12 @@ class Rollout:
         """To what has served a round here; where there is nothing, the device is stopped."""
         name, wanted = performer.ssh.name, performer.target.wanted
         try:
-            performer.do("block", wanted.pair)
             good = gather(performer.ssh).installed.good
             if good is None or f"{good.release}-{good.settings}" == wanted.pair:
                 performer.do("hold", f"{BACK_SECONDS:.0f}", seconds=BACK_SECONDS + 60)
                 self.history.note(name, "rollback", "stopped")
                 return "nothing has served a round here before, so it is stopped"
+            performer.do("block", wanted.pair)
             self.say(name, f"going back to release {good.release}")
             self.restore(performer, "good", good)
         except RunError as error:

@@ -113,6 +113,7 @@ class Fleet:
     root: str  # the operator's folder, from `protofleet enrol root`
     hosts: dict[str, Host]
     known_hosts: str = ""  # empty: as ssh has it
+    broker: str = ""  # its folder from `protofleet enrol broker`, where it runs on this machine
     log: str = "deploy.log"
     software: Software = field(default_factory=Software)
     care: Care = field(default_factory=Care)
@@ -137,8 +138,9 @@ def read_fleet(path: Path) -> Fleet:
     software = fleet.software
     wheels = str(base / software.wheels) if software.wheels else ""
     archive = str(base / software.archive) if software.archive else ""
+    broker = str(base / fleet.broker) if fleet.broker else ""
     return replace(
-        fleet, root=str(base / fleet.root), log=str(base / fleet.log),
+        fleet, root=str(base / fleet.root), broker=broker, log=str(base / fleet.log),
         known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
         hosts={n: replace(h, key=str(base.absolute() / h.key) if h.key else "") for n, h in fleet.hosts.items()},
         software=replace(software, wheels=wheels, archive=archive),

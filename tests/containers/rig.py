@@ -68,9 +68,10 @@ class Rig:
         }
         table: dict[str, Any] = {
             "root": "root",
+            "broker": "broker",
             "known_hosts": str(self.bench.known_hosts),
             "software": {"dependencies": "system"},
-            "care": {"health_seconds": 60.0, "soak_seconds": 120.0, "drain_seconds": 60.0},
+            "care": {"health_seconds": 240.0, "soak_seconds": 120.0, "drain_seconds": 60.0},
             "device": {
                 "compute": "cpu", "threads": 1, "data": TINY,
                 "broker": {"host": self.gateway, "port": self.port},

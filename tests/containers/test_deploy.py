@@ -250,12 +250,12 @@ def test_a_device_can_be_drained_started_again_and_revoked(rig):
     assert fleet.deploy("status", check=False).returncode == 1
     assert "1 changed" in fleet.deploy("apply").stdout and show(first, "ActiveState") == "active"
 
-    said = fleet.deploy("revoke", "board-1", "--broker", "broker", "--reason", "sold").stdout
+    said = fleet.deploy("revoke", "board-1", "--reason", "sold").stdout
     assert "its keys are destroyed" in said
     assert show(second, "ActiveState") == "inactive" and second.sh("ls /var/lib/protofleet") == "state"
-    fleet.wait(lambda: "board-1 is not known" in fleet.log("run") or "rejected" in fleet.log("run") or True)
     assert "revoked" in fleet.cli("enrol", "list", "--root", "root").stdout
     done = fleet.deploy("apply", "board-1", "--yes").stdout
+    assert "the broker lets the name in again" in done
     assert "enrol: it has no keys yet" in done and "1 changed, 0 failed" in done, "new keys bring it back"
 
 
@@ -297,7 +297,7 @@ def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(
     modest.terminate()
     modest.wait(20)
     fleet.start_coordinator("greedy", rounds=5, feature_size=150_000)
-    fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 120)
+    fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 240)
     assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent lives on"
     assert child not in device.do("pgrep", "-f", "trainer_child", check=False).split()
 
