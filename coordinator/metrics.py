@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily
 
 from coordinator.journal import ByView, RoundRecord
 from coordinator.service import Service
 from protocol.exposition import MeterCollector, exposed
-from protocol.reasons import Farewell
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
@@ -83,7 +81,11 @@ class Metrics:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
         )
-        r.register(Farewells(service.farewells))
+        r.register(service.farewells)
+        self.missing = Gauge(
+            "protofleet_device_messages_missing", "Said by a device, and not come", ["device"], registry=r
+        )
+        self._missing = service.link.missing
         self.epoch.set(service.link.epoch)
         self.rounds.set(service.machine.policy.rounds)
 
@@ -106,6 +108,7 @@ class Metrics:
                 self.again.inc()
 
     def round_ended(self, record: RoundRecord) -> None:
+        self.missed()
         self.commit.set(time.time())
         self.duration.observe(record.seconds)
         for phase in record.phases:
@@ -118,6 +121,10 @@ class Metrics:
             self.accuracy.labels(domain, "validation", view).set(value)
         for domain, view, value in self._measured(record.loss):
             self.loss.labels(domain, view).set(value)
+
+    def missed(self) -> None:
+        for device, missing in self._missing().items():
+            self.missing.labels(self._devices.label(device)).set(missing)
 
     def _count(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}
@@ -139,17 +146,3 @@ class Metrics:
         for view, domains in views.items():
             for domain, value in domains.items():
                 yield self._domains.label(domain), self._views.label(view), value
-
-
-class Farewells:
-    """Why devices said Bye; those reasons that nobody has given too, so that an alert has a series to watch."""
-
-    def __init__(self, counted: Mapping[Farewell, int]) -> None:
-        self._counted = counted
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        words = "Devices that took their leave, by reason"
-        family = CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])
-        for reason in Farewell:
-            family.add_metric([reason.value], self._counted.get(reason, 0))
-        yield family

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final
 
 from coordinator.claims import Limits, unfit
 from coordinator.events import (
@@ -27,10 +26,12 @@ from coordinator.events import (
     Send,
     Woke,
 )
+from coordinator.farewells import Farewells
 from coordinator.intake import Intake
 from coordinator.machine import Phase, RoundMachine
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
+from coordinator.watcher import Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
 from methods.plan import Plan
@@ -38,22 +39,27 @@ from protocol.admission import Bucket
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.link import Received
-from protocol.messages import Bye, Finished, Hello, Manifest, Receipt, Refusal, State, Task, Update, Welcome
+from protocol.messages import (
+    HERE,
+    Bye,
+    Finished,
+    Hello,
+    Manifest,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Welcome,
+)
 from protocol.party import Worker
-from protocol.reasons import Farewell, Problem, Reason, Rejected, farewell_of
+from protocol.reasons import Problem, Reason, Rejected
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
 
 
-class Watcher(Protocol):
-    """Told of everything after it is decided: ledger, metrics, progress. It influences nothing."""
-
-    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None: ...
-
-    def answered(self, service: Service, update: Update, now: float) -> None: ...
-
-    def stepped(self, service: Service, step: Step, now: float) -> None: ...
+HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
 
 
 class Service:
@@ -74,13 +80,14 @@ class Service:
         self.intake = Intake(self.limits, spool)
         self.story = Story(plan, spool, machine.policy.rounds)
         self.members: dict[str, Member] = {}
-        self.farewells: Counter[Farewell] = Counter()
+        self.farewells = Farewells()
         self.domains: dict[str, str] = {}
         self.finished = False
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
         self._now, self._resumed = 0.0, False
+        self._here_at = float("inf")  # when to say again that it is here
         self._needs_counts = plan.load().needs_counts
         self._digest = plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
@@ -89,7 +96,7 @@ class Service:
 
     @property
     def wake_at(self) -> float:
-        return min(self.link.wake_at, self.machine.wake_at or float("inf"))
+        return min(self.link.wake_at, self.machine.wake_at or float("inf"), self._here_at)
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -110,10 +117,12 @@ class Service:
             case Connected(max_packet):
                 self.link.adapt(max_packet)
                 self._announce(State(True))
+                self._here_at = now + HERE_SECONDS
                 if not self._resumed:
                     self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
+                self._here_at = float("inf")
                 if final:
                     self.stopped, self.finished = f"the broker ended the session: {reason}", True
             case Denied(topic, reason):
@@ -127,6 +136,9 @@ class Service:
     def wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
+        if now >= self._here_at:
+            self._here_at = now + HERE_SECONDS
+            self.link.say(self.link.topics.coord_state, State(True, HERE))
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
 
@@ -179,16 +191,11 @@ class Service:
                 self._greeted(hello, now)
             case State(online=False, reason=reason) | Bye(reason):
                 if isinstance(received.message, Bye):
-                    self._bidden(received.sender, reason, now)
+                    self.farewells.bidden(received.sender, reason, self._words.take(now))
                 self.link.abandon(received.sender)
                 self.happen(Left(received.sender, reason), now)
             case Update() as update:
                 self._answered(update, received.object, now)
-
-    def _bidden(self, device: str, reason: str, now: float) -> None:
-        self.farewells[farewell_of(reason)] += 1
-        if self._words.take(now):
-            log.warning("%s leaves: %.200s", device, reason or "it does not say why")
 
     def _greeted(self, hello: Hello, now: float) -> None:
         if problem := unfit(hello, self.plan, self.limits):
@@ -208,7 +215,7 @@ class Service:
     def _answered(self, update: Update, name: bytes, now: float) -> None:
         assert self.ask is not None, "an answer is fetched only while something is asked"
         examples = self.members[update.device].examples
-        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples):
+        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
             self.spool.refuse(update.device, name)
             self._refuse(update, problem)
             return

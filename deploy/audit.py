@@ -1,12 +1,14 @@
 """make audit: known weaknesses of the packages that are pinned, as pip-audit finds them in a public database.
 
 pip-audit lives in a virtual environment of its own, so that the scanner is no dependency of what it scans. Where
-the scanner or the database cannot be reached, one line says so, with exit code 3: not found is not the same as none.
+the scanner or the database cannot be reached, or does not know a package, one line says so, with exit code 3: not
+found is not the same as none. `--database` asks a file instead, for machines without a network.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +16,8 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+
+from deploy.advisories import AdvisoryError, pinned, weaknesses
 
 SCANNER: Final = "pip-audit==2.10.1"
 PINNED: Final = Path(__file__).parent / "constraints.txt"
@@ -33,12 +37,17 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--service", choices=("osv", "pypi"), default="osv", help="whose database is asked")
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "audit", help="where pip-audit is put")
     parser.add_argument("--scanner", help="a pip-audit that is here already")
+    parser.add_argument(
+        "--database", type=Path, help="osv.dev's archive for PyPI, all.zip, in place of a service"
+    )
     options = parser.parse_args(words)
+    if options.database:
+        return looked_up(options.database)
     try:
         scanner = options.scanner or installed(options.folder)
         done = subprocess.run(
             [scanner, "--requirement", str(PINNED), "--no-deps", "--disable-pip", "--vulnerability-service",
-             options.service, "--progress-spinner", "off"],
+             options.service, "--progress-spinner", "off", "--format", "json"],
             capture_output=True, text=True, timeout=SCAN_SECONDS,
         )  # fmt: skip
     except (subprocess.SubprocessError, OSError) as error:
@@ -64,18 +73,47 @@ def installed(folder: Path) -> str:
     return str(program)
 
 
+def looked_up(archive: Path) -> int:
+    packages = pinned(PINNED)
+    try:
+        records, found = weaknesses(archive, packages)
+    except AdvisoryError as error:
+        return cannot(str(error))
+    for weak in found:
+        way_out = f"fixed in {', '.join(weak.fixed)}" if weak.fixed else "no version mends it"
+        print(f"{weak.package} {weak.version}: {weak.record}, {way_out}. {weak.summary}")
+    return verdict(bool(found), len(packages), f"{archive.name} ({records} records)")
+
+
 def judged(code: int, said: str, complained: str, service: str) -> int:
     """What pip-audit found, told from what it could not look up."""
-    if code == 0:
-        print(f"no known weakness in the packages of {PINNED.name}, says {service}")
-        return CLEAN
-    if said.strip():
-        print(said.rstrip())
+    try:
+        packages = json.loads(said)["dependencies"] if code in (0, 1) else []
+    except (ValueError, KeyError, TypeError):
+        packages = []
+    if not packages:
+        where = (
+            f"the database of {service} cannot be reached" if AWAY.search(complained) else "pip-audit failed"
+        )
+        return cannot(f"{where}: {last_line(complained)}")
+    for package in packages:
+        for weak in package.get("vulns", ()):
+            fixed = ", ".join(weak.get("fix_versions", ())) or "no version"
+            print(f"{package['name']} {package['version']}: {weak['id']}, fixed in {fixed}")
+    if any(package.get("vulns") for package in packages):
+        return verdict(True, len(packages), service)
+    if skipped := [package["name"] for package in packages if "skip_reason" in package]:
+        few = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
+        return cannot(f"{service} does not know {len(skipped)} of {len(packages)} packages ({few})")
+    return verdict(False, len(packages), service)
+
+
+def verdict(found: bool, packages: int, source: str) -> int:
+    if found:
         print(f"raise the versions above in {PINNED.name} and pyproject.toml, and run make test")
         return FOUND
-    if AWAY.search(complained):
-        return cannot(f"the database of {service} cannot be reached: {last_line(complained)}")
-    return cannot(f"pip-audit failed: {last_line(complained)}")
+    print(f"no known weakness in the {packages} packages of {PINNED.name}, says {source}")
+    return CLEAN
 
 
 def cannot(why: str) -> int:

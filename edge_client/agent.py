@@ -9,23 +9,24 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-from edge_client.answering import work_out
+from edge_client.answering import Watcher, work_out
 from edge_client.evaluate import Splits
 from edge_client.greeting import hello_of
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures
 from edge_client.rest import Rest
+from edge_client.silence import Silence
 from edge_client.state import Answer, Memory
 from edge_client.trainer import TrainerDiedError
-from edge_client.work import work
-from methods.base import Ask, ClientHalf, Payload
+from edge_client.work import Build, Work, work
+from methods.base import ClientHalf
 from methods.bridge import to_torch
 from methods.plan import Plan, read_plan
 from protocol.device_link import DeviceLink
 from protocol.link import Received
-from protocol.messages import Bye, Finished, Receipt, Refusal, State, Task, Welcome
+from protocol.messages import HERE, Bye, Finished, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
 from protocol.reasons import Farewell, Rejected
 from protocol.settings import SettingsError
@@ -34,12 +35,6 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 log = logging.getLogger("protofleet.device")
 
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
-Build = Callable[[Plan], ClientHalf]
-Work = Callable[[ClientHalf, Splits, Ask, int, str], tuple[Payload, dict[str, float]]]
-
-
-class Watcher(Protocol):
-    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
 
 
 class Agent:
@@ -62,6 +57,7 @@ class Agent:
         self._build, self.train, self.clock = build, work, clock
         self._rest = Rest(link.me.name)
         self._connected = False
+        self._silence = Silence()
         self._hello_at = float("inf")
         self._question = ""  # being worked on
         self._next: Received | None = None
@@ -71,11 +67,16 @@ class Agent:
     @property
     def wake_at(self) -> float:
         resend = self._outgoing.again_at if self._outgoing else float("inf")
-        return min(self.link.wake_at, self._hello_at, resend)
+        return min(self.link.wake_at, self._hello_at, resend, self._silence.alarm_at)
 
     @property
     def connected(self) -> bool:
         return self._connected
+
+    @property
+    def silent(self) -> bool:
+        """Connected, and the coordinator has said nothing new for long."""
+        return self._silence.told
 
     @property
     def waiting(self) -> bool:
@@ -94,11 +95,13 @@ class Agent:
             case Connected(max_packet):
                 self.link.adapt(max_packet)
                 self._connected = True
+                self._silence.begins(now)
                 self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
                 self._hello()
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self._connected, self._hello_at = False, float("inf")
+                self._silence.ends()
                 if final:
                     self._end(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
@@ -134,6 +137,7 @@ class Agent:
     def wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
+        self._silence.look(now)
         if now >= self._hello_at:
             self._hello()
         if self._outgoing and now >= self._outgoing.again_at:
@@ -149,6 +153,7 @@ class Agent:
     def _heard(self, received: Received) -> None:
         self._hello_at = max(self._now + HELLO_SECONDS, self._rest.until)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
+        self._silence.broken(self.link.news_at)
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
         match received.message:
@@ -158,7 +163,7 @@ class Agent:
                 self._asked(task, received)
             case Receipt() as receipt:
                 self._receipted(receipt)
-            case State(online=True):
+            case State(online=True, reason=reason) if reason != HERE:
                 self._hello()
             case State(online=False, reason="finished") if received.run == self.memory.book.run:
                 self._run_over()  # the word itself may have been lost
@@ -277,6 +282,7 @@ class Agent:
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_over(self) -> None:
+        self._silence.ends()
         self._outgoing, self._next, self.idle = None, None, True
         if not self.stays:
             self._end("")

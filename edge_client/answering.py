@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_client.pictures import save_picture
 from edge_client.state import Answer
@@ -14,6 +14,10 @@ from protocol.messages import Task
 
 if TYPE_CHECKING:
     from edge_client.agent import Agent
+
+
+class Watcher(Protocol):
+    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
 
 
 def work_out(agent: Agent, half: ClientHalf, received: Received, question: str, view: str) -> Answer:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.agent import Agent, Build, Work
+from edge_client.agent import Agent
 from edge_client.caretaker import Caretaker
 from edge_client.compute import moved, set_torch
 from edge_client.config import DeviceSettings
@@ -20,7 +20,7 @@ from edge_client.state import Memory
 from edge_client.status import StatusFile
 from edge_client.trainer import Trainer
 from edge_client.watched import Systemd, Watched, drain_on_signal
-from edge_client.work import work
+from edge_client.work import Build, Work, work
 from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol import credentials

@@ -29,6 +29,12 @@ class DeviceMetrics:
         self.outbox.set_function(lambda: float(agent.waiting))
         self.connected = Gauge("protofleet_device_connected", "1 while the session stands", registry=r)
         self.connected.set_function(lambda: float(agent.connected))
+        self.silent = Gauge(
+            "protofleet_device_coordinator_silent",
+            "1 while connected and told nothing new for long",
+            registry=r,
+        )
+        self.silent.set_function(lambda: float(agent.silent))
 
     def happened(self, agent: Agent, what: str, **figures: float) -> None:
         self.round.set(figures["round"])

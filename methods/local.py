@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from methods.base import Samples
-from methods.nets.base import Net
+from methods.nets.base import Net, drawing_globally
 from methods.optimizers import SGD, Optimizer
 
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
@@ -72,7 +72,8 @@ def train(
     `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters.
     """
     steps = optimizers or [sgd(model.parameters(), hyper)]
-    with _drawing_from(generator), _mode(model, training=True):
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    with drawing_globally(seed), _mode(model, training=True):
         for _ in range(hyper.epochs):
             if before_epoch:
                 before_epoch()
@@ -125,12 +126,3 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
         yield
     finally:
         model.train(before)
-
-
-@contextmanager
-def _drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Layers draw from the CPU's global generator and take no other: seed it, and put it back afterwards."""
-    seed = int(torch.randint(1 << 62, (), generator=generator))
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield

@@ -32,7 +32,9 @@ DEVICES = [f"device-{i}" for i in range(3)]
 class Federation:
     """A coordinator and devices as threads of this process, each with a connection of its own."""
 
-    coordinators_inbox = queue.SimpleQueue
+    coordinators_inbox = devices_inbox = queue.SimpleQueue
+    clock = staticmethod(time.monotonic)
+    policy = POLICY
 
     def __init__(self, folder, address, federation, method):
         self.folder, self.address, self.topics = folder, address, Topics(federation)
@@ -53,24 +55,24 @@ class Federation:
             topics = self.topics.coordinator_subscriptions()
             will = made.will(self.topics.coord_state)
             made.transport = Mqtt(
-                f"{self.topics.federation}-c", self.address, inbox, will=will, subscriptions=topics
+                f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, will=will, subscriptions=topics
             )
             return made
 
         self.service = Service(
-            self.plan, RoundMachine(POLICY, self.plan.seed), spool, ThreadWorker(inbox), link
+            self.plan, RoundMachine(self.policy, self.plan.seed), spool, ThreadWorker(inbox), link
         )
         return self.service, inbox
 
     def device(self, name, i):
-        inbox = queue.SimpleQueue()
+        inbox = self.devices_inbox()
         memory = Memory(self.folder / name, durable=False)
         me = Identity(name, memory.boot(0), self.keys[name])
         link = DeviceLink(me, self.ring, self.topics, None, memory.store)
         topics = self.topics.device_subscriptions(name)
         will = link.will(self.topics.device_state(name))
         link.transport = Mqtt(
-            f"{self.topics.federation}-{name}", self.address, inbox,
+            f"{self.topics.federation}-{name}", self.at(name), inbox,
             will=will, subscriptions=topics, clean_start=False, session_seconds=60,
         )  # fmt: skip
         data = shard(i)
@@ -85,8 +87,12 @@ class Federation:
         self.agents[name], self.inboxes[name] = agent, inbox
         return agent, inbox
 
+    def at(self, name):
+        """The broker, as this party reaches it."""
+        return self.address
+
     def start(self, party, inbox):
-        thread = threading.Thread(target=serve, args=(party, inbox, time.monotonic), daemon=True)
+        thread = threading.Thread(target=serve, args=(party, inbox, self.clock), daemon=True)
         thread.start()
         self.threads.append(thread)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from methods import nets
+from methods.local import LocalHyper, train
 from methods.nets.mlp import amplifier, fedpall_classifier
+from tests.worlds import part
 
 CLASSES = 7
 every_network = pytest.mark.parametrize("name", nets.names())
@@ -227,3 +230,27 @@ def test_an_unknown_network_is_refused_with_the_names_there_are():
 def test_what_cannot_be_built_is_refused_with_value_limit_and_way_out(options, told):
     with pytest.raises(ValueError, match=told):
         nets.build("cnn23", **options)
+
+
+def test_devices_that_share_a_process_build_and_train_as_if_each_had_its_own():
+    """Initialisers and dropout draw from the process's one generator."""
+    samples = part(24, seed=1, shift=0.0)
+
+    def device(seed):
+        torch.set_num_threads(1)
+        model = nets.build("mlp", image=(3, 8, 8), classes=3, seed=seed)
+        model.features = nn.Sequential(model.features, nn.Dropout(0.5))
+        hyper = LocalHyper(epochs=2, batch=4, lr=0.1)
+        train(
+            model,
+            samples,
+            lambda x, y: F.cross_entropy(model(x), y),
+            hyper,
+            torch.Generator().manual_seed(seed),
+        )
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    alone = [device(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(device, [*range(4)] * 3))
+    assert all(torch.equal(alone[i % 4], got) for i, got in enumerate(together))

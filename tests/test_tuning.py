@@ -8,6 +8,7 @@ from edge_client.board import Board
 from edge_client.caretaker import Caretaker
 from edge_client.config import DeviceSettings
 from edge_client.tuning import LONGEST_SECONDS, Tuner, Tuning
+from protocol.reasons import Farewell
 from protocol.signed import TUNING, SignedTuning, issue_tuning
 from protocol.statements import armoured
 from tests.fleet.boards import jetson_files
@@ -124,7 +125,7 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     care._apply(Tuning(paused=True))
     care.look()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
-    assert sim.service.farewells["paused"] == 1
+    assert sim.service.farewells[Farewell.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"

@@ -4,6 +4,11 @@ export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
 unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
 fail() { echo "$*" >&2; exit 1; }
+try() { # what it means when it fails, command ...: its last word is said as well
+    meaning=$1
+    shift
+    said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | grep . | tail -n 1)"
+}
 as_device() { # release program ...: a container becomes another user by itself
     run=$top/releases/$1
     if [ -e "$run/image" ]; then shift; "$run/bin/$@"; else shift; runuser -u protofleet -- "$run/bin/$@"; fi
@@ -36,11 +41,11 @@ build() { # release python dependencies
     esac
     case $3 in system) what="$wheels/*.whl" ;; *) what="$wheels/protofleet-*.whl" ;; esac
     # shellcheck disable=SC2086
-    "$2" -m venv --without-pip $own "$release" >&2 || fail "python cannot make an environment"
+    try "python cannot make an environment" "$2" -m venv --without-pip $own "$release"
     # shellcheck disable=SC2086
-    "$release/bin/python" "$(installer "$release")" install -q --no-input --disable-pip-version-check --no-cache-dir \
-        --no-warn-script-location $how $what >&2 || fail "pip cannot install what was shipped"
-    "$release/bin/python" -m deploy.fleet.probe self >&2 || fail "the release does not run on this device"
+    try "pip cannot install what was shipped" "$release/bin/python" "$(installer "$release")" install -q --no-input \
+        --disable-pip-version-check --no-cache-dir --no-warn-script-location $how $what
+    try "the release does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
     sync "$release"
     touch "$release/.complete"
 }
@@ -50,7 +55,7 @@ load() { # release image; without an image it has been shipped
     [ ! -e "$release/.complete" ] || return 0
     rm -rf "$release"
     if [ -n "$2" ]; then
-        docker pull -q "$2" >&2 || fail "docker cannot pull $2"
+        try "docker cannot pull it" docker pull -q "$2"
         image=$2
     else
         told=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
@@ -63,7 +68,7 @@ load() { # release image; without an image it has been shipped
         starter "$1" $program >"$release/bin/$program"
         chmod 755 "$release/bin/$program"
     done
-    "$release/bin/python" -m deploy.fleet.probe self >&2 || fail "the image does not run on this device"
+    try "the image does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
     sync "$release"
     touch "$release/.complete"
     rm -f "$shipped"

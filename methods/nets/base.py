@@ -6,12 +6,15 @@ G and H (FedPall). Methods name the pieces and never a layer, so any method runs
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+
+_GLOBAL_DRAWS = threading.RLock()
 
 Image: TypeAlias = tuple[int, int, int]  # channels, height, width
 
@@ -70,11 +73,21 @@ def resized(own: int, wanted: int | None) -> nn.Module:
 def initialised_from(seed: int) -> Iterator[None]:
     """Layers made inside are the same for the same seed, and the caller's random state stays as it was.
 
-    torch.manual_seed would reseed every accelerator too, which fork_rng(devices=[]) does not undo; so only
-    the CPU's generator is seeded, and layers are made on the CPU - or on meta, where nothing is drawn.
-    The generator is the process's own: build in one thread at a time.
+    Layers are made on the CPU - or on meta, where nothing is drawn.
     """
     place = "meta" if torch.empty(0).is_meta else "cpu"
-    with torch.random.fork_rng(devices=[]), torch.device(place):
+    with drawing_globally(seed), torch.device(place):
+        yield
+
+
+@contextmanager
+def drawing_globally(seed: int) -> Iterator[None]:
+    """For what draws from the CPU's global generator and takes no other: initialisers and dropout.
+
+    The generator is the process's own, and devices may share a process: without the lock one puts back, in the
+    middle of another's draws, what it had found. torch.manual_seed would reseed every accelerator too, which
+    fork_rng(devices=[]) does not undo.
+    """
+    with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

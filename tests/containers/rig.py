@@ -38,7 +38,7 @@ class Rig:
         write_settings(folder / "broker", Listening(self.port, "0.0.0.0", 0, getpass.getuser()))
         self.fleet()
 
-    def cli(self, *words: str, check: bool = True, seconds: float = 300) -> Done:
+    def cli(self, *words: str, check: bool = True, seconds: float = 900) -> Done:
         done = subprocess.run(
             self.command(*words), cwd=self.folder, env=self.environment(),
             capture_output=True, text=True, timeout=seconds,
@@ -57,7 +57,7 @@ class Rig:
     def environment() -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
-    def deploy(self, step: str, *words: str, check: bool = True, seconds: float = 300) -> Done:
+    def deploy(self, step: str, *words: str, check: bool = True, seconds: float = 900) -> Done:
         return self.cli("deploy", step, *words, check=check, seconds=seconds)
 
     def fleet(self, hosts: dict[str, dict[str, Any]] | None = None, **tables: Any) -> None:
@@ -119,7 +119,7 @@ class Rig:
         for process in self._processes:
             process.terminate()
         for process in self._processes:
-            process.wait(10)
+            process.wait(60)
 
     def _start(self, command: list[str], name: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:

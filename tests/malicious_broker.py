@@ -1,0 +1,177 @@
+"""A broker that works against its federation: what it does to frames, and a place for it on a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import random
+import ssl
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from protocol.broker import BrokerAddress, TlsFiles
+from protocol.mqtt import Mqtt
+from protocol.transport import Connected, Item
+
+PUBLISH = 3
+
+Publish = Callable[[str, bytes, bool], None]  # topic, frame, retained
+Later = Callable[[float, Callable[[], None]], Any]
+
+
+class Malice:
+    """Between a frame and those who listen for it. One seed, one history, as far as the frames come in one order."""
+
+    def __init__(self, honest: Publish, later: Later, seed: int, rate: float = 0.4) -> None:
+        self.honest, self.later, self.dice, self.rate = honest, later, random.Random(seed), rate
+        self.seen: list[tuple[str, bytes]] = []
+        self.done: Counter[str] = Counter()
+        self.deeds = [self.drop, self.alter, self.misplace, self.bring_back, self.hold_up, self.forge]
+
+    def publish(self, topic: str, frame: bytes, retain: bool) -> None:
+        self.seen.append((topic, frame))
+        if self.dice.random() < self.rate:
+            deed = self.dice.choice(self.deeds)
+            self.done[deed.__name__] += 1
+            deed(topic, frame, retain)
+        else:
+            self.honest(topic, frame, retain)
+
+    def drop(self, topic: str, frame: bytes, retain: bool) -> None:
+        pass
+
+    def alter(self, topic: str, frame: bytes, retain: bool) -> None:
+        changed = bytearray(frame)
+        changed[self.dice.randrange(3, len(frame))] ^= 1 << self.dice.randrange(8)
+        self.honest(topic, bytes(changed), retain)
+
+    def misplace(self, topic: str, frame: bytes, retain: bool) -> None:
+        self.honest(self.dice.choice(self.seen)[0], frame, False)
+
+    def bring_back(self, topic: str, frame: bytes, retain: bool) -> None:
+        self.honest(topic, frame, retain)
+        for _ in range(3):
+            self.honest(*self.dice.choice(self.seen), False)
+
+    def hold_up(self, topic: str, frame: bytes, retain: bool) -> None:
+        self.later(20 * self.dice.random(), lambda: self.honest(topic, frame, retain))
+
+    def forge(self, topic: str, frame: bytes, retain: bool) -> None:
+        """Another's header, a payload of its own, a signature that is none."""
+        other = self.dice.choice(self.seen)[1]
+        self.honest(topic, other[: len(other) // 2] + self.dice.randbytes(len(other) // 2 + 64), retain)
+        self.honest(topic, frame, retain)
+
+    def has_read(self, arrays: list[np.ndarray]) -> list[bool]:
+        """For some 12-byte pieces of what a run has learned: whether it has seen them."""
+        seen = b"".join(frame for _, frame in self.seen)
+        windows = {seen[i : i + 12] for i in range(len(seen) - 11)}
+        pieces = [np.ascontiguousarray(v).tobytes()[i : i + 12] for v in arrays for i in range(0, 24, 4)]
+        assert len(pieces) >= 12
+        return [piece in windows for piece in pieces]
+
+
+class MaliciousBroker:
+    """Speaks MQTT over TLS with the broker's own certificate, and acknowledges whatever it is given.
+
+    Connections, subscriptions and deliveries pass through to a Mosquitto behind it that has no rules. What is
+    published goes to a Malice, and on by a connection of its own. `pace` is by how much the parties' clocks run fast.
+    """
+
+    def __init__(self, behind: BrokerAddress, files: TlsFiles, seed: int, rate: float, pace: float) -> None:
+        self._behind, self._pace = behind, pace
+        self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._own = Mqtt("malice", behind, self._inbox)
+        while not isinstance(self._inbox.get(timeout=20), Connected):
+            pass
+        self._loop = asyncio.new_event_loop()
+        self.malice = Malice(self._own.publish, self._later, seed, rate)
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=_context(files))
+        )
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._server.close()
+        self._own.close()
+
+    def _later(self, seconds: float, call: Callable[[], None]) -> None:
+        self._loop.call_later(seconds / self._pace, call)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind = await asyncio.open_connection(self._behind.host, self._behind.port)
+        down = asyncio.ensure_future(self._pass_on(behind_reader, writer))
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            while True:
+                packet, start = await _packet(reader)
+                if packet[0] >> 4 == PUBLISH:
+                    writer.write(self._take(packet, start))
+                else:
+                    behind.write(packet)
+        down.cancel()
+        for end in (behind, writer):
+            end.close()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
+            while True:
+                writer.write((await _packet(reader))[0])
+                await writer.drain()
+        writer.close()
+
+    def _take(self, packet: bytes, start: int) -> bytes:
+        """A PUBLISH, and the word that all is well with it."""
+        (length,) = struct.unpack_from("!H", packet, start)
+        at = start + 2 + length
+        topic, qos = packet[start + 2 : at].decode(), packet[0] >> 1 & 3
+        number, at = (packet[at : at + 2], at + 2) if qos else (b"", at)
+        properties, at = _varint(packet, at)
+        self.malice.publish(topic, packet[at + properties :], bool(packet[0] & 1))
+        return b"\x40\x02" + number if qos else b""
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.cert, files.key)
+    context.load_verify_locations(files.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def _packet(reader: asyncio.StreamReader) -> tuple[bytes, int]:
+    """One MQTT packet, whole, and where its fixed header ends."""
+    head = await reader.readexactly(2)
+    while head[-1] & 128:
+        head += await reader.readexactly(1)
+    length, start = _varint(head, 1)
+    return head + await reader.readexactly(length), start
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+        if data[at - 1] < 128:
+            return value, at
+
+
+@contextlib.contextmanager
+def malicious_broker(
+    behind: BrokerAddress, files: TlsFiles, seed: int, rate: float = 0.4, pace: float = 1.0
+) -> Iterator[MaliciousBroker]:
+    made = MaliciousBroker(behind, files, seed, rate, pace)
+    try:
+        yield made
+    finally:
+        made.close()
