@@ -91,7 +91,7 @@ class Performer:
             case Build(release):
                 made = self.operator.release
                 how = (
-                    ("load", release, made.image)
+                    ("load", release, made.image, made.options)
                     if made.container
                     else ("build", release, made.python, made.dependencies)
                 )

@@ -31,6 +31,7 @@ class Release:
     python: str = ""
     dependencies: str = ""
     image: str = ""  # that the device pulls; where it is shipped, IMAGE
+    options: str = ""  # more words for docker run
     container: bool = False
 
 
@@ -39,17 +40,20 @@ def make_release(software: Software, folder: Path) -> Release:
 
 
 def make_image(software: Software, folder: Path) -> Release:
-    """By its digest where the device pulls it, else by what is in the archive."""
+    """By its digest where the device pulls it, else by what is in the archive; and by how it is run."""
     folder.mkdir(parents=True, exist_ok=True)
+    options = " ".join(software.options)
     if software.image:
-        name = software.image.rpartition(":")[2][:DIGITS]
-        return Release(name, folder, f"image {software.image}", image=software.image, container=True)
+        name = hashlib.sha256(f"{software.image} {options}".encode()).hexdigest()[:DIGITS]
+        words = f"image {software.image}"
+        return Release(name, folder, words, image=software.image, options=options, container=True)
     archive = Path(software.archive)
     if not archive.is_file():
         raise SettingsError(f"software.archive is {archive}, which is no file; `docker save -o` writes one")
     (folder / IMAGE).symlink_to(archive.absolute())
     words = f"image {archive.name}, {archive.stat().st_size / 1e6:.0f} MB"
-    return Release(contents(archive)[:DIGITS], folder, words, container=True)
+    name = hashlib.sha256(f"{contents(archive)} {options}".encode()).hexdigest()[:DIGITS]
+    return Release(name, folder, words, options=options, container=True)
 
 
 def make_wheels(software: Software, folder: Path) -> Release:

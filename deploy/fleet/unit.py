@@ -131,14 +131,12 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
         backoff="RestartSec=10s\n" + steps,
         memory=memory,
         hardened=hardened,
-        options=" ".join(_docker_words(facts, settings, software, memory, gpu)) if contained else "",
+        options=" ".join(_docker_words(facts, settings, memory, gpu)) if contained else "",
     )
     return text.replace("{mark}", digest(text)[:MARK])
 
 
-def _docker_words(
-    facts: Facts, settings: DeviceSettings, software: Software, memory: int, gpu: bool
-) -> Iterator[str]:
+def _docker_words(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool) -> Iterator[str]:
     yield f"--name protofleet-device --memory {memory} --oom-score-adj 500 --log-driver none"
     yield "--volume /run/protofleet:/run/protofleet"
     if settings.data.root:
@@ -150,7 +148,6 @@ def _docker_words(
     if gpu:
         yield "--runtime nvidia" if facts.l4t else "--gpus all"
         yield from (f"--group-add {group}" for group in facts.groups)
-    yield from software.options
 
 
 def mark_of(unit: str) -> str:
