@@ -98,7 +98,12 @@ def build_wheel(folder: Path) -> None:
             _pip_wheel(copy, f"{copy}/wheel")
             kept.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(f"{copy}/wheel", part := kept.with_name(f"{kept.name}.{os.getpid()}"))
-            part.rename(kept)
+            try:
+                part.rename(kept)
+            except OSError:  # somebody else has built the same meanwhile
+                if not kept.exists():
+                    raise
+                shutil.rmtree(part)
     for wheel in kept.glob("*.whl"):
         shutil.copyfile(wheel, folder / wheel.name)
 
