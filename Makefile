@@ -13,9 +13,12 @@ IMAGES ?= edge coordinator demo
 FOLDER ?= runs/stack
 EXPERIMENT ?= experiments/demo.toml
 STACK   = $(BIN)/python -m deploy.stack --folder $(FOLDER)
+HOSTS  ?= fleet.toml
+HOST   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench fuzz crash simulate audit clean data chaos soak test-containers up down logs demo-compose images
+.PHONY: help demo test test-containers check format bench fuzz crash simulate chaos soak audit clean data
+.PHONY: up down logs demo-compose images
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -70,6 +73,18 @@ audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the 
 
 test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
+
+# Devices over SSH (docs/deploy.md): HOST="board-1 board-2" of the file HOSTS, or all of them.
+.PHONY: deploy plan doctor status drain rollback revoke
+deploy: $(VENV)/.run ## devices over SSH: make deploy HOST=board-1 HOSTS=fleet.toml; all of them without HOST
+	@$(BIN)/protofleet deploy apply $(HOST) --fleet $(HOSTS) $(ARGS)
+
+plan doctor status drain rollback: $(VENV)/.run ## also doctor, status, drain, rollback, revoke, each with HOST=...
+	@$(BIN)/protofleet deploy $@ $(HOST) --fleet $(HOSTS) $(ARGS)
+
+revoke: $(VENV)/.run
+	@test -n "$(HOST)" || { echo "say whom: make revoke HOST=board-1"; exit 2; }
+	@$(BIN)/protofleet deploy revoke $(HOST) --fleet $(HOSTS) $(ARGS)
 
 clean: ## forget the virtual environment and all caches
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -60,6 +60,7 @@ class Joined:
 @dataclass(frozen=True, slots=True)
 class Left:
     device: str
+    reason: str = ""  # in its own words, or its will's
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ class Journal:
         match event:
             case Joined(device):
                 self._present("joined", device, now)
-            case Left(device):
-                self._present("left", device, now)
+            case Left(device, reason):
+                self._present("left", device, now, reason=reason[:200])
             case Advanced(None):
                 self._end(service, now)
         for command in commands:
@@ -128,10 +128,10 @@ class Journal:
         self._asked_at = now
         self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
 
-    def _present(self, what: str, device: str, now: float) -> None:
+    def _present(self, what: str, device: str, now: float, **more: str) -> None:
         machine = self._service.machine
         unsteady = len(machine.steadiness.unsteady(now))
-        self._tell(what, device=device, roster=len(machine.roster), unsteady=unsteady)
+        self._tell(what, device=device, roster=len(machine.roster), unsteady=unsteady, **more)
 
     def _note(self, command: Command, now: float) -> None:
         match command:

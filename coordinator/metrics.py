@@ -113,6 +113,7 @@ class Metrics:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
         )
+        r.register(service.farewells)
         self.missing = Gauge(
             "protofleet_device_messages_missing", "Said by a device, and not come", ["device"], registry=r
         )

@@ -27,6 +27,7 @@ from coordinator.events import (
     Send,
     Woke,
 )
+from coordinator.farewells import Farewells
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.spool import Accepted, Spool
@@ -75,6 +76,7 @@ class Service:
         self.intake = Intake(self.limits, spool)
         self.story = Story(plan, spool, machine.policy.rounds)
         self.members: dict[str, Member] = {}
+        self.farewells = Farewells()
         self.domains: dict[str, str] = {}
         self.finished = False
         self.connected = False
@@ -168,9 +170,11 @@ class Service:
         match received.message:
             case Hello() as hello:
                 self._greeted(hello, now)
-            case State(online=False) | Bye():
+            case State(online=False, reason=reason) | Bye(reason):
+                if isinstance(received.message, Bye):
+                    self.farewells.bidden(received.sender, reason, self._words.take(now))
                 self.link.abandon(received.sender)
-                self.happen(Left(received.sender), now)
+                self.happen(Left(received.sender, reason), now)
             case Update() as update:
                 self._answered(update, received.object, now)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.enrol.options import add_enrol
+from deploy.fleet.options import add_deploy, add_doctor
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
@@ -19,6 +20,8 @@ def add_all(jobs: Jobs) -> None:
     add_health(jobs)
     add_keys(jobs)
     add_enrol(jobs)
+    add_deploy(jobs)
+    add_doctor(jobs)
     add_report(jobs)
     add_compare(jobs)
     add_lists(jobs)
@@ -81,7 +84,8 @@ def coordinator(options: argparse.Namespace) -> int:
 
 def add_device(jobs: Jobs) -> None:
     job = jobs.add_parser("device", help="take part in runs with the data of this machine")
-    job.add_argument("settings", type=Path)
+    job.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
+    job.add_argument("--enrolled", default="", metavar="DIR", help="whose root has to have signed them")
     job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     job.set_defaults(command=device)
 
@@ -89,12 +93,11 @@ def add_device(jobs: Jobs) -> None:
 def device(options: argparse.Namespace) -> int:
     from deploy.cli import software
     from deploy.run_errors import RunError
-    from edge_client.config import DeviceSettings
+    from edge_client.given import read_given
     from edge_client.main import run_device
-    from protocol.settings import decode, override, read_toml
 
-    settings = decode(DeviceSettings, override(read_toml(options.settings), options.set))
-    if problem := run_device(settings, software()):
+    given = read_given(options.settings, options.enrolled, options.set)
+    if problem := run_device(given.settings, software(), given.version):
         raise RunError(problem)
     return 0
 

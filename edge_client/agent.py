@@ -7,26 +7,30 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
+from edge_client.answering import Watcher, work_out
 from edge_client.evaluate import Splits
+from edge_client.greeting import hello_of
 from edge_client.outgoing import Outgoing, question_of
-from edge_client.pictures import Pictures, save_picture
+from edge_client.pictures import Pictures
+from edge_client.rest import Rest
 from edge_client.room import Room
 from edge_client.silence import Silence
 from edge_client.state import Answer, Memory
-from edge_client.work import work
-from methods.base import Ask, ClientHalf
-from methods.bridge import to_numpy, to_torch
+from edge_client.trainer import TrainerDiedError
+from edge_client.work import Build, Work, work
+from methods.base import ClientHalf
+from methods.bridge import to_torch
 from methods.plan import Plan, read_plan
-from methods.weights import place_of
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
-from protocol.messages import HERE, Bye, Finished, Hello, Receipt, Refusal, State, Task, Welcome
+from protocol.messages import HERE, Bye, Finished, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
-from protocol.reasons import Rejected
+from protocol.reasons import Farewell, Rejected
 from protocol.settings import SettingsError
 from protocol.store import DamagedError
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
@@ -34,18 +38,13 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 log = logging.getLogger("protofleet.device")
 
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
-Build = Callable[[Plan], ClientHalf]
-
-
-class Watcher(Protocol):
-    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
 
 
 class Agent:
     def __init__(
         self, data: Splits, build: Build, link: DeviceLink, memory: Memory, worker: Worker, *,
         software: str = "", stays: bool = False, pictures: Pictures | None = None,
-        watchers: tuple[Watcher, ...] = (),
+        watchers: tuple[Watcher, ...] = (), work: Work = work,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.data, self.link, self.memory, self.worker = data, link, memory, worker
@@ -57,8 +56,10 @@ class Agent:
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
         self.room = Room(memory)
-        self.answered = False  # the coordinator has answered this process
-        self._build, self._clock = build, clock
+        self.heard = self.draining = self.idle = False
+        self.receipts: Counter[str] = Counter()  # of this process, by verdict
+        self._build, self.train, self.clock = build, work, clock
+        self._rest = Rest(link.me.name)
         self._connected = False
         self._silence = Silence()
         self._hello_at = float("inf")
@@ -86,6 +87,10 @@ class Agent:
         """An answer waits for its receipt."""
         return self._outgoing is not None
 
+    @property
+    def working(self) -> bool:
+        return bool(self._question)
+
     def take(self, item: Item, now: float) -> None:
         self._now = now
         match item:
@@ -108,11 +113,30 @@ class Agent:
             case Done(call):
                 call()
             case Stop(reason):
-                self.link.send(Bye(reason))
-                self.link.say(
-                    self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True
-                )
+                self._leave(reason)
                 self._end(reason)
+        if self.draining and not (self.working or self.waiting or self.finished):
+            self._leave(Farewell.DRAINED.value)
+            self._end("")
+
+    def drain(self) -> None:
+        """End between two questions: when the answer in hand has its receipt."""
+        self.draining, self._next = True, None
+
+    def hold(self, why: str) -> None:
+        """Take no new work until `resume`; what is in hand is finished and delivered."""
+        if self._rest.until != float("inf"):
+            log.info("taking no new work: %s", why)
+            self._rest.until = self._hello_at = float("inf")
+            self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
+
+    def resume(self) -> None:
+        if self._rest.until == float("inf"):
+            self._rest.until = self._hello_at = self._now
+
+    def _leave(self, reason: str) -> None:
+        self.link.send(Bye(reason))
+        self.link.say(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
 
     def wake(self, now: float) -> None:
         self._now = now
@@ -134,11 +158,11 @@ class Agent:
                 log.warning("rejected on %s: %s", topic, fault)
 
     def _heard(self, received: Received) -> None:
-        self._hello_at = self._now + HELLO_SECONDS
+        self._hello_at = max(self._now + HELLO_SECONDS, self._rest.until)
+        self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         self._silence.broken(self.link.news_at)
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
-        self.answered |= not isinstance(received.message, State)  # which may be retained, and old
         match received.message:
             case Welcome(text):
                 self._welcomed(text, received.run)
@@ -162,19 +186,10 @@ class Agent:
         self.link.least_round = 0
 
     def _hello(self) -> None:
-        book, plan = self.memory.book, self.plan
-        counts = self._counts() if plan and plan.load().needs_counts else ()
-        hello = Hello(
-            device=self.link.me.name,
-            classes=self.data.classes,
-            examples=len(self.data.train.y),
-            domain=self.data.domain,
-            software=self.software,
-            plan=plan.digest if plan else b"",
-            counts=counts,
-            holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
-        )
-        self.link.send(hello)
+        if self._now < self._rest.until:
+            self._hello_at = self._rest.until
+            return
+        self.link.send(hello_of(self.link.me.name, self.software, self.data, self.plan, self.memory.book))
         self._hello_at = self._now + HELLO_SECONDS
 
     def _welcomed(self, text: bytes, run: str) -> None:
@@ -202,21 +217,23 @@ class Agent:
         return half
 
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
-        if isinstance(half, ValueError) and not isinstance(
-            half, DamagedError
-        ):  # this device's network does not go with the method or the images
+        if isinstance(half, TrainerDiedError):
+            self._trainer_died(half)
+            return
+        if isinstance(half, ValueError) and not isinstance(half, DamagedError):
+            # This device's network does not go with the method or the images.
             self._cannot_follow(half)
             return
         if isinstance(half, Exception):
             self._not_done(half)
             return
         self._forget()
-        self.plan, self.half, self._question = plan, half, ""
+        self.plan, self.half, self._question, self.idle = plan, half, "", False
         self.link.least_round = self.memory.last_round
         self._hello()
 
     def _cannot_follow(self, error: ValueError) -> None:
-        self.link.send(Bye(str(error)))
+        self.link.send(Bye(f"{Farewell.CANNOT_FOLLOW.value}: {error}"))
         self._end(f"this device cannot follow the run's plan: {error}")
 
     def _asked(self, task: Task, received: Received) -> None:
@@ -226,36 +243,24 @@ class Agent:
         if answer := self.memory.answer_to(question):
             self._outgoing = Outgoing(answer, self._now)
             self._say_answer(self._outgoing)
+        elif self.draining or self._now < self._rest.until:
+            return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
         elif not self._question and self.room.for_answer(received.object):
-            self._question = question
+            self._question, self.idle = question, False
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
-            self.worker.submit(lambda: self._work(half, task, received, question, view), self._worked)
-
-    def _work(self, half: ClientHalf, task: Task, received: Received, question: str, view: str) -> Answer:
-        """On the worker's thread: from the question to a durable answer."""
-        begun = self._clock()
-        arrays = self.memory.store.open(received.object) if received.object else {}
-        place = place_of(half.model)
-        ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
-        payload, metrics = work(half, self.data, ask, task.round, view)
-        if self.pictures.wanted(task.round, task.phase):
-            album, most = self.memory.folder / "pictures", self.pictures.samples
-            save_picture(album, most, task.round, half, self.data, ask.payload, payload)
-        name = self.memory.store.put(to_numpy(payload), self.link.block).object.hex()
-        metrics["seconds.work"] = self._clock() - begun
-        answer = Answer(
-            question, task.round, task.phase, received.object.hex(), name, len(self.data.train.y), metrics
-        )
-        self.memory.remember(answer, to_numpy(half.state()), received.epoch)
-        return answer
+            self.worker.submit(lambda: work_out(self, half, received, question, view), self._worked)
 
     def _worked(self, answer: Answer | Exception) -> None:
+        if isinstance(answer, TrainerDiedError):
+            self._trainer_died(answer)
+            return
         if isinstance(answer, Exception):
             self._not_done(answer)
             return
+        self._rest.over()
         self._question, self.link.least_round = "", self.memory.last_round
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
@@ -274,6 +279,14 @@ class Agent:
         self._question = ""
         self._forget()
 
+    def _trainer_died(self, death: TrainerDiedError) -> None:
+        """The coordinator is told at once, so that nobody waits; after a pause the device asks for work again."""
+        pause = self._rest.begin(self._now)
+        log.error("%s; asking for work again in %.0f s", death, pause)
+        self._question, self._next, self._hello_at = "", None, self._rest.until
+        self.link.send(Bye(str(death)))
+        self._notify("died", round=self.memory.last_round)
+
     def _say_answer(self, outgoing: Outgoing) -> None:
         answer = outgoing.answer
         log.info("round %d %s: answer %s", answer.round, answer.phase, answer.object)
@@ -285,6 +298,7 @@ class Agent:
         if waiting and (waiting.answer.round, waiting.answer.phase) == (receipt.round, receipt.phase):
             self.link.forget(bytes.fromhex(waiting.answer.object))
             self._outgoing = None
+            self.receipts[receipt.verdict] += 1
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
@@ -299,15 +313,12 @@ class Agent:
 
     def _run_over(self) -> None:
         self._silence.ends()
-        self._outgoing = self._next = None
+        self._outgoing, self._next, self.idle = None, None, True
         if not self.stays:
             self._end("")
 
     def _end(self, problem: str) -> None:
         self.problem, self.finished = problem, True
-
-    def _counts(self) -> tuple[int, ...]:
-        return tuple(self.data.train.y.bincount(minlength=self.data.classes).tolist())
 
     def _notify(self, what: str, **figures: float) -> None:
         for watcher in self.watchers:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from edge_client.agent import Agent
+from edge_client.caretaker import Caretaker
+from edge_client.compute import moved, set_torch
 from edge_client.config import DeviceSettings
-from edge_client.data import Part, Shard, load
+from edge_client.data import load
+from edge_client.evaluate import Splits
 from edge_client.metrics import watch_device
+from edge_client.pictures import Pictures
 from edge_client.state import Memory
+from edge_client.status import StatusFile
+from edge_client.trainer import Trainer
+from edge_client.watched import Systemd, Watched, drain_on_signal
+from edge_client.work import Build, Work, work
 from methods.base import ClientHalf
 from methods.liveness import on_every_step, tensors_work
 from methods.plan import Plan
@@ -26,27 +35,23 @@ from protocol.mqtt import Mqtt
 from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
 from protocol.place import Place
 from protocol.seal import seals
-from protocol.settings import SettingsError
 from protocol.topics import Topics
 from protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.device")
 
 
-def run_device(settings: DeviceSettings, software: str) -> str:
-    """Serve until told to stop; what comes back is why it ended early, or nothing."""
+def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:
+    """Serve until told to stop; what comes back is why it ended early, or nothing. `version` is the settings'."""
+    systemd = Systemd()
     return_large_blocks()
     keys, keyring = credentials.of_device(
         settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
     )
-    place = compute_place(settings.compute)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    data = moved(load(settings.data), place)
     inbox, pulse = BoundedInbox(), Pulse()
     on_every_step(lambda: pulse.step("work"))
     memory = Memory(Path(settings.folder))
+    training = beside(settings, memory) if settings.trainer == "child" else inside(settings)
     me = Identity(settings.name, memory.boot(int(time.time())), keys)
     topics = Topics(settings.federation)
     link = DeviceLink(me, keyring, topics, None, memory.store)  # type: ignore[arg-type]  # the will needs it first
@@ -61,25 +66,30 @@ def run_device(settings: DeviceSettings, software: str) -> str:
         session_seconds=settings.session_seconds,
         clean_start=False,
     )
+
+    # A child has a limit of its own, and its steps are not seen from here.
+    worker = ThreadWorker(inbox, pulse if settings.trainer == "inside" else None)
+    agent = Agent(
+        training.data, training.build, link, memory, worker,
+        software=software, stays=settings.stays, pictures=training.pictures, work=training.work,
+    )  # fmt: skip
+    status = StatusFile(Path(settings.status), software, version) if settings.status else None
+    caretaker = Caretaker(agent, settings, training.limit)
+    watched = Watched(agent, systemd, status, look_after=caretaker.look)
+    systemd.say("READY=1")
     try:
-        wait_for_broker(inbox, settings.patience_seconds)
-
-        def build(plan: Plan) -> ClientHalf:
-            return plan.client_half(data.train, settings.name, settings.network, place)
-
-        agent = Agent(
-            data, build, link, memory, ThreadWorker(inbox, pulse),
-            software=software, stays=settings.stays, pictures=settings.pictures,
-        )  # fmt: skip
-        checks = health(agent, pulse, memory.folder, place)
+        wait_for_broker(inbox, settings.patience_seconds, watched.look)
+        checks = health(agent, pulse, memory.folder, training.place)
         where = Place(software, "device", memory.folder, settings.broker)
-        watched = watch_device(agent, settings.metrics_port, checks, where)
-        with watched, watchdog(pulse, settings.watchdog_seconds):
+        metrics = watch_device(agent, settings.metrics_port, checks, where)
+        with metrics, watchdog(pulse, settings.watchdog_seconds):
             stop_on_signals(inbox)
-            serve(agent, inbox, time.monotonic, pulse)
+            drain_on_signal(agent, inbox.put)
+            serve(watched, inbox, time.monotonic, pulse)
         return agent.problem
     finally:
         transport.close()
+        training.stop()
 
 
 def health(agent: Agent, pulse: Pulse, folder: Path, place: torch.device) -> dict[str, Check]:
@@ -88,24 +98,48 @@ def health(agent: Agent, pulse: Pulse, folder: Path, place: torch.device) -> dic
         "loop": loop_turns(pulse),
         "broker": lambda: "" if agent.connected else "there is no session with the broker; see the log",
         "hello": lambda: (
-            "" if agent.answered else "no coordinator has answered yet; does it run, does it know us?"
+            "" if agent.heard else "no coordinator has answered yet; does it run, does it know us?"
         ),
         "torch": lambda: tensors_work(place),
         "disk": disk_takes(folder),
     }
 
 
-def compute_place(choice: str) -> torch.device:
-    if choice == "cuda" and not torch.cuda.is_available():
-        raise SettingsError('compute is "cuda", but torch sees no CUDA device here; use "auto" or "cpu"')
-    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")
+@dataclass(frozen=True)
+class Training:
+    """What the agent needs in order to have something trained."""
+
+    data: Splits
+    build: Build
+    work: Work
+    pictures: Pictures
+    limit: Callable[[int, float], None]  # bytes and seconds of what begins from now on
+    stop: Callable[[], None]
+    place: torch.device  # where this process computes itself
 
 
-def moved(shard: Shard, place: torch.device) -> Shard:
-    if place.type == "cpu":
-        return shard
+def inside(settings: DeviceSettings) -> Training:
+    """In this very process."""
+    place = set_torch(settings)
+    data = moved(load(settings.data), place)
 
-    def move(part: Part) -> Part:
-        return Part(part.x.to(place), part.y.to(place))
+    def build(plan: Plan) -> ClientHalf:
+        return plan.client_half(data.train, settings.name, settings.network, place)
 
-    return replace(shard, train=move(shard.train), validation=move(shard.validation), test=move(shard.test))
+    return Training(
+        data, build, work, settings.pictures, lambda memory_bytes, seconds: None, lambda: None, place
+    )
+
+
+def beside(settings: DeviceSettings, memory: Memory) -> Training:
+    """In a process of its own, which may die of it; it takes the pictures too."""
+    trainer = Trainer(settings, memory.half)
+    return Training(
+        trainer.start(),
+        trainer.build,
+        trainer.work,
+        Pictures(),
+        trainer.limit,
+        trainer.stop,
+        torch.device("cpu"),
+    )

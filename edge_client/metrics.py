@@ -4,53 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import GaugeMetricFamily
 
 from edge_client.agent import Agent
+from edge_client.board import Board
 from protocol.exposition import MeterCollector, exposed
 from protocol.place import Place
 from protocol.vitals import Check
-
-THERMAL = Path("/sys/class/thermal")
-
-
-class Board:
-    """Temperature and memory, read when somebody asks."""
-
-    def __init__(self, thermal: Path = THERMAL, memory: Path = Path("/proc/meminfo")) -> None:
-        self._thermal, self._memory = thermal, memory
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        heat = GaugeMetricFamily(
-            "protofleet_device_temperature_celsius", "Of each thermal zone", labels=["zone"]
-        )
-        for zone in sorted(self._thermal.glob("thermal_zone*")):
-            with contextlib.suppress(OSError, ValueError):  # some zones answer only now and then
-                name = (zone / "type").read_text().strip()
-                heat.add_metric([f"{zone.name}:{name}"], int((zone / "temp").read_text()) / 1000)
-        yield heat
-        with contextlib.suppress(OSError, ValueError, StopIteration):
-            lines = self._memory.read_text().splitlines()
-            free = next(line for line in lines if line.startswith("MemAvailable:"))
-            yield GaugeMetricFamily(
-                "protofleet_device_memory_available_bytes",
-                "Free for new work",
-                value=int(free.split()[1]) * 1024,
-            )
 
 
 class DeviceMetrics:
     """A watcher of the agent. The registry is its own, never the global one."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, board: Board | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
-        r.register(Board())
+        r.register(board or Board(folder=agent.memory.folder))
         self.round = Gauge("protofleet_device_round", "The last round it worked in", registry=r)
         self.trainings = Counter("protofleet_device_answers", "Answers worked out", registry=r)
+        self.deaths = Counter(
+            "protofleet_device_training_deaths", "Trainings ended in the middle", registry=r
+        )
         self.work = Counter("protofleet_device_work_seconds", "Time spent on answers", registry=r)
         self.outbox = Gauge("protofleet_device_outbox_answers", "Answers without a receipt", registry=r)
         self.outbox.set_function(lambda: float(agent.waiting))
@@ -77,6 +52,8 @@ class DeviceMetrics:
 
     def happened(self, agent: Agent, what: str, **figures: float) -> None:
         self.round.set(figures["round"])
+        if what == "died":
+            self.deaths.inc()
         if what == "answered":
             self.trainings.inc()
             self.work.inc(figures.get("seconds", 0.0))

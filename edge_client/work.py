@@ -6,10 +6,15 @@ method has one, and their own when the phase "train" has made it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from edge_client.evaluate import Splits, evaluate
 from methods.base import Ask, ClientHalf, Payload
+from methods.plan import Plan
+
+Build = Callable[[Plan], ClientHalf]
+Work = Callable[[ClientHalf, Splits, Ask, int, str], tuple[Payload, dict[str, float]]]
 
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # after the last round

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from protocol.broker import BrokerError
+from protocol.reasons import Farewell
 from protocol.transport import Connected, Disconnected, Done, Item, Stop
 from protocol.vitals import Pulse
 
@@ -66,14 +67,20 @@ class ThreadWorker:
             self._jobs.get()()
 
 
-def wait_for_broker(inbox: queue.SimpleQueue[Item], seconds: float) -> None:
-    """Return when the first connection stands (its item stays in the inbox), or say why it does not."""
+def wait_for_broker(
+    inbox: queue.SimpleQueue[Item], seconds: float, alive: Callable[[], None] = lambda: None
+) -> None:
+    """Return when the first connection stands (its item stays in the inbox), or say why it does not.
+
+    `alive` is called every few seconds. A device that is to work offline waits for `inf` seconds.
+    """
     words, deadline = "", time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
+        alive()
         try:
-            item = inbox.get(timeout=left)
+            item = inbox.get(timeout=min(left, 5.0))
         except queue.Empty:
-            break
+            continue
         match item:
             case Connected():
                 inbox.put(item)
@@ -91,7 +98,7 @@ def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> None:
     """An interrupt from the terminal or from the service manager ends a party in good order."""
 
     def stop(number: int, frame: object) -> None:
-        inbox.put(Stop(f"signal {signal.Signals(number).name}"))
+        inbox.put(Stop(f"{Farewell.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)

@@ -38,6 +38,24 @@ class Reason(str, Enum):
     OUT_OF_BOUNDS = "out_of_bounds"  # a number outside of what was asked for: classes, counts, features
 
 
+class Farewell(str, Enum):
+    """Why a device says Bye: the word before the colon. A closed list: each has a counter of its own."""
+
+    OUT_OF_MEMORY = "out_of_memory"  # its training was ended for want of memory; it comes back
+    TRAINING_DIED = "training_died"  # its training ended in another way; it comes back
+    DRAINED = "drained"  # its operator has asked it to stop between two questions
+    PAUSED = "paused"  # it takes no work for a while: told so, or too hot
+    SIGNAL = "signal"  # it was stopped
+    CANNOT_FOLLOW = "cannot_follow"  # the plan asks for what it cannot do
+    OTHER = "other"
+
+
+def farewell_of(reason: str) -> Farewell:
+    """What a Bye is counted as."""
+    word = reason.partition(":")[0]
+    return Farewell(word) if word in {known.value for known in Farewell} else Farewell.OTHER
+
+
 class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except Rejected`
     """A peer's fault, as data: drop, count, go on."""
 

@@ -220,16 +220,21 @@ def read_armoured(kind: str, path: Path) -> bytes:
         raise StatementError(Why.MALFORMED, f"there is no file {path}") from None
     except OSError as error:
         raise StatementError(Why.MALFORMED, f"{path} cannot be read: {error.strerror}") from None
+    return from_armour(kind, text, str(path))
+
+
+def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
+    """The statement in an armoured text. Nothing of it is believed yet."""
     label = f"PROTOFLEET {kind.upper()}".encode()
     lines = text.split()
     begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"
     words = len(begin.split())
     if b" ".join(lines[:words]) != begin or b" ".join(lines[-words:]) != end:
-        raise StatementError(Why.MALFORMED, f"{path} is no {kind} (it does not start with {begin.decode()})")
+        raise StatementError(Why.MALFORMED, f"{where} is no {kind} (it does not start with {begin.decode()})")
     try:
         return base64.b64decode(b"".join(lines[words:-words]), validate=True)
     except (binascii.Error, ValueError):
-        raise StatementError(Why.MALFORMED, f"{path}: the {kind} was damaged on its way") from None
+        raise StatementError(Why.MALFORMED, f"{where}: the {kind} was damaged on its way") from None
 
 
 def _digits(text: str) -> str:

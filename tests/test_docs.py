@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from deploy.experiment import Experiment
+from deploy.fleet.settings import Fleet
 from edge_client.config import DeviceSettings
 from edge_client.data import DataSettings
 from protocol.settings import decode, tomllib
@@ -20,6 +21,7 @@ KINDS = {
     "experiment": Experiment,
     "coordinator": CoordinatorSettings,
     "device": DeviceSettings,
+    "fleet": Fleet,
     "data": DataSettings,
 }
 FENCE = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -16,7 +16,6 @@ from coordinator.machine import Phase
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
-from edge_client.metrics import Board
 from protocol.exposition import MetricsError, exposed
 from tests.worlds import POLICY, simulation
 
@@ -270,15 +269,3 @@ def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
         taken = exposed(Metrics(run.service).registry, port)
         with pytest.raises(MetricsError, match=f"metrics_port is {port}.*take another"):
             taken.__enter__()
-
-
-def test_a_boards_temperature_is_read_where_there_is_one(tmp_path):
-    zone = tmp_path / "thermal_zone0"
-    zone.mkdir()
-    (zone / "type").write_text("cpu-thermal\n")
-    (zone / "temp").write_text("48500\n")
-    (tmp_path / "thermal_zone1").mkdir()
-    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 5 kB\n")
-    heat, memory = Board(tmp_path, tmp_path / "meminfo").collect()
-    assert [(s.labels["zone"], s.value) for s in heat.samples] == [("thermal_zone0:cpu-thermal", 48.5)]
-    assert memory.samples[0].value == 5 * 1024

@@ -1,0 +1,35 @@
+"""Why devices took their leave: counted by a closed list, and said in the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily
+
+from protocol.reasons import Farewell, farewell_of
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+class Farewells:
+    def __init__(self) -> None:
+        self._counted: Counter[Farewell] = Counter()
+
+    def __getitem__(self, reason: Farewell) -> int:
+        return self._counted[reason]
+
+    def bidden(self, device: str, reason: str, aloud: bool) -> None:
+        """`aloud`: whether there is still room in the log for words of peers."""
+        self._counted[farewell_of(reason)] += 1
+        if aloud:
+            log.warning("%s leaves: %.200s", device, reason or "it does not say why")
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """For Prometheus; those reasons that nobody has given too, so that an alert has a series to watch."""
+        words = "Devices that took their leave, by reason"
+        family = CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])
+        for reason in Farewell:
+            family.add_metric([reason.value], self[reason])
+        yield family

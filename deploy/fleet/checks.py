@@ -1,0 +1,248 @@
+"""Is a device fit for its work? Facts in, verdicts out, each with its reason and the way to mend it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from deploy.fleet.facts import Facts
+from protocol.records import day
+
+Verdict: TypeAlias = Literal["PASS", "WARN", "FAIL"]
+
+GB: Final = 1e9
+ARCHITECTURES: Final = ("x86_64", "aarch64")
+OLDEST_PYTHON: Final = (3, 10)
+NEWEST_PYTHON: Final = (3, 13)
+LEAST_DISK: Final = 2 * GB  # for a release; with torch among what is fetched, see below
+LEAST_DISK_WITH_TORCH: Final = 8 * GB
+LITTLE_DISK: Final = 5 * GB
+LEAST_RAM: Final = 0.7 * GB
+LITTLE_RAM: Final = 2.5 * GB
+CLOCK_SECONDS: Final = 300.0  # records and certificates begin an hour before they are made
+OLDEST_NOW: Final = 1_750_000_000  # no certificate of ours is older
+CLOCK_FIX: Final = "set it: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
+HOT, TOO_HOT = 85.0, 97.0  # degrees: Orin slows itself from 99 on, and ends at 104.5
+DUE_DAYS, LAST_DAYS = 30.0, 2.0
+# Docker 28.0 to 28.0.2 need a kernel option that L4T lacks, and no container has a network then.
+BAD_DOCKER: Final = re.compile(r"28\.0\.[012]\b")
+OLDEST_DOCKER: Final = (20, 10)
+TESTED_L4T: Final = {36: "JetPack 6", 38: "JetPack 7", 39: "JetPack 7"}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    verdict: Verdict
+    reason: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What the device is to do; a doctor without a fleet's file knows the defaults."""
+
+    kind: str = "venv"  # or container
+    fetches_torch: bool = False
+    needs_gpu: bool = False  # compute = "cuda"
+    python: str = "python3"
+
+
+def examine(facts: Facts, use: Use, now: float) -> list[Check]:
+    """`now` is the clock of who asks."""
+    checks = [
+        *_machine(facts, use), *_system(facts, use), *_room(facts, use), *_clock(facts, now), *_board(facts),
+        *_program(facts, use, now),
+    ]  # fmt: skip
+    return [*checks, *(_engine(facts, use) if use.kind == "container" else ())]
+
+
+def failures(checks: list[Check]) -> list[Check]:
+    return [check for check in checks if check.verdict == "FAIL"]
+
+
+def _machine(f: Facts, use: Use) -> Iterator[Check]:
+    known = f.arch in ARCHITECTURES
+    yield Check(
+        "architecture", "PASS" if known else "FAIL",
+        f.arch if known else f"{f.arch}, for which there is no torch", "use a board with a 64-bit system",
+    )  # fmt: skip
+    if f.l4t:
+        major = int(f.l4t.split(".")[0] or 0)
+        known = major in TESTED_L4T
+        yield Check(
+            "L4T", "PASS" if known else "WARN", f"{f.l4t} ({TESTED_L4T.get(major, 'no JetPack that is tested')})",
+            "flash JetPack 6 (L4T 36) or 7, whose Python is 3.10 or later",
+        )  # fmt: skip
+    free = {0: "PASS"}.get(f.uid, "FAIL")
+    yield Check("root", free, f"user id {f.uid}", "deploy as root, or as somebody who may `sudo -n`")  # type: ignore[arg-type]
+
+
+def _system(f: Facts, use: Use) -> Iterator[Check]:
+    yield _has(f, "rsync", "apt-get install rsync")
+    up = f.systemd_state in ("running", "degraded", "starting")
+    state = f"systemd {f.systemd} is {f.systemd_state or 'silent'}" if f.systemd else "there is no systemd"
+    yield Check(
+        "systemd", "PASS" if f.systemd and up else "FAIL", state, "use a system that systemd has started"
+    )
+    if use.kind == "venv":
+        yield from _python(f, use)
+
+
+def _python(f: Facts, use: Use) -> Iterator[Check]:
+    version = tuple(int(part) for part in f.python.split(".")[:2]) if f.python else ()
+    if not version:
+        yield Check("python", "FAIL", "there is no python3", "apt-get install python3 python3-venv")
+        return
+    fits = OLDEST_PYTHON <= version <= NEWEST_PYTHON
+    yield Check(
+        "python",
+        "PASS" if fits else "FAIL",
+        f.python,
+        "install Python 3.10 to 3.13, name it in software.python",
+    )
+    yield Check(
+        "venv", "PASS" if f.venv else "FAIL",
+        "environments can be made" if f.venv else "python3 cannot make environments", "apt-get install python3-venv",
+    )  # fmt: skip
+
+
+def _room(f: Facts, use: Use) -> Iterator[Check]:
+    least = LEAST_DISK_WITH_TORCH if use.fetches_torch or use.kind == "container" else LEAST_DISK
+    free = min(f.disk_free, f.state_free)
+    full = free < (0.2 * GB if f.installed.release else least)
+    yield Check(
+        "disk", "FAIL" if full else "WARN" if free < LITTLE_DISK else "PASS", f"{free / GB:.1f} GB are free",
+        f"make room for {least / GB:.0f} GB, or use a larger disk",
+    )  # fmt: skip
+    slow = "mmcblk" in f.storage
+    yield Check(
+        "storage", "WARN" if slow else "PASS",
+        f"{f.storage or 'unknown'}{', an SD card or eMMC: slow, and writing wears it out' if slow else ''}",
+        "put /var/lib/protofleet on an NVMe disk",
+    )  # fmt: skip
+    verdict: Verdict = "FAIL" if f.ram < LEAST_RAM else "WARN" if f.ram < LITTLE_RAM else "PASS"
+    yield Check(
+        "memory", verdict, f"{f.ram / GB:.1f} GB, {f.ram_free / GB:.1f} free", "use a board with more memory"
+    )
+    if f.l4t or f.ram < 4.5 * GB:
+        yield Check(
+            "swap", "PASS" if f.swap else "WARN", f"{f.swap / GB:.1f} GB",
+            "make a swap file on NVMe: a GPU that shares the memory leaves little of it",
+        )  # fmt: skip
+
+
+def _clock(f: Facts, now: float) -> Iterator[Check]:
+    off = f.now - now
+    if f.now < OLDEST_NOW:
+        yield Check("clock", "FAIL", f"it says {day(f.now)}", CLOCK_FIX)
+        return
+    if abs(off) > CLOCK_SECONDS:
+        words = f"{abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} ours; certificates would not hold"
+        yield Check(
+            "clock",
+            "FAIL",
+            words,
+            CLOCK_FIX,
+        )
+        return
+    words = f"within {abs(off):.0f} s of ours" + ("" if f.clock_synced else ", and nothing keeps it so")
+    yield Check("clock", "WARN" if f.clock_synced is False else "PASS", words, "`timedatectl set-ntp true`")
+
+
+def _board(f: Facts) -> Iterator[Check]:
+    if f.temperatures:
+        zone, most = max(f.temperatures, key=lambda pair: pair[1])
+        verdict: Verdict = "FAIL" if most >= TOO_HOT else "WARN" if most >= HOT else "PASS"
+        yield Check(
+            "temperature",
+            verdict,
+            f"{most:.0f} degrees ({zone})",
+            "cool it: a fan, more air, a lower nvpmodel",
+        )
+    if f.l4t:
+        known = bool(f.nvpmodel)
+        yield Check(
+            "nvpmodel", "PASS" if known else "WARN", f.nvpmodel or "the power mode cannot be read",
+            "`nvpmodel -m 0` for full speed, or the mode that your power supply bears",
+        )  # fmt: skip
+
+
+def _program(f: Facts, use: Use, now: float) -> Iterator[Check]:
+    probe = f.probe
+    if probe is None:
+        return
+    if probe.torch or (use.kind == "venv" and not use.fetches_torch):
+        lacking = use.needs_gpu and not probe.cuda
+        words = f"torch {probe.torch or 'is missing'}, {'with' if probe.cuda else 'without'} CUDA"
+        idle_gpu = bool(f.l4t) and not probe.cuda and not lacking
+        yield Check(
+            "torch", "FAIL" if lacking or not probe.torch else "WARN" if idle_gpu else "PASS", words,
+            'install NVIDIA\'s own torch for this L4T, or set compute = "cpu"',
+        )  # fmt: skip
+    if probe.broker_tcp is False and not probe.broker:
+        yield Check(
+            "broker",
+            "FAIL",
+            "its port cannot be reached from the device",
+            "look at the way there: routes, firewalls, the port",
+        )
+    if probe.broker:
+        yield Check(
+            "broker",
+            "PASS" if probe.broker == "ok" else "FAIL",
+            probe.broker,
+            "see docs/security.md, the broker",
+        )
+    if probe.cert_until:
+        days = (probe.cert_until - now) / 86_400
+        verdict: Verdict = "FAIL" if days < LAST_DAYS else "WARN" if days < DUE_DAYS else "PASS"
+        words = f"{days:.0f} days left" if days > 0 else "has expired"
+        yield Check("certificate", verdict, words, "deploy again: it is renewed in its last 30 days")
+
+
+def _engine(f: Facts, use: Use) -> Iterator[Check]:
+    if f.docker is None or not f.docker.version:
+        words = (
+            "there is no docker"
+            if f.docker is None
+            else "docker is installed, and its engine does not answer"
+        )
+        mend = (
+            "install it" if f.docker is None else "`systemctl status docker`; on JetPack 6 look at iptables"
+        )
+        yield Check("docker", "FAIL", words, f'{mend}, or set software.kind = "venv", which needs none')
+    else:
+        yield _docker_version(f.docker.version)
+    if f.l4t and f.docker is not None:
+        there = "nvidia" in f.docker.runtimes
+        yield Check(
+            "nvidia runtime", "PASS" if there else "FAIL", "there" if there else "docker knows no nvidia runtime",
+            "apt-get install nvidia-container-toolkit; nvidia-ctk runtime configure; restart docker",
+        )  # fmt: skip
+    if f.iptables_works is False:
+        yield Check(
+            "iptables", "FAIL", f"{f.iptables} does not work with this kernel, so no container has a network",
+            "update-alternatives --set iptables /usr/sbin/iptables-legacy; restart docker",
+        )  # fmt: skip
+
+
+def _docker_version(version: str) -> Check:
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if BAD_DOCKER.match(version):
+        return Check(
+            "docker",
+            "FAIL",
+            f"{version} breaks containers on Jetsons",
+            "install 27.5.1 or 28.0.4 and hold it",
+        )
+    if numbers < OLDEST_DOCKER:
+        return Check("docker", "FAIL", f"{version} is too old", "install 20.10 or later")
+    return Check("docker", "PASS", version)
+
+
+def _has(f: Facts, tool: str, fix: str) -> Check:
+    there = tool in f.tools
+    return Check(tool, "PASS" if there else "FAIL", "there" if there else f"there is no {tool}", fix)

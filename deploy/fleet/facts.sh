@@ -1,0 +1,89 @@
+# What a device is and holds, as key=value lines. Reads only; runs in any POSIX shell.
+# Arguments: deep | quick. Deep also asks torch and the broker, which takes seconds.
+export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
+say() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr '\n' ' ')"; }
+has() { command -v "$1" >/dev/null 2>&1; }
+briefly() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
+patiently() { if has timeout; then timeout 90 "$@"; else "$@"; fi 2>/dev/null; }
+there() { for place; do [ -e "$place" ] && { echo "$place"; return; }; done; }
+sum() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
+
+say arch "$(uname -m)"
+say kernel "$(uname -r)"
+say uid "$(id -u)"
+say now "$(date +%s)"
+[ -r /etc/os-release ] && say os "$(. /etc/os-release; echo "$ID $VERSION_ID")"
+[ -r /proc/device-tree/model ] && say model "$(tr -d '\0' </proc/device-tree/model)"
+[ -r /etc/nv_tegra_release ] && say l4t "$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\),.*/\1.\2/p' /etc/nv_tegra_release)"
+[ -n "$(there /dev/nvidia0 /dev/nvhost-gpu /dev/nvmap)" ] && say nvidia yes
+for tool in rsync python3 docker sha256sum runuser; do has $tool && say tool $tool; done
+has python3 && say python "$(python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
+has python3 && python3 -c 'import venv, ensurepip' 2>/dev/null && say venv yes
+has systemctl && {
+  say systemd "$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')"
+  say systemd_state "$(systemctl is-system-running 2>/dev/null)"
+}
+has timedatectl && say clock_synced "$(briefly timedatectl show -p NTPSynchronized --value)"
+say groups "$(cut -d: -f1 /etc/group | grep -xE 'video|render' | tr '\n' ' ')"
+
+say disk_free "$(df -Pk "$(there /opt/protofleet /opt /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
+say state_free "$(df -Pk "$(there /var/lib/protofleet /var/lib /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
+say storage "$(df -P "$(there /var/lib/protofleet /var/lib /)" | awk 'NR==2 {print $1}')"
+awk '/^MemTotal:/ {printf "ram=%.0f\n", $2 * 1024} /^MemAvailable:/ {printf "ram_free=%.0f\n", $2 * 1024}
+     /^SwapTotal:/ {printf "swap=%.0f\n", $2 * 1024}' /proc/meminfo
+for zone in /sys/class/thermal/thermal_zone*; do
+  heat=$(cat "$zone/temp" 2>/dev/null) && say temperature "$heat $(cat "$zone/type")"
+done
+has nvpmodel && say nvpmodel "$(briefly nvpmodel -q | sed -n 's/^NV Power Mode: //p')"
+
+has docker && {
+  say docker "$(briefly docker version --format '{{.Server.Version}}')"
+  say docker_runtimes "$(briefly docker info --format '{{range $name, $run := .Runtimes}}{{$name}} {{end}}')"
+}
+has iptables && say iptables "$(briefly iptables --version)"
+[ "$(id -u)" = 0 ] && has iptables && { briefly iptables -t nat -n -L >/dev/null && say iptables_works yes || say iptables_works no; }
+
+top=/opt/protofleet
+[ -L $top/current ] && say release "$(basename "$(readlink $top/current)")"
+for made in $top/releases/*/.complete; do [ -e "$made" ] && say complete "$(basename "$(dirname "$made")")"; done
+for name in $top/blocked/*; do [ -e "$name" ] && say blocked "$(basename "$name")"; done
+for kept in good previous; do
+  [ -r $top/kept/$kept/record ] && say $kept "$(cat $top/kept/$kept/record)"
+  [ -r $top/kept/$kept/settings ] && say ${kept}_settings "$(cat $top/kept/$kept/settings)"
+done
+[ -r /etc/protofleet/device.settings ] && say settings "$(cat /etc/protofleet/device.settings)"
+say unit "$(sum /etc/systemd/system/protofleet-device.service)"
+id protofleet >/dev/null 2>&1 && say user protofleet
+say tls "$(sum /var/lib/protofleet/keys/current/tls.crt)"
+say roots "$(sum /var/lib/protofleet/keys/current/roots)"
+say coordinator "$(sum /var/lib/protofleet/keys/current/coordinator.record)"
+if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
+  for key in ActiveState SubState NRestarts UnitFileState; do
+    say "$key" "$(systemctl show -p $key --value protofleet-device.service)"
+  done
+  pid=$(systemctl show -p MainPID --value protofleet-device.service)
+  say agent "$pid"
+  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container counts processes anew
+    say agent "$(sed -n 's/^ "pid": \([0-9]*\),$/\1/p' /run/protofleet/status.json 2>/dev/null)"
+  [ "$pid" != 0 ] && {
+    say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p; s|^protofleet.release=||p')"
+    say running_unit "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^PROTOFLEET_UNIT=//p')"
+  }
+fi
+[ -r /run/protofleet/status.json ] && say status "$(cat /run/protofleet/status.json)"
+
+if [ "$1" = deep ]; then # then: an interpreter that has our program, the broker's host and port
+  has python3 && [ -n "${3:-}" ] && {
+    briefly python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
+      && say broker_tcp yes || say broker_tcp no
+  }
+  connected=$(grep -qs '"connected": true' /run/protofleet/status.json && echo connected)
+  for python in "${2:-}" $top/current/bin/python; do
+    [ -x "$python" ] && { patiently "$python" -m deploy.fleet.probe tell $connected; break; }
+  done
+  has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && patiently python3 -c '
+import torch
+print("torch=" + torch.__version__)
+print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))'
+fi
+say end yes

@@ -1,0 +1,33 @@
+"""Who changed what, when, on which device, and how it ended: one JSON object a line, only ever added to."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+def operator() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+class History:
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock, self._who = path, threading.Lock(), operator()
+
+    def note(self, host: str, step: str, result: str, **more: Any) -> None:
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        row = {"when": when, "who": self._who, "host": host, "step": step, "result": result, **more}
+        with self._lock, self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

@@ -1,0 +1,171 @@
+"""The operator's side of a deployment: what each device shall be, and what the root has to sign for it."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deploy.enrol import cutting
+from deploy.enrol.authority import ROOTS_FILE, Authority
+from deploy.enrol.operator import Asked, approve, look_at, refresh, renew
+from deploy.enrol.requests import REQUEST
+from deploy.fleet.facts import Facts
+from deploy.fleet.settings import Fleet, settings_of
+from deploy.fleet.software import Release
+from deploy.fleet.steps import Present, Wanted
+from deploy.fleet.unit import digest, mark_of, unit_of
+from deploy.run_errors import RunError
+from edge_client.config import DeviceSettings
+from edge_client.tuning import LONGEST_SECONDS, Tuning
+from protocol.seal import COORDINATOR
+from protocol.settings import SettingsError, decode, encode, override, write_toml
+from protocol.signed import (
+    SETTINGS,
+    TUNING,
+    SignedSettings,
+    SignedTuning,
+    issue_settings,
+    issue_tuning,
+    read_settings,
+)
+from protocol.statements import StatementError, armoured, from_armour
+
+DUE_SECONDS: Final = 30 * 86_400  # before its end a certificate is renewed
+SHORT: Final = 16  # digits of a digest of settings
+
+Vouch = Callable[[str, str], bool]  # shown a device's name and the fingerprint of its request
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One device, and the texts that it shall hold."""
+
+    wanted: Wanted
+    settings: DeviceSettings
+    text: str
+    unit: str
+
+
+class Operator:
+    """One at a time: the register of what was issued is one file."""
+
+    def __init__(self, fleet: Fleet, release: Release, vouch: Vouch, replace: bool = False) -> None:
+        """`replace`: a name that is enrolled may come with other keys, as of a board that was set up anew."""
+        self.fleet, self.release, self._vouch, self._replace = fleet, release, vouch, replace
+        self._authority, self._lock = Authority(Path(fleet.root)), threading.RLock()
+
+    @property
+    def federation(self) -> str:
+        return self._authority.federation
+
+    @property
+    def root_fingerprint(self) -> str:
+        return self._authority.fingerprint
+
+    def settings(self, name: str) -> DeviceSettings:
+        return settings_of(self.fleet, self.federation, name)
+
+    def target(self, name: str, facts: Facts) -> Target:
+        settings = self.settings(name)
+        text, unit = (
+            write_toml(encode(settings)),
+            unit_of(facts, self.fleet.hosts[name], settings, self.fleet.software),
+        )
+        records = Path(self.fleet.root) / "records" / f"{COORDINATOR}.record"
+        wanted = Wanted(
+            name, self.release.name, self.release.words, digest(text)[:SHORT], digest(unit), mark_of(unit),
+            self._certificates(name), _sum(Path(self.fleet.root) / ROOTS_FILE), _sum(records), self.fleet.care,
+        )  # fmt: skip
+        return Target(wanted, settings, text, unit)
+
+    def present(self, name: str, data: bytes) -> Present:
+        """What is installed counts for nothing unless our root has signed it, for this device."""
+        told = self._read(data)
+        if told is None or told.name != name:
+            return Present()
+        return Present(digest(told.text)[:SHORT], told.version)
+
+    def signed(self, name: str, text: str, above: int) -> str:
+        """Settings of a version that no earlier ones have had."""
+        told = SignedSettings(self.federation, name, max(int(time.time()), above + 1), text)
+        return armoured(SETTINGS, issue_settings(told, self._authority.keys))
+
+    def tuned(self, name: str, changes: Sequence[str], hours: float) -> str:
+        """Some settings for some hours; a slip in them is found here, not there."""
+        text = write_toml(encode(decode(Tuning, override({}, changes), "tuning")))
+        now = int(time.time())
+        if not 0 < hours * 3600 <= LONGEST_SECONDS:
+            raise SettingsError(
+                f"--hours is {hours:g}, it must be above 0 and at most {LONGEST_SECONDS // 3600}"
+            )
+        told = SignedTuning(self.federation, name, now, now + int(hours * 3600), text)
+        return armoured(TUNING, issue_tuning(told, self._authority.keys))
+
+    def text_of(self, data: bytes) -> str:
+        told = self._read(data)
+        if told is None:
+            raise RunError("the settings that were kept on the device are not signed by our root")
+        return told.text
+
+    def approval(self, name: str, request: str) -> str:
+        """The answer to a device's request; a person compares the fingerprint of keys that are new to us."""
+        with self._lock:
+            asked = look_at(self._authority, from_armour(REQUEST, request.encode(), f"the request of {name}"))
+            if asked.request.name != name:
+                raise RunError(f"{name} asks to be enrolled as {asked.request.name}")
+            if self._known(name, asked):
+                renew(self._authority, name)
+            elif not self._vouch(name, asked.fingerprint):
+                raise RunError(f"{name} was not approved: nobody has vouched for {asked.fingerprint}")
+            else:
+                approve(self._authority, asked, replace=self._replace)
+            return (Path(self.fleet.root) / "approvals" / f"{name}.approval").read_text()
+
+    def let_back_in(self, name: str) -> str:
+        """Brokers deny a revoked name all topics, whatever its new keys; what was done about it."""
+        with self._lock:
+            if not any(e.name == name and e.revoked_at for e in self._authority.register.entries):
+                return ""
+            refresh(self._authority, "broker")
+            if not self.fleet.broker:
+                where = Path(self.fleet.root) / "approvals"
+                return (
+                    f"it was revoked before: install the brokers' approvals from {where} and let them reload"
+                )
+            cutting.install_broker(self._authority, Path(self.fleet.broker))
+            cutting.reload(Path(self.fleet.broker))
+            return "it was revoked before; the broker lets the name in again"
+
+    def _known(self, name: str, asked: Asked) -> bool:
+        """These very keys were approved before. Revoked ones are good for nothing ever again."""
+        latest = self._authority.register.latest(name)
+        if latest is None:
+            return False
+        held, new = look_at(self._authority, self._authority.request(name)).request, asked.request
+        same = (held.sign, held.receive, held.csr_key) == (new.sign, new.receive, new.csr_key)
+        if same and latest.revoked_at:
+            words = f"{name} was revoked with the keys that it still has"
+            raise RunError(f"{words}; `protofleet deploy revoke {name}` destroys them, then deploy again")
+        return same
+
+    def _certificates(self, name: str) -> frozenset[str]:
+        """Hash of the certificate that this name holds, unless it ends soon."""
+        latest, now = self._authority.register.latest(name), self._authority.now()
+        if latest is None or not latest.holds(now + DUE_SECONDS) or latest.revoked_at:
+            return frozenset()
+        return frozenset({_sum(Path(self.fleet.root) / "certs" / f"{name}.crt")})
+
+    def _read(self, data: bytes) -> SignedSettings | None:
+        try:
+            return read_settings(data, [root.public for root in self._authority.roots])
+        except StatementError:
+            return None
+
+
+def _sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""

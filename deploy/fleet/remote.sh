@@ -1,0 +1,187 @@
+# The steps of a deployment, as root on the device. Each can be broken off anywhere and done again.
+set -eu
+export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
+top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
+unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
+fail() { echo "$*" >&2; exit 1; }
+try() { # what it means when it fails, command ...: its last word is said as well
+    meaning=$1
+    shift
+    said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | grep . | tail -n 1)"
+}
+as_device() { # release program ...: a container becomes another user by itself
+    run=$top/releases/$1
+    if [ -e "$run/image" ]; then shift; "$run/bin/$@"; else shift; runuser -u protofleet -- "$run/bin/$@"; fi
+}
+show() { systemctl show -p "$1" --value $name; }
+# A file is replaced in one moment, and is on the disk before it has its name.
+put() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
+
+prepare() {
+    id protofleet >/dev/null 2>&1 || useradd --system --home-dir /var/lib/protofleet --shell /usr/sbin/nologin protofleet
+    install -d -m 0755 $top $top/releases $top/wheels $top/kept $top/blocked $top/incoming $etc
+    install -d -m 0700 -o protofleet -g protofleet /var/lib/protofleet
+}
+
+# Python carries a pip to put into every environment; run from where it lies, it need not be copied first.
+installer() { # release
+    for wheel in /usr/share/python-wheels/pip-*.whl; do [ -e "$wheel" ] && { echo "$wheel/pip"; return; }; done
+    "$1/bin/python" -m ensurepip >/dev/null 2>&1 && echo "$1/lib/$(ls "$1/lib")/site-packages/pip"
+}
+
+build() { # release python dependencies
+    release=$top/releases/$1 wheels=$top/wheels/$1
+    [ ! -e "$release/.complete" ] || return 0
+    rm -rf "$release"
+    case $3 in
+        system) own=--system-site-packages how="--no-index --no-deps --ignore-installed" ;;
+        shipped) own='' how="--no-index --find-links $wheels" ;;
+        index) own='' how="--find-links $wheels -c $wheels/constraints.txt" ;;
+        *) fail "no such way to get dependencies: $3" ;;
+    esac
+    case $3 in system) what="$wheels/*.whl" ;; *) what="$wheels/protofleet-*.whl" ;; esac
+    # shellcheck disable=SC2086
+    try "python cannot make an environment" "$2" -m venv --without-pip $own "$release"
+    # shellcheck disable=SC2086
+    try "pip cannot install what was shipped" "$release/bin/python" "$(installer "$release")" install -q --no-input \
+        --disable-pip-version-check --no-cache-dir --no-warn-script-location $how $what
+    try "the release does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
+    sync "$release"
+    touch "$release/.complete"
+}
+
+load() { # release image options; without an image it has been shipped
+    release=$top/releases/$1 shipped=$top/wheels/$1/image.tar
+    [ ! -e "$release/.complete" ] || return 0
+    rm -rf "$release"
+    if [ -n "$2" ]; then
+        try "docker cannot pull it" docker pull -q "$2"
+        image=$2
+    else
+        told=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
+        image=${told#Loaded image: } image=${image#Loaded image ID: }
+    fi
+    install -d "$release/bin"
+    docker tag "$image" "protofleet-release:$1"
+    docker image inspect -f '{{.Id}}' "$image" >"$release/image"
+    for program in protofleet python; do
+        starter "$1" $program "$3" >"$release/bin/$program"
+        chmod 755 "$release/bin/$program"
+    done
+    try "the image does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
+    sync "$release"
+    touch "$release/.complete"
+    rm -f "$shipped"
+}
+
+starter() { # release program options: as small a world as the program needs; the unit's own words come on top
+    cat <<END
+#!/bin/sh
+# shellcheck disable=SC2086
+exec docker run --rm --label protofleet.release=$1 --network host --read-only --tmpfs /tmp --cap-drop ALL \\
+    --security-opt no-new-privileges --pids-limit 256 --user "\$(id -u protofleet):\$(id -g protofleet)" \\
+    --env HOME=/var/lib/protofleet --volume /var/lib/protofleet:/var/lib/protofleet \\
+    --volume $etc:$etc:ro --volume $top/incoming:$top/incoming:ro \\
+    $3 \$PROTOFLEET_DOCKER --entrypoint $2 protofleet-release:$1 "\$@"
+END
+}
+
+request() { # release name federation
+    install -d -m 0700 -o protofleet -g protofleet $keys
+    as_device "$1" protofleet enrol request "$2" --federation "$3" --folder $keys >&2
+    cat $keys/pending/request
+}
+
+enrol() { # release root's-fingerprint
+    as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
+}
+
+check() { # release
+    as_device "$1" python -m deploy.fleet.probe settings $top/incoming/settings >&2
+}
+
+switch() { # release
+    [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
+    [ ! -e $top/incoming/settings ] || put $top/incoming/settings $etc/device.settings 0644
+    [ ! -e $top/incoming/unit ] || put $top/incoming/unit $unit 0644
+    ln -sfn "releases/$1" $top/.current
+    mv -T $top/.current $top/current
+    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval
+    sync $top $etc
+    systemctl daemon-reload
+    systemctl enable -q $name
+}
+
+drain() { # seconds
+    pid=$(show MainPID)
+    [ "$pid" != 0 ] && [ "$(show ActiveState)" = active ] || return 0
+    systemctl kill --kill-who=main -s USR1 $name
+    until=$(($(date +%s) + $1))
+    while [ "$(show MainPID)" = "$pid" ]; do
+        echo draining || exit 1 # nobody listens any more
+        [ "$(date +%s)" -lt "$until" ] || { echo "there is still work in hand; it is asked again" >&2; return 0; }
+        sleep 0.2
+    done
+}
+
+start() {
+    systemctl enable -q $name
+    systemctl reset-failed $name 2>/dev/null || :
+    systemctl restart --no-block $name
+}
+hold() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/null || :; }
+
+state() {
+    for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
+    if [ -e $top/current/image ]; then # a container counts processes anew
+        echo "agent=$(sed -n 's/^ "pid": \([0-9]*\),$/\1/p' /run/protofleet/status.json 2>/dev/null)"
+    else
+        echo "agent=$(show MainPID)"
+    fi
+    [ ! -r /run/protofleet/status.json ] || echo "status=$(tr '\n' ' ' </run/protofleet/status.json)"
+}
+
+words() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
+
+record() { # what is known of it
+    release=$(basename "$(readlink $top/current)")
+    if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
+        rm -rf $top/kept/new
+        install -d $top/kept/new
+        cp $etc/device.settings $top/kept/new/settings
+        cp $unit $top/kept/new/unit
+        printf '%s\n' "$1" >$top/kept/new/record
+        sync $top/kept/new/record
+        if [ -e $top/kept/good ]; then rm -rf $top/kept/previous; mv $top/kept/good $top/kept/previous; fi
+        mv $top/kept/new $top/kept/good
+    fi
+    for old in "$top"/releases/*; do # those that are gone back to stay
+        number=$(basename "$old")
+        if [ "$number" = "$release" ] || grep -qs "\"$number\"" $top/kept/*/record; then continue; fi
+        [ ! -e "$old/image" ] || docker rmi "protofleet-release:$number" >/dev/null 2>&1 || :
+        rm -rf "$old" "$top/wheels/$number"
+    done
+}
+
+block() { install -d $top/blocked; : >"$top/blocked/$1"; sync $top/blocked; }
+allow() { rm -f "$top/blocked/$1"; }
+
+tune() { put $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }
+go_back() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings are signed anew
+
+forget() {
+    systemctl disable -q --now $name 2>/dev/null || :
+    systemctl reset-failed $name 2>/dev/null || :
+    for key in $keys/current/*.key $keys/set*/*.key $keys/pending/*.key; do
+        [ ! -e "$key" ] || shred -u "$key" 2>/dev/null || rm -f "$key"
+    done
+    rm -rf $keys
+}
+
+# One deployment at a time; what was left behind by one that died comes to its end first.
+case $1 in
+    state | words) ;;
+    *) exec 9>/run/protofleet-deploy.lock
+       flock -w 120 9 || fail "another deployment is at work on this device" ;;
+esac
+"$@"

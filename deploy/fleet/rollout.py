@@ -1,0 +1,186 @@
+"""A change, device by device: plan, perform, and go back where it fails; a fleet in waves behind a canary."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from deploy.fleet.checks import Use, examine
+from deploy.fleet.facts import Facts, Good
+from deploy.fleet.history import History
+from deploy.fleet.operator import Operator, Target
+from deploy.fleet.perform import Performer, gather
+from deploy.fleet.settings import Fleet, Host
+from deploy.fleet.ssh import Ssh
+from deploy.fleet.steps import Drain, Health, Record, Refuse, Start, Step, Switch, name_of, plan, words_of
+from deploy.run_errors import RunError
+from protocol.settings import SettingsError
+from protocol.statements import StatementError
+
+BACK_SECONDS: Final = 30.0  # for the work in hand of a release that has failed
+
+Say = Callable[[str, str], None]  # a device's name, and what happens there
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    name: str
+    changed: int = 0  # steps that were done
+    problem: str = ""
+
+
+@contextmanager
+def connected(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]]:
+    """A connection to each, opened when it is first used and shared from then on."""
+    folder = Path(tempfile.mkdtemp(prefix="pf-"))  # short: the path of a socket ends at 108 characters
+    reached = {name: Ssh(name, host, fleet, folder) for name, host in hosts.items()}
+    try:
+        yield reached
+    finally:
+        for ssh in reached.values():
+            ssh.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def waves(names: list[str], canary: int, share: float) -> list[list[str]]:
+    """A few, then a share of the fleet, then the rest; a small fleet has no share to speak of."""
+    second = canary + (part if (part := round(share * len(names))) > canary else 0)
+    cut = (names[:canary], names[canary:second], names[second:])
+    return [wave for wave in cut if wave]
+
+
+def use_of(fleet: Fleet, operator: Operator, name: str) -> Use:
+    software = fleet.software
+    fetches = software.kind == "venv" and software.dependencies != "system"
+    return Use(software.kind, fetches, operator.settings(name).compute == "cuda", software.python)
+
+
+class Rollout:
+    def __init__(
+        self, fleet: Fleet, operator: Operator, history: History, say: Say, force: bool = False
+    ) -> None:
+        self.fleet, self.operator, self.history, self.say, self.force = fleet, operator, history, say, force
+
+    def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
+        facts = gather(ssh)
+        target = self.operator.target(ssh.name, facts)
+        checks = examine(facts, use_of(self.fleet, self.operator, ssh.name), time.time())
+        present = self.operator.present(ssh.name, facts.installed.settings)
+        return facts, target, plan(facts, target.wanted, checks, present, self.force)
+
+    def run(self, hosts: dict[str, Ssh]) -> list[Outcome]:
+        """Who needs nothing is left alone. The others follow wave after wave, until a change has gone wrong."""
+        care = self.fleet.care
+        with ThreadPoolExecutor(min(care.parallel, len(hosts))) as pool:
+            first = list(pool.map(self._look, hosts.values()))
+        outcomes = [outcome for outcome in first if outcome is not None]
+        waiting = [name for name, outcome in zip(hosts, first, strict=True) if outcome is None]
+        for wave in waves(waiting, care.canary, care.share):
+            with ThreadPoolExecutor(min(care.parallel, len(wave))) as pool:
+                done = list(pool.map(self.one, [hosts[name] for name in wave]))
+            outcomes += done
+            if any(outcome.problem for outcome in done):
+                break
+        return outcomes
+
+    def _look(self, ssh: Ssh) -> Outcome | None:
+        """How it ends where nothing can or need be done; None: there is work."""
+        try:
+            _, _, steps = self.plan(ssh)
+        except (RunError, SettingsError, StatementError) as error:
+            self.history.note(ssh.name, "deploy", "failed", reason=str(error))
+            return Outcome(ssh.name, problem=str(error))
+        match steps:
+            case []:
+                self.say(ssh.name, "nothing to do")
+                return Outcome(ssh.name)
+            case [Refuse() as refused]:
+                self.history.note(ssh.name, "deploy", "refused", reason=words_of(refused))
+                return Outcome(ssh.name, problem=words_of(refused))
+        return None
+
+    def one(self, ssh: Ssh) -> Outcome:
+        done = 0
+        try:
+            facts, target, steps = self.plan(ssh)
+            performer = Performer(ssh, self.operator, target, lambda words: self.say(ssh.name, words))
+            for step in steps:
+                self._step(performer, step, facts, steps)
+                done += 1
+        except (RunError, SettingsError, StatementError) as error:
+            self.history.note(ssh.name, "deploy", "failed", reason=str(error))
+            return Outcome(ssh.name, done, str(error))
+        return Outcome(ssh.name, done)
+
+    def _step(self, performer: Performer, step: Step, facts: Facts, steps: list[Step]) -> None:
+        name, wanted, began = performer.ssh.name, performer.target.wanted, time.monotonic()
+        self.say(name, words_of(step))
+        try:
+            performer.perform(step, facts)
+        except RunError as error:
+            self._note(name, step, str(error), began, wanted.release, wanted.settings)
+            switched = steps.index(step) >= min(
+                (steps.index(s) for s in steps if isinstance(s, (Switch, Start))), default=len(steps)
+            )
+            if switched and not isinstance(step, (Refuse, Record)):
+                raise RunError(f"{name_of(step)}: {error}; {self._go_back(performer)}") from None
+            raise RunError(f"{name_of(step)}: {error}") from None
+        self._note(name, step, "done", began, wanted.release, wanted.settings)
+
+    def _note(self, name: str, step: Step, result: str, began: float, release: str, settings: str) -> None:
+        seconds = round(time.monotonic() - began, 2)
+        self.history.note(name, name_of(step), result, seconds=seconds, release=release, settings=settings)
+
+    def _go_back(self, performer: Performer) -> str:
+        """To what has served a round here; where there is nothing, the device is stopped."""
+        name, wanted = performer.ssh.name, performer.target.wanted
+        try:
+            good = gather(performer.ssh).installed.good
+            if good is None or f"{good.release}-{good.settings}" == wanted.pair:
+                performer.do("hold", f"{BACK_SECONDS:.0f}", seconds=BACK_SECONDS + 60)
+                self.history.note(name, "rollback", "stopped")
+                return "nothing has served a round here before, so it is stopped"
+            performer.do("block", wanted.pair)
+            self.say(name, f"going back to release {good.release}")
+            self.restore(performer, "good", good)
+        except RunError as error:
+            self.history.note(name, "rollback", str(error))
+            return f"and it could not go back: {error}"
+        self.history.note(name, "rollback", "done", release=good.release, settings=good.settings)
+        return f"it went back to release {good.release}, which is well"
+
+    def restore(self, performer: Performer, which: str, good: Good) -> None:
+        """What was kept on the device, its settings signed again, as an earlier version is taken nowhere."""
+        facts = gather(performer.ssh)
+        here, name = facts.installed, performer.ssh.name
+        kept = here.good_settings if which == "good" else here.previous_settings
+        text = self.operator.text_of(kept)
+        performer.target = replace(
+            performer.target, wanted=replace(performer.target.wanted, release=good.release)
+        )
+        performer.do("go_back", which)
+        performer.configure(text, None, self.operator.present(name, here.settings).version)
+        care = self.fleet.care
+        for step in (Switch(good.release), Drain(BACK_SECONDS), Start(), Health(care.health_seconds)):
+            performer.perform(step, facts)
+
+
+def rolled_back(rollout: Rollout, ssh: Ssh) -> str:
+    """By hand: to the good state before the present one, which is not deployed again unless it is forced."""
+    facts, target, _ = rollout.plan(ssh)
+    here = facts.installed
+    if here.good is None or here.previous is None:
+        raise RunError(f"{ssh.name} has no earlier good state to go back to")
+    performer = Performer(ssh, rollout.operator, target, lambda words: rollout.say(ssh.name, words))
+    performer.do("block", f"{here.good.release}-{here.good.settings}")
+    rollout.restore(performer, "previous", here.previous)
+    performer.record(here.previous.release, here.previous.settings, here.previous.unit)
+    rollout.history.note(ssh.name, "rollback", "done", release=here.previous.release)
+    return f"back on release {here.previous.release}"

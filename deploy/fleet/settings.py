@@ -1,0 +1,171 @@
+"""A fleet's file: which hosts there are, what runs on them, and how carefully it is changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from deploy.enrol.fleet import tls_files
+from edge_client.config import DeviceSettings
+from protocol.settings import SettingsError, decode, encode, read_toml
+from protocol.topics import valid_device
+
+ADDRESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
+USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+PATH: Final = re.compile(
+    r"[A-Za-z0-9_./@+-]+"
+)  # what may stand in an ssh configuration and in a unit as it is
+OPTION: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
+KEYS: Final = Path("/var/lib/protofleet/keys")
+PLACES: Final[Mapping[str, Any]] = {
+    "folder": "/var/lib/protofleet/state",
+    "status": "/run/protofleet/status.json",
+    "tuning": "/etc/protofleet/tuning",
+    "trainer": "child",
+    "patience_seconds": float("inf"),  # a board that is switched on before its network waits for it
+}
+KINDS: Final = ("venv", "container")
+DEPENDENCIES: Final = ("index", "shipped", "system")
+
+
+@dataclass(frozen=True)
+class Software:
+    """What is shipped. A release is named by what is in it."""
+
+    kind: str = "venv"
+    wheels: str = ""  # folder of wheels to ship beside ours
+    python: str = "python3"  # on the device
+    dependencies: str = (
+        "index"  # index: pip fetches them; shipped: all are in `wheels`; system: the device has them
+    )
+    image: str = ""  # of a container: name@sha256:..., where the device can pull it
+    archive: str = ""  # of a container: what `docker save` wrote, where it cannot
+    options: tuple[str, ...] = ()  # of a container: more words for docker run, such as volumes and devices
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(KINDS)}")
+        if self.dependencies not in DEPENDENCIES:
+            words = f"dependencies is {self.dependencies!r}, it must be one of {', '.join(DEPENDENCIES)}"
+            raise ValueError(words)
+        if self.dependencies == "shipped" and not self.wheels:
+            raise ValueError('dependencies is "shipped", but no folder of wheels is named; set wheels')
+        if not PATH.fullmatch(self.python):
+            raise ValueError(f"python is {self.python!r}, it must be a command or a path without spaces")
+        if self.kind == "container" and bool(self.image) == bool(self.archive):
+            raise ValueError(
+                "a container comes as image (name@sha256:...) or as archive (a tar file), not both"
+            )
+        for word in self.options:
+            if not OPTION.fullmatch(word):
+                raise ValueError(
+                    f"options has {word!r}; a word for docker run has no spaces, quotes or signs of a shell"
+                )
+        if self.image and not re.fullmatch(r"[a-z0-9./:_-]+@sha256:[0-9a-f]{64}", self.image):
+            words = "pin what was tested by its digest, name@sha256:..., as tags like latest move"
+            raise ValueError(f"image is {self.image!r}; {words}")
+
+
+@dataclass(frozen=True)
+class Care:
+    """How carefully a fleet is changed."""
+
+    canary: int = 1  # devices of the first wave
+    share: float = 0.1  # of the fleet in the second; the third is the rest
+    parallel: int = 8
+    drain_seconds: float = 900.0  # for the work in hand to end
+    health_seconds: float = 120.0  # for the coordinator to answer a hello
+    soak_rounds: int = 1  # to be served before a change counts as good
+    soak_seconds: float = 1800.0  # for them; who is asked for nothing in this time passes, and it is said
+
+    def __post_init__(self) -> None:
+        if self.canary < 1 or self.parallel < 1 or self.soak_rounds < 0:
+            raise ValueError("canary and parallel must be at least 1, soak_rounds at least 0")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}, it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Host:
+    address: str  # a name, an address, or a name of your ~/.ssh/config
+    user: str = ""  # empty: as ssh has it
+    port: int = 0
+    key: str = ""  # of the ssh client
+    memory_bytes: int = 0  # most that the service may take; 0: all but 1.5 GB
+    device: dict[str, Any] = field(default_factory=dict)  # settings on top of the common ones
+
+    def __post_init__(self) -> None:
+        if not ADDRESS.fullmatch(self.address):
+            raise ValueError(f"address is {self.address!r}, it must be a host's name or address")
+        if self.user and not USER.fullmatch(self.user):
+            raise ValueError(f"user is {self.user!r}, which is no user's name")
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"port is {self.port}, it must be 1 to 65535, or 0 for what ssh has")
+        if self.key and not PATH.fullmatch(self.key):
+            raise ValueError(f"key is {self.key!r}, it must be a path without spaces")
+
+
+@dataclass(frozen=True)
+class Fleet:
+    root: str  # the operator's folder, from `protofleet enrol root`
+    hosts: dict[str, Host]
+    known_hosts: str = ""  # empty: as ssh has it
+    broker: str = ""  # its folder from `protofleet enrol broker`, where it runs on this machine
+    log: str = "deploy.log"
+    software: Software = field(default_factory=Software)
+    care: Care = field(default_factory=Care)
+    device: dict[str, Any] = field(default_factory=dict)  # settings of every device
+
+    def __post_init__(self) -> None:
+        for name in self.hosts:
+            valid_device(name)
+        if not self.hosts:
+            raise ValueError("there are no hosts; add [hosts.NAME] with an address")
+
+    def some(self, names: list[str]) -> dict[str, Host]:
+        """These hosts, or all."""
+        if unknown := [name for name in names if name not in self.hosts]:
+            raise SettingsError(f"there is no host {unknown[0]!r}; there are {', '.join(sorted(self.hosts))}")
+        return {name: host for name, host in sorted(self.hosts.items()) if not names or name in names}
+
+
+def read_fleet(path: Path) -> Fleet:
+    """Paths in it are as seen from the file itself."""
+    fleet, base = decode(Fleet, read_toml(path)), path.parent
+    software = fleet.software
+    wheels = str(base / software.wheels) if software.wheels else ""
+    archive = str(base / software.archive) if software.archive else ""
+    broker = str(base / fleet.broker) if fleet.broker else ""
+    return replace(
+        fleet, root=str(base / fleet.root), broker=broker, log=str(base / fleet.log),
+        known_hosts=str(base.absolute() / fleet.known_hosts) if fleet.known_hosts else "",
+        hosts={n: replace(h, key=str(base.absolute() / h.key) if h.key else "") for n, h in fleet.hosts.items()},
+        software=replace(software, wheels=wheels, archive=archive),
+    )  # fmt: skip
+
+
+def settings_of(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
+    """A device's settings: the common ones, its own on top, and where things are on a device that we set up."""
+    fixed = {"name": name, "federation": federation, "enrolled": str(KEYS)}
+    table = merged(merged(PLACES, fleet.device), fleet.hosts[name].device)
+    for key, value in fixed.items():
+        if table.setdefault(key, value) != value:
+            raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")
+    broker = dict(table.get("broker", {}))
+    if broker.get("password") is not None:
+        words = "settings are shipped in the clear and hold no secret; let the broker take certificates"
+        raise SettingsError(f"device.broker.password of {name} is set, but {words}")
+    broker.setdefault("tls", encode(tls_files(KEYS)))
+    return decode(DeviceSettings, {**table, "broker": broker}, f"device ({name})")
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables key by key; anything else replaces what is below."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both

@@ -1,0 +1,150 @@
+"""What is shipped to a device: wheels, or a container's image; and a name for exactly these."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deploy.fleet.settings import Software
+from deploy.run_errors import RunError
+from protocol.settings import SettingsError
+
+SOURCE: Final = Path(__file__).parents[2]  # of this checkout
+PACKAGES: Final = ("protocol", "methods", "edge_client", "coordinator", "deploy")
+IMAGE: Final = "image.tar"
+DIGITS: Final = 16  # of a release's name
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    name: str  # of what is in it
+    folder: Path  # with the wheels, to be shipped as it is
+    words: str
+    python: str = ""
+    dependencies: str = ""
+    image: str = ""  # that the device pulls; where it is shipped, IMAGE
+    options: str = ""  # more words for docker run
+    container: bool = False
+
+
+def make_release(software: Software, folder: Path) -> Release:
+    return make_image(software, folder) if software.kind == "container" else make_wheels(software, folder)
+
+
+def make_image(software: Software, folder: Path) -> Release:
+    """By its digest where the device pulls it, else by what is in the archive; and by how it is run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = " ".join(software.options)
+    if software.image:
+        name = hashlib.sha256(f"{software.image} {options}".encode()).hexdigest()[:DIGITS]
+        words = f"image {software.image}"
+        return Release(name, folder, words, image=software.image, options=options, container=True)
+    archive = Path(software.archive)
+    if not archive.is_file():
+        raise SettingsError(f"software.archive is {archive}, which is no file; `docker save -o` writes one")
+    (folder / IMAGE).symlink_to(archive.absolute())
+    words = f"image {archive.name}, {archive.stat().st_size / 1e6:.0f} MB"
+    name = hashlib.sha256(f"{contents(archive)} {options}".encode()).hexdigest()[:DIGITS]
+    return Release(name, folder, words, options=options, container=True)
+
+
+def make_wheels(software: Software, folder: Path) -> Release:
+    """Our own wheel, built of this checkout unless there is one, beside those that the fleet's file names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = sorted(Path(software.wheels).glob("*.whl")) if software.wheels else []
+    if software.wheels and not beside:
+        raise SettingsError(f"software.wheels is {software.wheels}, where there is no wheel")
+    for wheel in beside:
+        (folder / wheel.name).write_bytes(wheel.read_bytes())
+    if not any(wheel.name.startswith("protofleet-") for wheel in beside):
+        build_wheel(folder)
+    constraints = SOURCE / "deploy" / "constraints.txt"
+    if software.dependencies == "index" and constraints.exists():
+        (folder / "constraints.txt").write_text(constraints.read_text())
+    files = sorted(p for p in folder.iterdir() if p.is_file())
+    name = hashlib.sha256(
+        "\n".join(
+            [software.python, software.dependencies, *(f"{p.name} {contents(p)}" for p in files)]
+        ).encode()
+    ).hexdigest()[:DIGITS]
+    size = sum(p.stat().st_size for p in files)
+    return Release(
+        name, folder, f"{len(files)} files, {size / 1e6:.1f} MB", software.python, software.dependencies
+    )
+
+
+def build_wheel(folder: Path) -> None:
+    """Built in a copy, so that nothing left over from an earlier build gets in; kept until the source changes."""
+    if not (SOURCE / "pyproject.toml").exists():
+        raise SettingsError(
+            "this protofleet is installed without its source; put its wheel into software.wheels"
+        )
+    files = sources()
+    kept = SOURCE / "build" / "wheels" / hashlib.sha256(b"".join(map(_named, files))).hexdigest()[:DIGITS]
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as copy:
+            for path in files:
+                target = Path(copy) / path.relative_to(SOURCE)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+            _pip_wheel(copy, f"{copy}/wheel")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(f"{copy}/wheel", part := kept.with_name(f"{kept.name}.{os.getpid()}"))
+            try:
+                part.rename(kept)
+            except OSError:  # somebody else has built the same meanwhile
+                if not kept.exists():
+                    raise
+                shutil.rmtree(part)
+    for wheel in kept.glob("*.whl"):
+        shutil.copyfile(wheel, folder / wheel.name)
+
+
+def sources() -> list[Path]:
+    found = [SOURCE / "pyproject.toml", SOURCE / "README.md"]
+    for package in PACKAGES:
+        found += (p for p in (SOURCE / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return sorted(found)
+
+
+def _named(path: Path) -> bytes:
+    return f"{path.relative_to(SOURCE)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+
+
+def _pip_wheel(source: str, target: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--disable-pip-version-check",
+        "-w",
+        target,
+    ]
+    done = subprocess.run([*command, source], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunError(f"our wheel cannot be built: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
+
+
+def contents(path: Path) -> str:
+    """Hash of what is in a file; of an archive, of what is in its members, as their dates are when it was packed."""
+    total = hashlib.sha256()
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                total.update(piece)
+        return total.hexdigest()
+    with zipfile.ZipFile(path) as wheel:
+        for name in sorted(wheel.namelist()):
+            total.update(f"{name}\0{hashlib.sha256(wheel.read(name)).hexdigest()}\n".encode())
+    return total.hexdigest()

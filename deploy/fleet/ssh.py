@@ -1,0 +1,127 @@
+"""Plain OpenSSH and rsync: one connection a host, no questions asked, and in plain words what went wrong."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from deploy.fleet.settings import Fleet, Host
+from deploy.run_errors import RunError
+
+CONNECT_SECONDS: Final = 10
+FAILED_TO_CONNECT: Final = 255  # of ssh itself; any other code is the remote command's
+AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # evaluated by the shell there
+
+# What ssh says, and what it means for the person who deploys. The first that fits counts.
+MEANINGS: Final = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: another machine answers "
+     "there, or it was set up anew; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
+    ("Host key verification failed", "its host key is not known here; compare its fingerprint and add it: "
+     "`ssh-keyscan {host} >> known_hosts`, or connect once by hand"),
+    ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
+    ("Permission denied", "it does not take our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
+    ("Could not resolve hostname", "nobody knows a host of that name; correct address in the fleet's file"),
+    ("Connection refused", "nothing listens there; is sshd running, is the port right?"),
+    ("timed out", "no answer; is it switched on, does a firewall drop the port?"),
+    ("No route to host", "no way there; is it switched on and on this network?"),
+    ("Network is unreachable", "no way there from this machine's network"),
+    ("Connection reset", "it hung up before it answered; does sshd run in good order there?"),
+    ("Connection closed", "it hung up before it answered; does sshd run in good order there?"),
+)  # fmt: skip
+
+
+class UnreachableError(RunError):
+    """A host cannot be worked on. The message says why, and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def last_word(self) -> str:
+        lines = (self.err.strip() or self.out.strip()).splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+class Ssh:
+    """One host. `folder` is private to this deployment: the sockets of shared connections lie there."""
+
+    def __init__(self, name: str, host: Host, fleet: Fleet, folder: Path) -> None:
+        self.name, self._host = name, host
+        self._config = folder / f"{name}.conf"
+        self._config.write_text(configuration(host, fleet, folder))
+        self._ssh = ["ssh", "-F", str(self._config)]
+
+    def run(self, script: Path, *arguments: str, seconds: float = 60.0) -> Said:
+        """A script of ours, fed to root's shell there; arguments are quoted as the shell there wants them."""
+        remote = f"exec {AS_ROOT} sh -s -- {shlex.join(arguments)}"
+        said = self._call([*self._ssh, self._host.address, remote], script.read_text(), seconds)
+        if said.code == FAILED_TO_CONNECT:
+            raise UnreachableError(f"{self.name} ({self._host.address}): {self._meaning(said)}")
+        return said
+
+    def send(self, source: Path, target: str, seconds: float = 3600.0) -> Said:
+        """A folder's contents, whole or not at all for each file; what broke off is gone on with.
+
+        Compared by content: two settings signed in the same second differ in nothing else.
+        """
+        command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
+                   "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
+        said = self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
+        if said.code == FAILED_TO_CONNECT:
+            raise UnreachableError(f"{self.name} ({self._host.address}): {self._meaning(said)}")
+        return said
+
+    def close(self) -> None:
+        subprocess.run([*self._ssh, "-O", "exit", self._host.address], capture_output=True, check=False)
+
+    def _call(self, command: Sequence[str], text: str, seconds: float) -> Said:
+        try:
+            done = subprocess.run(
+                command,
+                input=text,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise RunError(f"there is no {command[0]} on this machine; install it") from None
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(
+                f"{self.name}: no end after {seconds:.0f} s; does it still answer?"
+            ) from None
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def _meaning(self, said: Said) -> str:
+        for words, meaning in MEANINGS:
+            if words in said.err:
+                return meaning.format(host=self._host.address)
+        return said.last_word
+
+
+def configuration(host: Host, fleet: Fleet, folder: Path) -> str:
+    """An ssh configuration: what we insist on, then the user's own for all the rest."""
+    lines = [
+        f"Host {host.address}", "BatchMode yes", "StrictHostKeyChecking yes", "ForwardAgent no", "ForwardX11 no",
+        f"ConnectTimeout {CONNECT_SECONDS}", "ServerAliveInterval 5", "ServerAliveCountMax 6", "RequestTTY no",
+        "ControlMaster auto", f"ControlPath {folder}/%C", "ControlPersist 60", "LogLevel ERROR",
+    ]  # fmt: skip
+    if host.user:
+        lines.append(f"User {host.user}")
+    if host.port:
+        lines.append(f"Port {host.port}")
+    if host.key:
+        lines += [f"IdentityFile {host.key}", "IdentitiesOnly yes"]
+    if fleet.known_hosts:
+        lines += [f"UserKnownHostsFile {fleet.known_hosts}", "GlobalKnownHostsFile /dev/null"]
+    own = (Path.home() / ".ssh" / "config", Path("/etc/ssh/ssh_config"))
+    return "\n".join([*lines, "Host *", *(f"Include {path}" for path in own if path.exists())]) + "\n"

@@ -1,0 +1,39 @@
+"""From a question to a durable answer, on the worker's thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from edge_client.pictures import save_picture
+from edge_client.state import Answer
+from methods.base import Ask, ClientHalf
+from methods.bridge import to_numpy, to_torch
+from methods.weights import place_of
+from protocol.link import Received
+from protocol.messages import Task
+
+if TYPE_CHECKING:
+    from edge_client.agent import Agent
+
+
+class Watcher(Protocol):
+    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
+
+
+def work_out(agent: Agent, half: ClientHalf, received: Received, question: str, view: str) -> Answer:
+    task, memory = received.message, agent.memory
+    assert isinstance(task, Task)
+    begun = agent.clock()
+    arrays = memory.store.open(received.object) if received.object else {}
+    place = place_of(half.model)
+    ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
+    payload, metrics = agent.train(half, agent.data, ask, task.round, view)
+    if agent.pictures.wanted(task.round, task.phase):
+        album, most = memory.folder / "pictures", agent.pictures.samples
+        save_picture(album, most, task.round, half, agent.data, ask.payload, payload)
+    name = memory.store.put(to_numpy(payload), agent.link.block).object.hex()
+    metrics["seconds.work"] = agent.clock() - begun
+    examples = len(agent.data.train.y)
+    answer = Answer(question, task.round, task.phase, received.object.hex(), name, examples, metrics)
+    memory.remember(answer, to_numpy(half.state()), received.epoch)
+    return answer

@@ -1,0 +1,133 @@
+"""How the board does: heat, power, memory and disk, read from the kernel's own files when somebody asks.
+
+What a board does not have is not told. A Jetson's INA3221 says what each rail draws; nvpmodel keeps its mode in a
+file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+MOST: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
+FANS: Final = re.compile("fan", re.IGNORECASE)  # that turn faster; everything else that cools is slower work
+GPU_LOAD: Final = (
+    "sys/devices/platform/gpu.0/load",
+    "sys/devices/gpu.0/load",
+    "sys/devices/platform/bus@0/17000000.gpu/load",
+)
+
+
+class Board:
+    """`root` is the file system whose `sys` and `proc` are read; `folder` is on the disk that matters."""
+
+    def __init__(self, root: Path = Path("/"), folder: Path | None = None) -> None:
+        self._root, self._folder = root, folder
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        yield self._family("temperature_celsius", "Of each thermal zone", "zone", self.temperatures())
+        coolers = dict(self.coolers())
+        yield self._family("cooling_ratio", "How hard each cooler works", "cooler", coolers.items())
+        slowed = any(level > 0 for name, level in coolers.items() if not FANS.search(name))
+        yield _gauge("throttled", "1 while something slows the board down for its heat", float(slowed))
+        yield self._family("power_watts", "Drawn by each rail", "rail", self.rails())
+        yield from self._single()
+
+    def temperatures(self) -> Iterator[tuple[str, float]]:
+        for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MOST]:
+            with contextlib.suppress(OSError, ValueError):  # some zones answer only now and then
+                yield f"{zone.name}:{_text(zone / 'type')}", int(_text(zone / "temp")) / 1000
+
+    def hottest(self) -> float:
+        """Of all zones; minus infinity where there is none."""
+        return max((value for _, value in self.temperatures()), default=float("-inf"))
+
+    def coolers(self) -> Iterator[tuple[str, float]]:
+        for cooler in sorted(self._root.glob("sys/class/thermal/cooling_device*"))[:MOST]:
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                level = int(_text(cooler / "cur_state")) / int(_text(cooler / "max_state"))
+                yield f"{cooler.name}:{_text(cooler / 'type')}", level
+
+    def rails(self) -> Iterator[tuple[str, float]]:
+        found = 0
+        for place in sorted(self._root.glob("sys/class/hwmon/hwmon*")):
+            for name, watts in (*_measured(place), *_multiplied(place)):
+                if (found := found + 1) > MOST:
+                    return
+                yield f"{place.name}:{name}", watts
+
+    def _single(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        memory = dict(self._memory())
+        if "MemAvailable" in memory:
+            yield _gauge("memory_available_bytes", "Free for new work", memory["MemAvailable"])
+        if memory.get("SwapTotal"):
+            yield _gauge("swap_used_bytes", "Of the swap", memory["SwapTotal"] - memory.get("SwapFree", 0))
+        for path in GPU_LOAD:
+            with contextlib.suppress(OSError, ValueError):
+                yield _gauge(
+                    "gpu_load_ratio", "How busy a Jetson's GPU is", int(_text(self._root / path)) / 1000
+                )
+                break
+        with contextlib.suppress(OSError):
+            for mode in re.findall(r"pmode:(\d+)", _text(self._root / "var/lib/nvpmodel/status"))[:1]:
+                yield _gauge("power_mode", "The number of the nvpmodel in use", int(mode))
+        for online in sorted(self._root.glob("sys/class/power_supply/*/online"))[:1]:
+            with contextlib.suppress(OSError, ValueError):
+                yield _gauge("mains", "1 while it is fed from outside, where it can tell", int(_text(online)))
+        yield from self._disk()
+
+    def _disk(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        if self._folder is not None:
+            with contextlib.suppress(OSError):
+                free = shutil.disk_usage(self._folder).free
+                yield _gauge("disk_free_bytes", "Of the disk that holds its state", free)
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = _text(self._root / "proc/self/io").splitlines()
+            written = next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
+            words = "By the agent since it was started; flash wears out by it"
+            yield CounterMetricFamily("protofleet_device_disk_written_bytes", words, value=written)
+
+    def _memory(self) -> Iterator[tuple[str, int]]:
+        with contextlib.suppress(OSError):
+            for line in _text(self._root / "proc/meminfo").splitlines():
+                name, _, value = line.partition(":")
+                if value.strip().endswith("kB"):
+                    yield name, int(value.split()[0]) * 1024
+
+    @staticmethod
+    def _family(name: str, words: str, label: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"protofleet_device_{name}", words, labels=[label])
+        for key, value in values:
+            family.add_metric([key], value)
+        return family
+
+
+def _measured(place: Path) -> Iterator[tuple[str, float]]:
+    """Chips that know power: microwatts."""
+    for path in sorted(place.glob("power*_input")):
+        with contextlib.suppress(OSError, ValueError):
+            label = path.with_name(path.name.replace("_input", "_label"))
+            yield _text(label) if label.exists() else path.name.removesuffix("_input"), int(_text(path)) / 1e6
+
+
+def _multiplied(place: Path) -> Iterator[tuple[str, float]]:
+    """Chips that know volts and amperes of each rail, as a Jetson's INA3221: millivolts and milliamperes."""
+    for path in sorted(place.glob("curr*_input")):
+        with contextlib.suppress(OSError, ValueError):
+            number = path.name.removeprefix("curr").removesuffix("_input")
+            label = _text(place / f"in{number}_label")
+            yield label, int(_text(path)) * int(_text(place / f"in{number}_input")) / 1e6
+
+
+def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"protofleet_device_{name}", words, value=value)
+
+
+def _text(path: Path) -> str:
+    return path.read_text().strip()

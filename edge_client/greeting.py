@@ -1,0 +1,25 @@
+"""What a device says of itself whenever it is ready for work."""
+
+from __future__ import annotations
+
+from edge_client.evaluate import Splits
+from edge_client.state import Book
+from methods.plan import Plan
+from protocol.messages import Hello
+
+
+def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Book) -> Hello:
+    """Counts of classes only where the plan's method needs them."""
+    counts: tuple[int, ...] = ()
+    if plan and plan.load().needs_counts:
+        counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
+    return Hello(
+        device=name,
+        classes=data.classes,
+        examples=len(data.train.y),
+        domain=data.domain,
+        software=software,
+        plan=plan.digest if plan else b"",
+        counts=counts,
+        holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
+    )

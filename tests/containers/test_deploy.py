@@ -1,0 +1,338 @@
+"""Deployments to fake devices: real SSH, real rsync, real systemd, a real federation that they join."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from deploy.fleet.settings import Software
+from deploy.fleet.software import make_release
+from tests.containers.devices import NESTED, Bench
+from tests.containers.engine import NoEngine
+from tests.containers.rig import Rig
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(1200)]
+UNIT = "protofleet-device.service"
+
+
+@pytest.fixture(scope="module")
+def bench(engine, tmp_path_factory):
+    try:
+        made = Bench(engine, tmp_path_factory.mktemp("bench"))
+        made.start().booted()
+    except NoEngine as error:
+        pytest.skip(str(error))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(bench, tmp_path):
+    """Makes a fleet of so many devices, with its broker."""
+    made = []
+
+    def make(count, image="", **others):
+        devices = {f"board-{i}": bench.start() for i in range(count)}
+        devices |= {name: bench.start(*flags, image=image) for name, flags in others.items()}
+        for device in devices.values():
+            device.booted()
+        made.append(Rig(tmp_path, bench, devices))
+        made[-1].start_broker()
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        for device in one.devices.values():
+            bench.stop(device)
+
+
+def note(words):
+    """A figure for whoever watches."""
+    sys.__stderr__.write(f"\n{words}\n")
+
+
+def show(device, key):
+    return device.do("systemctl", "show", "-p", key, "--value", UNIT)
+
+
+def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_nothing(rig):
+    fleet = rig(3)
+    first = fleet.start_coordinator(rounds=10_000)
+    began = time.monotonic()
+    said = fleet.deploy("apply", "--yes").stdout
+    note(f"deployed to three devices in {time.monotonic() - began:.1f} s")
+    assert "3 devices: 3 changed, 0 failed" in said and said.count("fingerprint of its request") == 3
+
+    before = {name: show(device, "MainPID") for name, device in fleet.devices.items()}
+    notes, began = len(fleet.history()), time.monotonic()
+    again = fleet.deploy("apply").stdout
+    note(f"a second time in {time.monotonic() - began:.1f} s")
+    assert again.count("nothing to do") == 3 and "3 devices: 0 changed, 0 failed" in again
+    assert {name: show(device, "MainPID") for name, device in fleet.devices.items()} == before
+    assert len(fleet.history()) == notes, "what changes nothing is not in the log"
+
+    status = fleet.deploy("status").stdout
+    assert all(f"{name} " in status for name in fleet.devices) and "*" not in status
+    first.terminate()
+    first.wait(20)
+    run = fleet.start_coordinator("whole", rounds=4, quorum=3, gather=3)
+    assert run.wait(240) == 0, fleet.log("whole")
+    rows = [json.loads(line) for line in (fleet.folder / "runs/whole/rounds.jsonl").read_text().splitlines()]
+    assert len([row for row in rows if row["kind"] == "training"]) == 4
+    assert all(row["participants"] == sorted(fleet.devices) for row in rows)
+
+    for row in fleet.history():
+        assert row["who"] and row["when"] and row["host"] in fleet.devices
+    steps = [row["step"] for row in fleet.history() if row["host"] == "board-0"]
+    assert steps == [
+        "prepare",
+        "ship",
+        "build",
+        "enrol",
+        "configure",
+        "switch",
+        "start",
+        "health",
+        "soak",
+        "record",
+    ]
+    for device in fleet.devices.values():  # nothing secret has crossed, nothing private is open
+        assert device.sh("find /var/lib/protofleet/keys -name '*.key' -perm /077") == ""
+        assert device.sh("grep -rl 'PRIVATE KEY' /opt/protofleet/incoming /etc/protofleet || true") == ""
+
+
+def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench):
+    fleet = rig(1)
+    fleet.start_coordinator(rounds=10_000)
+    broken = {
+        "no-disk": bench.start("--tmpfs", "/opt/protofleet:size=60m"),
+        "wrong-arch": bench.start(),
+        "no-clock": bench.start(),
+        "no-sshd": bench.start(),
+        "stranger": bench.start(known=False),
+        "locked": bench.start(),
+        "no-rsync": bench.start(),
+    }
+    for device in broken.values():
+        device.booted()
+    broken["wrong-arch"].sh(
+        "printf '#!/bin/sh\\necho armv7l\\n' >/usr/local/bin/uname; chmod 755 /usr/local/bin/uname"
+    )
+    broken["no-clock"].sh(
+        "printf '#!/bin/sh\\necho 13\\n' >/usr/local/bin/date; chmod 755 /usr/local/bin/date"
+    )
+    broken["no-sshd"].sh("systemctl stop ssh")
+    broken["locked"].sh("rm /root/.ssh/authorized_keys")
+    broken["no-rsync"].sh("rm /usr/bin/rsync")
+    key = str(bench.key)
+    hosts = {name: {"address": d.address, "user": "root", "key": key} for name, d in broken.items()}
+    hosts["nowhere"] = {"address": "nowhere.invalid", "user": "root", "key": key}
+    fleet.fleet(hosts)
+
+    done = fleet.deploy("apply", "--yes", check=False)
+    assert done.returncode == 1 and "9 devices: 1 changed, 8 failed" in done.stdout
+    told = {
+        line.split(":")[1].strip(): line
+        for line in done.stderr.splitlines()
+        if line.startswith("protofleet: ")
+    }
+    words = {
+        "no-disk": "0.1 GB are free; make room",
+        "wrong-arch": "architecture: armv7l, for which there is no torch",
+        "no-clock": "clock: it says 1970",
+        "no-sshd": "nothing listens there; is sshd running",
+        "stranger": "its host key is not known here",
+        "locked": "it does not take our key",
+        "no-rsync": "there is no rsync; apt-get install rsync",
+        "nowhere": "nobody knows a host of that name",
+    }
+    for name, expected in words.items():
+        line = next(text for host, text in told.items() if host.startswith(name))
+        assert expected in line, line
+        if name in broken and name != "no-disk":
+            assert broken[name].sh("ls /opt/protofleet 2>/dev/null || true") == "", "nothing was touched"
+
+    fleet.fleet(hosts, software={"kind": "container", "image": f"edge@sha256:{'0' * 64}"})
+    done = fleet.deploy("doctor", "no-disk", check=False)
+    assert done.returncode == 1 and "FAIL  docker" in done.stdout and "there is no docker" in done.stdout
+    for device in broken.values():
+        bench.stop(device)
+
+
+def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
+    """One pass over all steps, and in each of them the deployer is killed."""
+    fleet = rig(1)
+    fleet.start_coordinator(rounds=10_000)
+    survived = []
+    for step in (
+        "prepare",
+        "ship",
+        "build",
+        "enrol",
+        "configure",
+        "switch",
+        "start",
+        "health",
+        "soak",
+        "record",
+    ):
+        command = fleet.command("deploy", "apply", "--yes")
+        with subprocess.Popen(
+            command,
+            cwd=fleet.folder,
+            env=fleet.environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as deployer:
+            for line in deployer.stdout:
+                if line.split()[1].rstrip(":") == step:
+                    os.killpg(deployer.pid, signal.SIGKILL)
+                    survived.append(step)
+                    break
+    assert len(survived) >= 7, survived  # a step may have come to its end in spite of the kill
+    assert (
+        "1 devices: 1 changed, 0 failed" in (said := fleet.deploy("apply", "--yes").stdout)
+        or "0 changed" in said
+    )
+    assert "nothing to do" in fleet.deploy("apply").stdout
+    device = fleet.devices["board-0"]
+    assert device.sh("ls /opt/protofleet/incoming") == ""
+    assert len(device.sh("ls /opt/protofleet/releases").split()) == 1
+
+
+def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
+    fleet = rig(1)
+    fleet.start_coordinator(rounds=10_000)
+    fleet.deploy("apply", "--yes")
+    device = fleet.devices["board-0"]
+    good = device.do("readlink", "/opt/protofleet/current")
+
+    fleet.fleet(device={"data": {"root": "/nowhere", "source": "folder"}})
+    done = fleet.deploy("apply", check=False)
+    assert done.returncode == 1 and "it does not stay up" in done.stderr and "/nowhere" in done.stderr
+    assert "it went back to release" in done.stderr and "which is well" in done.stderr
+    assert (
+        device.do("readlink", "/opt/protofleet/current") == good and show(device, "ActiveState") == "active"
+    )
+    status = json.loads(device.do("cat", "/run/protofleet/status.json"))
+    assert status["connected"] and status["heard"]
+    again = fleet.deploy("apply", check=False)
+    assert (
+        again.returncode == 1
+        and "has failed on this device before" in again.stderr
+        and "--force" in again.stderr
+    )
+
+    fleet.fleet(device={"threads": 2})
+    assert "1 changed, 0 failed" in fleet.deploy("apply").stdout, "and something else goes"
+    back = fleet.deploy("rollback").stdout
+    assert "back on release" in back
+    settings = device.do(
+        "sh", "-c", "sed 1d /etc/protofleet/device.settings | base64 -di 2>/dev/null | strings"
+    )
+    assert "threads = 1" in settings and "threads = 2" not in settings
+    assert show(device, "ActiveState") == "active"
+
+
+def test_a_device_can_be_drained_started_again_and_revoked(rig):
+    fleet = rig(2)
+    fleet.start_coordinator(rounds=10_000)
+    fleet.deploy("apply", "--yes")
+    first, second = fleet.devices.values()
+    assert "stopped, with nothing in hand" in fleet.deploy("drain", "board-0").stdout
+    assert (show(first, "ActiveState"), show(second, "ActiveState")) == ("inactive", "active")
+    assert fleet.deploy("status", check=False).returncode == 1
+    assert "1 changed" in fleet.deploy("apply").stdout and show(first, "ActiveState") == "active"
+
+    said = fleet.deploy("revoke", "board-1", "--reason", "sold").stdout
+    assert "its keys are destroyed" in said
+    assert show(second, "ActiveState") == "inactive" and second.sh("ls /var/lib/protofleet") == "state"
+    assert "revoked" in fleet.cli("enrol", "list", "--root", "root").stdout
+    done = fleet.deploy("apply", "board-1", "--yes").stdout
+    assert "the broker lets the name in again" in done
+    assert "enrol: it has no keys yet" in done and "1 changed, 0 failed" in done, "new keys bring it back"
+
+
+def test_the_unit_is_sound_confined_and_watched(rig):
+    fleet = rig(1)
+    fleet.start_coordinator(rounds=10_000)
+    fleet.deploy("apply", "--yes")
+    device = fleet.devices["board-0"]
+    assert device.do("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}") == ""
+    security = device.do("systemd-analyze", "security", "--no-pager", UNIT)
+    exposure = float(security.splitlines()[-1].split(":")[1].split()[0])
+    note(f"exposure level {exposure}")
+    assert exposure <= 2.5, security
+    pid = show(device, "MainPID")
+    assert device.sh(f"stat -c %U /proc/{pid}") == "protofleet"
+    assert device.sh(f"grep CapEff /proc/{pid}/status").split()[1] == "0" * 16
+    assert device.sh(f"grep NoNewPrivs /proc/{pid}/status").split()[1] == "1"
+    assert " / / ro," in device.sh(f"head -1 /proc/{pid}/mountinfo"), "it sees the system read-only"
+
+    device.sh(f"mkdir -p /run/systemd/system/{UNIT}.d")
+    device.sh(
+        f"printf '[Service]\\nWatchdogSec=3s\\nRestartSec=1s\\n' >/run/systemd/system/{UNIT}.d/fast.conf"
+    )
+    device.sh(f"systemctl daemon-reload; systemctl restart {UNIT}")
+    pid = show(device, "MainPID")
+    device.do("kill", "-STOP", pid)
+    fleet.wait(
+        lambda: show(device, "MainPID") not in (pid, "0") and show(device, "ActiveState") == "active", 90
+    )
+    assert "watchdog" in device.sh(f"journalctl -u {UNIT} --no-pager | tail -n 40").lower()
+
+
+def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(rig, bench):
+    fleet = rig(0, small=("-m", "900m", "--memory-swap", "900m"))
+    device = fleet.devices["small"]
+    modest = fleet.start_coordinator(rounds=10_000)
+    fleet.deploy("apply", "--yes")
+    agent, child = show(device, "MainPID"), device.do("pgrep", "-f", "trainer_child")
+    modest.terminate()
+    modest.wait(20)
+    fleet.start_coordinator("greedy", rounds=5, feature_size=150_000)
+    fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 240)
+    assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent lives on"
+    assert child not in device.do("pgrep", "-f", "trainer_child", check=False).split()
+
+
+def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
+    """An engine inside of the fake device runs it: shipped as an archive, as where no registry can be reached."""
+    wheels = tmp_path / "wheels"
+    make_release(Software(dependencies="system"), wheels)
+    archive = bench.edge_archive(wheels)
+    fleet = rig(0, image=bench.with_engine(), caged=NESTED)
+    device = fleet.devices["caged"]
+    fleet.start_coordinator(rounds=10_000)
+    software = {
+        "kind": "container",
+        "archive": str(archive),
+        "options": ["--volume", "/opt/vendor:/opt/vendor:ro"],
+    }
+    fleet.fleet(software=software)
+    doctor = fleet.deploy("doctor").stdout
+    assert "PASS  docker" in doctor
+
+    began = time.monotonic()
+    assert "1 changed, 0 failed" in fleet.deploy("apply", "--yes").stdout
+    note(f"a container deployed in {time.monotonic() - began:.1f} s")
+    assert "nothing to do" in fleet.deploy("apply").stdout
+    found = json.loads(device.do("docker", "inspect", "protofleet-device"))[0]
+    host = found["HostConfig"]
+    assert (
+        host["ReadonlyRootfs"]
+        and host["CapDrop"] == ["ALL"]
+        and host["PidsLimit"] == 256
+        and host["Memory"] > 0
+    )
+    assert found["Config"]["User"] == device.sh('echo "$(id -u protofleet):$(id -g protofleet)"')
+    assert not any("PRIVATE" in value or "KEY" in value for value in found["Config"]["Env"])
+    assert device.do("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}") == ""
+    assert "stopped, with nothing in hand" in fleet.deploy("drain").stdout
+    assert device.do("docker", "ps", "-q") == "" and "1 changed" in fleet.deploy("apply").stdout

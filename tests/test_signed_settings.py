@@ -1,0 +1,81 @@
+"""Settings that the root has signed: what a device takes, and what it refuses in which words."""
+
+import pytest
+
+from deploy.enrol.fleet import enrol_fleet
+from edge_client.given import read_given
+from protocol.settings import SettingsError
+from protocol.signed import SETTINGS, SignedSettings, is_signed, issue_settings
+from protocol.statements import StatementError, Why, armoured
+
+TEXT = 'name = "a"\nfederation = "lab"\nfolder = "{folder}"\nthreads = 2\n'
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return enrol_fleet(tmp_path / "fleet", "lab", ["a", "b"])
+
+
+@pytest.fixture
+def signed(fleet, tmp_path):
+    """Writes a signed file and reads it as device `a` would."""
+
+    def read(text=TEXT, version=1, name="a", federation="lab", by=None, change=lambda data: data):
+        told = SignedSettings(federation, name, version, text.format(folder=tmp_path / "state"))
+        path = tmp_path / "device.settings"
+        path.write_text(armoured(SETTINGS, change(issue_settings(told, (by or fleet.authority()).keys))))
+        assert is_signed(path)
+        return read_given(path, str(fleet.party("a")), [])
+
+    return read
+
+
+def why(call, **options):
+    with pytest.raises(StatementError) as error:
+        call(**options)
+    return error.value.why
+
+
+def test_a_device_takes_what_its_root_has_signed(signed, fleet):
+    given = signed(version=7)
+    assert (given.version, given.settings.name, given.settings.threads) == (7, "a", 2)
+    assert given.settings.enrolled == str(fleet.party("a"))
+
+
+def test_plain_settings_need_no_signature(tmp_path):
+    path = tmp_path / "device.toml"
+    path.write_text('name = "a"\n')
+    assert not is_signed(path)
+    assert read_given(path, "", ["threads=3"]).settings.threads == 3
+
+
+def test_one_changed_bit_is_found(signed):
+    assert why(signed, change=lambda d: d.replace(b"threads = 2", b"threads = 3")) is Why.BAD_SIGNATURE
+
+
+def test_another_federation_s_root_is_not_believed(signed, tmp_path):
+    other = enrol_fleet(tmp_path / "other", "lab", ["a"]).authority()
+    assert why(signed, by=other) is Why.UNKNOWN_ROOT
+
+
+def test_settings_for_somebody_else_are_not_taken(signed):
+    assert why(signed, name="b") is Why.WRONG_NAME
+    assert why(signed, federation="sea") is Why.WRONG_FEDERATION
+
+
+def test_an_earlier_version_is_not_taken_again_and_the_same_one_is(signed):
+    signed(version=5)
+    signed(version=5)
+    assert why(signed, version=4) is Why.SUPERSEDED
+    assert signed(version=6).version == 6
+
+
+def test_a_typing_slip_in_signed_settings_is_one_clear_line(signed):
+    with pytest.raises(SettingsError, match="thread is not a setting; did you mean threads"):
+        signed(text=TEXT.replace("threads", "thread"))
+
+
+def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path):
+    signed()
+    with pytest.raises(SettingsError, match="say --enrolled FOLDER"):
+        read_given(tmp_path / "device.settings", "", [])
