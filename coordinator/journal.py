@@ -31,6 +31,7 @@ from coordinator.events import (
     Rollback,
     Save,
 )
+from coordinator.index import seal
 from coordinator.service import Service
 from coordinator.story import Step
 from protocol.disk import Disk
@@ -246,33 +247,49 @@ class RoundFile:
         self.records.append(table)
         fresh = not self._path.exists()
         with self._path.open("a") as file:
-            file.write(json.dumps(table) + "\n")
+            file.write(sealed_line(table))
         self._disk.sync(self._path)
         if fresh:
             self._disk.sync(self._path.parent)
 
     def _mend(self) -> None:
         """What a crash has torn goes before anything is written behind it."""
-        whole = "".join(json.dumps(table) + "\n" for table in self.records)
-        if not self._path.exists() or self._path.read_text(errors="replace") == whole:
+        whole = b"".join(line + b"\n" for line, _ in whole_lines(self._path))
+        if not self._path.exists() or self._path.read_bytes() == whole:
             return
         log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(self.records))
         mended = self._path.with_suffix(".new")
-        mended.write_text(whole)
+        mended.write_bytes(whole)
         self._disk.sync(mended)
         self._disk.rename(mended, self._path)
         self._disk.sync(self._path.parent)
 
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a rounds.jsonl; torn and damaged ones are left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
+    """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
+    return [table for _, table in whole_lines(path)]
+
+
+def sealed_line(table: Mapping[str, Any]) -> str:
+    """A flipped bit in a number makes no bad JSON. Lines without a seal are of an earlier version."""
+    text = json.dumps(table)
+    return json.dumps({**table, "seal": seal("round", text).hex()}) + "\n"
+
+
+def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            if isinstance(table := json.loads(line), dict):
-                found.append(table)
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_bytes().split(b"\n"):
+            with contextlib.suppress(ValueError, RecursionError):
+                table = json.loads(line)
+                if isinstance(table, dict) and _is_whole(table):
+                    table.pop("seal", None)
+                    found.append((line, table))
     return found
+
+
+def _is_whole(table: dict[str, Any]) -> bool:
+    content = {key: value for key, value in table.items() if key != "seal"}
+    if "seal" not in table:
+        return "round" in table and table.keys() <= RoundRecord.__dataclass_fields__.keys()
+    return bool(table["seal"] == seal("round", json.dumps(content)).hex())

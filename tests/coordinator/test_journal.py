@@ -88,6 +88,24 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert [line["round"] for line in read_rounds(path)] == [1, 2]
 
 
+def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
+    run, rounds = observed(tmp_path)
+    run.run()
+    path, honest = tmp_path / "rounds.jsonl", rounds.records
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 97):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        assert len(read_rounds(path)) >= 2 and all(record in honest for record in read_rounds(path)), at
+    RoundFile(path)
+    assert "was damaged; the 3 whole lines of it are kept" in caplog.text
+    assert path.read_bytes() in whole and len(read_rounds(path)) == 3
+
+
+def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1, "kind": "training"}\n{"rounc": 2}\n')
+    assert read_rounds(tmp_path / "rounds.jsonl") == [{"round": 1, "kind": "training"}]
+
+
 def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
