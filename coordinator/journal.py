@@ -8,10 +8,9 @@ averaged by the examples they hold.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,14 +30,16 @@ from coordinator.events import (
     Rollback,
     Save,
 )
-from coordinator.index import seal
+from coordinator.lines import read_rounds, sealed_line, whole_lines
 from coordinator.service import Service
 from coordinator.story import Step
-from protocol.disk import Disk
+from protocol.disk import Disk, is_full
 from protocol.messages import Update
 from protocol.meter import DOWN, UP, Meter
 
 log = logging.getLogger("protofleet.coordinator")
+
+__all__ = ["Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
@@ -235,22 +236,39 @@ class RoundFile:
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
         self.records = read_rounds(path)
+        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
         self._mend()
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
-        """Only whole rounds are kept."""
+        """Only whole rounds are kept; but what is left over of them is tried again."""
+        if self._unwritten:
+            self._write()
 
     def round_ended(self, record: RoundRecord) -> None:
         if self.records and self.records[-1]["round"] >= record.round:
             return
         table = asdict(record)
         self.records.append(table)
+        self._unwritten.append(table)
+        self._write()
+
+    def _write(self) -> None:
         fresh = not self._path.exists()
-        with self._path.open("a") as file:
-            file.write(sealed_line(table))
-        self._disk.sync(self._path)
-        if fresh:
-            self._disk.sync(self._path.parent)
+        before = 0 if fresh else self._path.stat().st_size
+        try:
+            with self._path.open("a") as file:
+                file.write("".join(map(sealed_line, self._unwritten)))
+            self._disk.sync(self._path)
+            if fresh:
+                self._disk.sync(self._path.parent)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if self._path.exists():
+                os.truncate(self._path, before)
+            log.error("%s is not written: %s; it is tried again", self._path, error)
+        else:
+            self._unwritten = []
 
     def _mend(self) -> None:
         """What a crash has torn goes before anything is written behind it."""
@@ -263,33 +281,3 @@ class RoundFile:
         self._disk.sync(mended)
         self._disk.rename(mended, self._path)
         self._disk.sync(self._path.parent)
-
-
-def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
-    return [table for _, table in whole_lines(path)]
-
-
-def sealed_line(table: Mapping[str, Any]) -> str:
-    """A flipped bit in a number makes no bad JSON. Lines without a seal are of an earlier version."""
-    text = json.dumps(table)
-    return json.dumps({**table, "seal": seal("round", text).hex()}) + "\n"
-
-
-def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().split(b"\n"):
-            with contextlib.suppress(ValueError, RecursionError):
-                table = json.loads(line)
-                if isinstance(table, dict) and _is_whole(table):
-                    table.pop("seal", None)
-                    found.append((line, table))
-    return found
-
-
-def _is_whole(table: dict[str, Any]) -> bool:
-    content = {key: value for key, value in table.items() if key != "seal"}
-    if "seal" not in table:
-        return "round" in table and table.keys() <= RoundRecord.__dataclass_fields__.keys()
-    return bool(table["seal"] == seal("round", json.dumps(content)).hex())
