@@ -43,7 +43,8 @@ class Death:
             except Exception as error:  # noqa: BLE001 - it is what this death has led to
                 return [f"{type(error).__name__}: {error}"]
         died = run.points[self.party].deaths
-        return [*([] if died == len(points) else [f"it died {died} times"]), *whole.differences(found)]
+        wrong = not 1 <= died <= len(points)  # the run may be over before somebody dies a second time
+        return [*([f"it died {died} times"] if wrong else []), *whole.differences(found)]
 
     def settings(self) -> Mapping[str, Any]:
         if self.fate in ("killed", "killed twice"):
