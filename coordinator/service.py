@@ -72,8 +72,7 @@ class Service:
         self._broadcast: Manifest | None = None  # what the open ask stands on
         self._now, self._resumed = 0.0, False
         self._here_at = float("inf")  # when to say again that it is here
-        self._needs_counts = plan.load().needs_counts
-        self._digest = plan.digest
+        self._needs_counts, self._digest = plan.load().needs_counts, plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
         self._advancing: Advance | None = None  # what the worker is at
@@ -82,9 +81,8 @@ class Service:
 
     @property
     def wake_at(self) -> float:
-        return min(
-            self.link.wake_at, self.backlog.wake_at, self._here_at, self.machine.wake_at or float("inf")
-        )
+        own = min(self.backlog.wake_at, self._here_at)
+        return min(self.link.wake_at, own, self.machine.wake_at or float("inf"))
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -135,12 +133,10 @@ class Service:
         commands = self.machine.handle(event, now)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
-        if not ended:
-            self.backlog.add(commands, now)
+        self.backlog.add([] if ended else commands, now)
         for watcher in self.watchers:
             watcher.happened(self, event, commands, now)
-        if ended:
-            self.backlog.add(commands, now)
+        self.backlog.add(commands if ended else [], now)
 
     # What the link asks: is this answer worth fetching?
 
