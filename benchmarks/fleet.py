@@ -91,7 +91,7 @@ def conduct(folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, wa
     ring = load_keyring(folder / "keys" / "public")
 
     def link(service: Service) -> CoordinatorLink:
-        made = CoordinatorLink(me, ring, topics, None, spool.store, service)  # type: ignore[arg-type]
+        made = CoordinatorLink(me, ring, topics, None, spool.store, service.door)  # type: ignore[arg-type]
         made.run = FEDERATION
         made.transport = Mqtt(
             "bench-coordinator", address, inbox,

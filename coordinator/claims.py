@@ -28,8 +28,8 @@ class Limits:
 
     examples: int = 1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
     answer_bytes: int = 1 << 30  # one answer, however much the method would take
-    norm: float = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
     spool_bytes: int = 16 << 30  # answers on the disk, with what is reserved for those that are coming
+    norm: float = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
 
     def __post_init__(self) -> None:
         for name in ("examples", "answer_bytes", "spool_bytes"):

@@ -43,7 +43,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
     def link(service: Service) -> CoordinatorLink:
-        made = CoordinatorLink(me, keyring, topics, None, spool.store, service)  # type: ignore[arg-type]
+        made = CoordinatorLink(me, keyring, topics, None, spool.store, service.door)  # type: ignore[arg-type]
         made.run, made.sealed = settings.name, seals(settings.security)
         made.transport = Mqtt(
             f"{settings.federation}.{COORDINATOR}",

@@ -99,14 +99,14 @@ class Metrics:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
         )
-        self.full = Gauge("protofleet_disk_full", "1 while nothing new is begun for want of room", registry=r)
-        self.full.set_function(lambda: float(bool(service.backlog.full)))
-        self.free = Gauge("protofleet_disk_free_bytes", "Room on the disk of the run", registry=r)
-        self.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
         self.missing = Gauge(
             "protofleet_device_messages_missing", "Said by a device, and not come", ["device"], registry=r
         )
         self._missing = service.link.missing
+        self.full = Gauge("protofleet_disk_full", "1 while nothing new is begun for want of room", registry=r)
+        self.full.set_function(lambda: float(bool(service.backlog.full)))
+        self.free = Gauge("protofleet_disk_free_bytes", "Room on the disk of the run", registry=r)
+        self.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
         self.epoch.set(service.link.epoch)
         self.rounds.set(service.machine.policy.rounds)
 

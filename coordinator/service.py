@@ -8,11 +8,11 @@ from typing import Final
 
 from coordinator.backlog import Backlog
 from coordinator.claims import Limits, unfit
+from coordinator.door import Door
 from coordinator.events import (
     Accept,
     Advance,
     Advanced,
-    Answered,
     Close,
     Command,
     Dismiss,
@@ -28,7 +28,7 @@ from coordinator.events import (
     Woke,
 )
 from coordinator.intake import Intake
-from coordinator.machine import Phase, RoundMachine
+from coordinator.machine import RoundMachine
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
 from coordinator.watcher import Watcher
@@ -40,15 +40,24 @@ from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
-
-from protocol.messages import HERE, Bye, Finished, Hello, Manifest, Receipt  # isort: skip
-from protocol.messages import Refusal, State, Task, Update, Welcome  # isort: skip
+from protocol.messages import (
+    HERE,
+    Bye,
+    Finished,
+    Hello,
+    Manifest,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Welcome,
+)
 from protocol.party import Worker
-from protocol.reasons import Problem, Reason, Rejected
+from protocol.reasons import Rejected
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
-
 
 HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
 
@@ -59,6 +68,7 @@ class Service:
         link: Callable[[Service], CoordinatorLink], watchers: Sequence[Watcher] = (), limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.worker = plan, machine, spool, worker
+        self.door = Door(self)
         self.link = link(self)
         self.link.remember(spool.heard())
         self.watchers, self.limits = list(watchers), limits or Limits()
@@ -70,19 +80,20 @@ class Service:
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
-        self._now, self._resumed = 0.0, False
+        self.now, self._resumed = 0.0, False
         self._here_at = float("inf")  # when to say again that it is here
-        self._needs_counts, self._digest = plan.load().needs_counts, plan.digest
+        self._needs_counts = plan.load().needs_counts
+        self._digest = plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
         self._advancing: Advance | None = None  # what the worker is at
-        self.backlog = Backlog(spool, self._perform)
+        self.backlog = Backlog(spool, self.perform)
         self._words = Bucket(rate=1.0, burst=20.0)
 
     @property
     def wake_at(self) -> float:
-        own = min(self.backlog.wake_at, self._here_at)
-        return min(self.link.wake_at, own, self.machine.wake_at or float("inf"))
+        machine = self.machine.wake_at or float("inf")
+        return min(self.link.wake_at, self.backlog.wake_at, machine, self._here_at)
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -96,7 +107,7 @@ class Service:
             self.backlog.add(self.machine.resume(past), now)
 
     def take(self, item: Item, now: float) -> None:
-        self._now = now
+        self.now = now
         match item:
             case Arrived(topic, frame):
                 self._arrived(topic, frame, now)
@@ -120,12 +131,12 @@ class Service:
                 self._announce(State(False, reason))
 
     def wake(self, now: float) -> None:
-        self._now = now
+        self.now = now
         self.link.wake(now)
-        self.backlog.wake(now)
         if now >= self._here_at:
             self._here_at = now + HERE_SECONDS
             self.link.say(self.link.topics.coord_state, State(True, HERE))
+        self.backlog.wake(now)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
 
@@ -133,42 +144,12 @@ class Service:
         commands = self.machine.handle(event, now)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
-        self.backlog.add([] if ended else commands, now)
+        if not ended:
+            self.backlog.add(commands, now)
         for watcher in self.watchers:
             watcher.happened(self, event, commands, now)
-        self.backlog.add(commands if ended else [], now)
-
-    # What the link asks: is this answer worth fetching?
-
-    def admit(self, update: Update, size: int, name: bytes) -> bool:
-        m, device = self.machine, update.device
-        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
-        if m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered:
-            self.spool.check_claim()
-            problem = self.intake.problem_with(update, size, self.members[device])
-            if problem is None:
-                if self.backlog:
-                    raise NoRoom("what has come before waits for room")
-                self.intake.reserve(device, size)
-                return True
-            self._refuse(update, problem)
-        elif self.intake.contradicts(update, name):
-            other = Problem(Reason.EQUIVOCATION, "another answer to this question is in already")
-            self._perform(Drop(device, update.round, update.phase, "refused", other))
-        else:
-            self._judged(update, None)
-        return False
-
-    def spoiled(self, update: Update, fault: Rejected) -> None:
-        self._refuse(update, Problem(fault.reason, str(fault)))
-
-    def _refuse(self, update: Update, problem: Problem) -> None:
-        self.intake.refuse(update.device, problem)
-        self._judged(update, problem)
-
-    def _judged(self, update: Update, problem: Problem | None) -> None:
-        event = Answered(update.device, update.round, update.phase, update.base, problem)
-        self.happen(event, self._now)
+        if ended:
+            self.backlog.add(commands, now)
 
     def _arrived(self, topic: str, frame: bytes, now: float) -> None:
         try:
@@ -210,26 +191,22 @@ class Service:
         examples = self.members[update.device].examples
         if problem := self.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
             self.spool.refuse(update.device, name)
-            self._refuse(update, problem)
+            self.door.refuse(update, problem)
             return
         self._fetched[update.device] = Accepted(
             update.device, update.base, name, update.examples, update.metrics
         )
         for watcher in self.watchers:
             watcher.answered(self, update, now)
-        self._judged(update, None)
+        self.door.judged(update, None)
 
-    def _perform(self, command: Command) -> None:
+    def perform(self, command: Command) -> None:
         """Again from its beginning, where it raises because the disk is full."""
         match command:
             case Save(round, attempt, cohort):
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
-                state = self.story.state()
-                self.spool.demand(
-                    2 * sum(array.nbytes for array in state.values())
-                )  # and for what is asked with it
-                self.spool.save(round, attempt, cohort, members, state, roster, domains)
+                self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
             case Rollback():
                 self.spool.rollback(self.machine.round)
                 self.story.restore()
@@ -263,7 +240,7 @@ class Service:
             if device not in self.link.keyring:
                 log.warning("%s is not known any more; it takes no further part", device)
                 self.link.abandon(device)
-                self.happen(Left(device), self._now)
+                self.happen(Left(device), self.now)
 
     def _advance(self, advance: Advance) -> None:
         self.link.abandon()
@@ -277,7 +254,7 @@ class Service:
         if isinstance(step, Exception):
             if not is_full(step) or self._advancing is None:
                 raise step
-            self.backlog.again(self._advancing, step, self._now)
+            self.backlog.again(self._advancing, step, self.now)
             return
         self.spool.check_claim()
         manifest, self.ask = step.manifest, step.ask
@@ -289,10 +266,10 @@ class Service:
             self._broadcast = self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
             self.spool.broadcasts.keep({manifest.object})
         for watcher in self.watchers:
-            watcher.stepped(self, step, self._now)
+            watcher.stepped(self, step, self.now)
         self._part_from_the_unknown()
         base = manifest.object if manifest else b""
-        self.happen(Advanced(step.ask.phase if step.ask else None, base), self._now)
+        self.happen(Advanced(step.ask.phase if step.ask else None, base), self.now)
 
     def _announce(self, state: State) -> None:
         self.link.say(self.link.topics.coord_state, state, retain=True)

@@ -94,7 +94,7 @@ class Simulation:
             topics = set(self.topics.coordinator_subscriptions())
             session = self.broker.session(COORDINATOR, take, topics)
             session.passing = disk.passing
-            made = CoordinatorLink(me, self._ring, self.topics, session, spool.store, service)
+            made = CoordinatorLink(me, self._ring, self.topics, session, spool.store, service.door)
             made.run = "simulated"
             session.will = made.will(self.topics.coord_state)
             return made

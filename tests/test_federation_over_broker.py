@@ -50,7 +50,7 @@ class Federation:
 
         def link(service):
             me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-            made = CoordinatorLink(me, self.ring, self.topics, None, spool.store, service)
+            made = CoordinatorLink(me, self.ring, self.topics, None, spool.store, service.door)
             made.run = "test"
             topics = self.topics.coordinator_subscriptions()
             will = made.will(self.topics.coord_state)

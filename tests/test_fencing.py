@@ -53,7 +53,7 @@ def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(
     run.kill("coordinator")
     run.boot_coordinator()
     with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
-        old._perform(command)
+        old.perform(command)
     with pytest.raises(FencedError):
         old._stepped(None)  # its worker has come home: nothing of the other's broadcasts is pruned
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())

@@ -1,0 +1,50 @@
+"""What the link asks before it fetches an answer: whether it is worth it. And what it says when one is broken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.events import Answered, Drop
+from coordinator.machine import Phase
+from protocol.disk import NoRoom
+from protocol.messages import Update
+from protocol.reasons import Problem, Reason, Rejected
+
+if TYPE_CHECKING:
+    from coordinator.service import Service
+
+
+class Door:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
+        service, device = self._service, update.device
+        m = service.machine
+        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
+        if m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered:
+            service.spool.check_claim()
+            problem = service.intake.problem_with(update, size, service.members[device])
+            if problem is None:
+                if service.backlog:
+                    raise NoRoom("what has come before waits for room")
+                service.intake.reserve(device, size)
+                return True
+            self.refuse(update, problem)
+        elif service.intake.contradicts(update, name):
+            other = Problem(Reason.EQUIVOCATION, "another answer to this question is in already")
+            service.perform(Drop(device, update.round, update.phase, "refused", other))
+        else:
+            self.judged(update, None)
+        return False
+
+    def spoiled(self, update: Update, fault: Rejected) -> None:
+        self.refuse(update, Problem(fault.reason, str(fault)))
+
+    def refuse(self, update: Update, problem: Problem) -> None:
+        self._service.intake.refuse(update.device, problem)
+        self.judged(update, problem)
+
+    def judged(self, update: Update, problem: Problem | None) -> None:
+        event = Answered(update.device, update.round, update.phase, update.base, problem)
+        self._service.happen(event, self._service.now)
