@@ -214,11 +214,7 @@ class Service:
             case Save(round, attempt, cohort):
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
-                state = self.story.state()
-                self.spool.demand(
-                    2 * sum(array.nbytes for array in state.values())
-                )  # and for what is asked with it
-                self.spool.save(round, attempt, cohort, members, state, roster, domains)
+                self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
             case Rollback():
                 self.spool.rollback(self.machine.round)
                 self.story.restore()

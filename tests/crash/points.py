@@ -37,16 +37,14 @@ class Death:
         whole, _ = unbroken(self.method)
         points = {self.point, self.point + SECOND} if self.fate == "killed twice" else {self.point}
         with tempfile.TemporaryDirectory() as folder:
-            run = crashing(Path(folder), self.method, {self.party: frozenset(points)}, **self.settings())
             try:
-                run.live()
+                run = crashing(Path(folder), self.method, {self.party: frozenset(points)}, **self.settings())
+                found = outcome(run.live())
             except Exception as error:  # noqa: BLE001 - it is what this death has led to
                 return [f"{type(error).__name__}: {error}"]
-            died = run.points[self.party].deaths
-            return [
-                *([] if died == len(points) else [f"it died {died} times"]),
-                *whole.differences(outcome(run)),
-            ]
+        died = run.points[self.party].deaths
+        wrong = not 1 <= died <= len(points)  # the run may be over before somebody dies a second time
+        return [*([f"it died {died} times"] if wrong else []), *whole.differences(found)]
 
     def settings(self) -> Mapping[str, Any]:
         if self.fate in ("killed", "killed twice"):
