@@ -8,10 +8,9 @@ averaged by the examples they hold.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,13 +30,16 @@ from coordinator.events import (
     Rollback,
     Save,
 )
+from coordinator.lines import read_rounds, sealed_line, whole_lines
 from coordinator.service import Service
 from coordinator.story import Step
-from protocol.disk import Disk
+from protocol.disk import Disk, is_full
 from protocol.messages import Update
 from protocol.meter import DOWN, UP, Meter
 
 log = logging.getLogger("protofleet.coordinator")
+
+__all__ = ["Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
@@ -239,45 +241,48 @@ class RoundFile:
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
         self.records = read_rounds(path)
+        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
         self._mend()
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
-        """Only whole rounds are kept."""
+        """Only whole rounds are kept; but what is left over of them is tried again."""
+        if self._unwritten:
+            self._write()
 
     def round_ended(self, record: RoundRecord) -> None:
         if self.records and self.records[-1]["round"] >= record.round:
             return
         table = asdict(record)
         self.records.append(table)
+        self._unwritten.append(table)
+        self._write()
+
+    def _write(self) -> None:
         fresh = not self._path.exists()
-        with self._path.open("a") as file:
-            file.write(json.dumps(table) + "\n")
-        self._disk.sync(self._path)
-        if fresh:
-            self._disk.sync(self._path.parent)
+        before = 0 if fresh else self._path.stat().st_size
+        try:
+            with self._path.open("a") as file:
+                file.write("".join(map(sealed_line, self._unwritten)))
+            self._disk.sync(self._path)
+            if fresh:
+                self._disk.sync(self._path.parent)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if self._path.exists():
+                os.truncate(self._path, before)
+            log.error("%s is not written: %s; it is tried again", self._path, error)
+        else:
+            self._unwritten = []
 
     def _mend(self) -> None:
         """What a crash has torn goes before anything is written behind it."""
-        whole = "".join(json.dumps(table) + "\n" for table in self.records)
-        if not self._path.exists() or self._path.read_text(errors="replace") == whole:
+        whole = b"".join(line + b"\n" for line, _ in whole_lines(self._path))
+        if not self._path.exists() or self._path.read_bytes() == whole:
             return
         log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(self.records))
         mended = self._path.with_suffix(".new")
-        mended.write_text(whole)
+        mended.write_bytes(whole)
         self._disk.sync(mended)
         self._disk.rename(mended, self._path)
         self._disk.sync(self._path.parent)
-
-
-def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a rounds.jsonl; torn and damaged ones are left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            if isinstance(table := json.loads(line), dict):
-                found.append(table)
-    return found

@@ -106,6 +106,10 @@ class Metrics:
         self.full.set_function(lambda: float(bool(service.backlog.full)))
         self.free = Gauge("protofleet_disk_free_bytes", "Room on the disk of the run", registry=r)
         self.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
+        self.missing = Gauge(
+            "protofleet_device_messages_missing", "Said by a device, and not come", ["device"], registry=r
+        )
+        self._missing = service.link.missing
         self.epoch.set(service.link.epoch)
         self.rounds.set(service.machine.policy.rounds)
 
@@ -129,6 +133,7 @@ class Metrics:
                 self.again.inc()
 
     def round_ended(self, record: RoundRecord) -> None:
+        self.missed()
         self.commit.set(time.time())
         self.duration.observe(record.seconds)
         for phase in record.phases:
@@ -141,6 +146,10 @@ class Metrics:
             self.accuracy.labels(domain, "validation", view).set(value)
         for domain, view, value in self._measured(record.loss):
             self.loss.labels(domain, view).set(value)
+
+    def missed(self) -> None:
+        for device, missing in self._missing().items():
+            self.missing.labels(self._devices.label(device)).set(missing)
 
     def _count(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}

@@ -66,6 +66,12 @@ class DeviceMetrics:
         self.free.set_function(lambda: float(agent.memory.disk.room(agent.memory.folder)))
         self.connected = Gauge("protofleet_device_connected", "1 while the session stands", registry=r)
         self.connected.set_function(lambda: float(agent.connected))
+        self.silent = Gauge(
+            "protofleet_device_coordinator_silent",
+            "1 while connected and told nothing new for long",
+            registry=r,
+        )
+        self.silent.set_function(lambda: float(agent.silent))
 
     def happened(self, agent: Agent, what: str, **figures: float) -> None:
         self.round.set(figures["round"])

@@ -105,6 +105,9 @@ class Refusal:
     boot: int = 0  # of a later process under the same name, where that is why; whoever has it is not meant
 
 
+HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Birth and will: the broker says this in the sender's name when its connection dies."""

@@ -198,8 +198,8 @@ def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken,
 @pytest.mark.parametrize(
     ("method", "what", "damage"),
     [*(("fedavg", "file", damage) for damage in DAMAGE), ("fedpall", "file", "flipped"),
-     ("fedpall", "half", "flipped"), ("fedpall", "half", "gone"), ("fedavg", "answer", "cut short"),
-     ("fedpall", "answer", "flipped")],
+     ("fedpall", "half", "flipped"), ("fedpall", "half", "gone"),
+     ("fedavg", "answer", "cut short"), ("fedpall", "answer", "flipped")],
 )  # fmt: skip
 def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
     tmp_path, unbroken, caplog, method, what, damage
