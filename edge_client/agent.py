@@ -174,10 +174,8 @@ class Agent:
                 self._hello()
             case State(online=False, reason="finished") if received.run == self.memory.book.run:
                 self._run_over()  # the word itself may have been lost
-            case Refusal(reason, 0):
+            case Refusal(reason, boot) if not boot or self.memory.outranked(boot, self.link.me.boot):
                 self._end(f"the coordinator refuses this device: {reason}")
-            case Refusal(reason, boot):
-                self._fenced(reason, boot)
             case Finished():
                 self._run_over()
 
@@ -301,15 +299,6 @@ class Agent:
             self.receipts[receipt.verdict] += 1
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
-
-    def _fenced(self, reason: str, boot: int) -> None:
-        """Of two processes under one name the later stays. This one, started again, would be the later."""
-        me = self.link.me.boot
-        if boot > me:
-            self.memory.heard_boot(boot)
-            self._end(
-                f"{reason}: it was told of boot {boot}, this is boot {me}. Let only one run, and start that again"
-            )
 
     def _run_over(self) -> None:
         self._silence.ends()

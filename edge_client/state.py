@@ -77,10 +77,12 @@ class Memory:
             self._write(self.book)
         return self.book.boot
 
-    def heard_boot(self, boot: int) -> None:
-        """Somebody has used this one: the next start is above it, whatever the clock says then."""
-        self.book.boot = max(boot, self.book.boot)
-        self._write(self.book)
+    def outranked(self, boot: int, mine: int) -> bool:
+        """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
+        if boot > max(mine, self.book.boot):
+            self.book.boot = boot
+            self._write(self.book)
+        return boot > mine
 
     @property
     def last_round(self) -> int:

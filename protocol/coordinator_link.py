@@ -111,7 +111,10 @@ class CoordinatorLink(Link):
     def _fence(self, device: str) -> None:
         """Tell the older of two processes of one name that it is; the newer one does not mind."""
         boot, _ = self.heard_of(device)
-        words = f"a later process has come under the name {device}, or this one's clock has gone back"
+        words = (
+            f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
+            "let one of them run, and start it again"
+        )
         self.send(device, Refusal(words, boot))
 
     def abandon(self, device: str | None = None) -> None:

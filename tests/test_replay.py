@@ -1,5 +1,6 @@
 """A broker that keeps all it has seen, and brings it back: later, elsewhere, to parties that have restarted."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -161,3 +162,18 @@ def test_what_a_broker_swallows_is_missed(tmp_path):
     metrics.missed()
     value = metrics.registry.get_sample_value
     assert value("protofleet_device_messages_missing", {"device": "device-1"}) == 4
+
+
+def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_above(tmp_path):
+    """A copied card, or a device whose clock was once in the future."""
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
+    window, agent = run.service.link._windows["device-1"], run.agents["device-1"]
+    window.boot = agent.link.me.boot + 70
+    run.run(until=lambda: agent.finished)
+    words = f"a later process has come under the name device-1 \\(boot {window.boot}\\)"
+    assert agent.finished and re.search(words, agent.problem)
+    run.boot_device("device-1")
+    assert run.agents["device-1"].link.me.boot == window.boot + 1
+    run.run()
+    assert run.service.finished

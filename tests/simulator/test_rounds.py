@@ -147,9 +147,7 @@ def test_a_flapping_device_costs_no_round_its_patience(judged):
     rules = replace(CALM, rounds=8, gather=5, patience_seconds=60.0)
     lasted = {
         flaps: sum(
-            seconds_of_training(
-                judged(seed, flapping, policy=replace(rules, flaps=flaps), bad_seconds=2000.0)
-            )
+            seconds_of_training(judged(seed, flapping, policy=replace(rules, flaps=flaps), bad_seconds=600.0))
             for seed in range(3)
         )
         for flaps in (0, 3)
