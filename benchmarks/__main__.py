@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-NAMES = ("rounds", "transfer", "memory", "sealing", "flower")
+NAMES = ("rounds", "transfer", "memory", "sealing", "wear", "flower")
 RESULTS = Path(__file__).parent / "results"
 
 

@@ -28,12 +28,15 @@ class Limits:
 
     examples: int = 1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
     answer_bytes: int = 1 << 30  # one answer, however much the method would take
+    norm: float = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
     spool_bytes: int = 16 << 30  # answers on the disk, with what is reserved for those that are coming
 
     def __post_init__(self) -> None:
         for name in ("examples", "answer_bytes", "spool_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"limits.{name} is {getattr(self, name)}, it must be at least 1")
+        if not self.norm > 0:
+            raise ValueError(f"limits.norm is {self.norm:g}, it must be above 0; inf sets no bound")
         if self.examples > 1 << 40:
             raise ValueError(f"limits.examples is {self.examples}, it can be at most 2^40")
         if not self.answer_bytes <= min(self.spool_bytes, 1 << 30):

@@ -125,7 +125,7 @@ class Index:
             if is_full(error) or "locked" in str(error):
                 raise  # said as such
             raise DamagedError(str(error)) from None
-        except (DamagedError, NewerFormatError):
+        except BaseException:
             db.close()
             raise
         return db

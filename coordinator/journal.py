@@ -8,10 +8,9 @@ averaged by the examples they hold.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,13 +30,16 @@ from coordinator.events import (
     Rollback,
     Save,
 )
+from coordinator.lines import read_rounds, sealed_line, whole_lines
 from coordinator.service import Service
 from coordinator.story import Step
-from protocol.disk import Disk
+from protocol.disk import Disk, is_full
 from protocol.messages import Update
 from protocol.meter import DOWN, UP, Meter
 
 log = logging.getLogger("protofleet.coordinator")
+
+__all__ = ["Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
@@ -111,6 +113,8 @@ class Journal:
     def stepped(self, service: Service, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
             self._begin(step.round, service.machine.attempt, now, resumed=True)
+            if damaged := {what: n for what, n in service.spool.fallbacks.items() if n}:
+                self._tell("fell_back", round=step.round, damaged=damaged)
         if step.phase is not None:  # in a replay once more, and then it must be the same
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
             self._tell("counted", **place, answers=step.counted)
@@ -234,51 +238,54 @@ class RoundFile:
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
+        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
+        self._mend()
         found = self.records
-        self._mend(found)
         self._last = found[-1]["round"] if found else 0
 
     @property
     def records(self) -> list[dict[str, Any]]:
         """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
-        return read_rounds(self._path)
+        return [*read_rounds(self._path), *self._unwritten]
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
-        """Only whole rounds are kept."""
+        """Only whole rounds are kept; but what is left over of them is tried again."""
+        if self._unwritten:
+            self._write()
 
     def round_ended(self, record: RoundRecord) -> None:
         if self._last >= record.round:
             return
         self._last = record.round
-        fresh = not self._path.exists()
-        with self._path.open("a") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
-        self._disk.sync(self._path)
-        if fresh:
-            self._disk.sync(self._path.parent)
+        self._unwritten.append(asdict(record))
+        self._write()
 
-    def _mend(self, found: list[dict[str, Any]]) -> None:
+    def _write(self) -> None:
+        fresh = not self._path.exists()
+        before = 0 if fresh else self._path.stat().st_size
+        try:
+            with self._path.open("a") as file:
+                file.write("".join(map(sealed_line, self._unwritten)))
+            self._disk.sync(self._path)
+            if fresh:
+                self._disk.sync(self._path.parent)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if self._path.exists():
+                os.truncate(self._path, before)
+            log.error("%s is not written: %s; it is tried again", self._path, error)
+        else:
+            self._unwritten = []
+
+    def _mend(self) -> None:
         """What a crash has torn goes before anything is written behind it."""
-        whole = "".join(json.dumps(table) + "\n" for table in found)
-        if not self._path.exists() or self._path.read_text(errors="replace") == whole:
+        whole = b"".join(line + b"\n" for line, _ in whole_lines(self._path))
+        if not self._path.exists() or self._path.read_bytes() == whole:
             return
-        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(found))
+        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
         mended = self._path.with_suffix(".new")
-        mended.write_text(whole)
+        mended.write_bytes(whole)
         self._disk.sync(mended)
         self._disk.rename(mended, self._path)
         self._disk.sync(self._path.parent)
-
-
-def read_rounds(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a rounds.jsonl; torn and damaged ones are left out."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        with contextlib.suppress(ValueError):
-            if isinstance(table := json.loads(line), dict):
-                found.append(table)
-    return found

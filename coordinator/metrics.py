@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
 
 from coordinator.journal import ByView, RoundRecord
 from coordinator.service import Service
+from coordinator.spool import Spool
 from protocol.exposition import MeterCollector, exposed
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
@@ -32,6 +34,21 @@ class Names:
         return "other"
 
 
+class Damage:
+    """What this coordinator has found damaged on its disk, and gone on without."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        found = CounterMetricFamily(
+            "protofleet_checkpoint_fallbacks", "Damaged files that were gone on without", labels=["what"]
+        )
+        for what in ("snapshot", "index", "answer"):
+            found.add_metric([what], self._spool.fallbacks[what])
+        yield found
+
+
 class Metrics:
     """A sink of the journal. The registry is its own, never the global one."""
 
@@ -39,6 +56,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._method = service.plan.method
         self.registry.register(MeterCollector(service.link.meter, self._method))
+        self.registry.register(Damage(service.spool))
         self._devices, self._domains, self._views = Names(MAX_DEVICES), Names(MAX_DEVICES), Names(MAX_VIEWS)
         r = self.registry
         self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
@@ -81,6 +99,14 @@ class Metrics:
         self.seen = Gauge(
             "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
         )
+        self.full = Gauge("protofleet_disk_full", "1 while nothing new is begun for want of room", registry=r)
+        self.full.set_function(lambda: float(bool(service.backlog.full)))
+        self.free = Gauge("protofleet_disk_free_bytes", "Room on the disk of the run", registry=r)
+        self.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
+        self.missing = Gauge(
+            "protofleet_device_messages_missing", "Said by a device, and not come", ["device"], registry=r
+        )
+        self._missing = service.link.missing
         self.epoch.set(service.link.epoch)
         self.rounds.set(service.machine.policy.rounds)
 
@@ -103,6 +129,7 @@ class Metrics:
                 self.again.inc()
 
     def round_ended(self, record: RoundRecord) -> None:
+        self.missed()
         self.commit.set(time.time())
         self.duration.observe(record.seconds)
         for phase in record.phases:
@@ -115,6 +142,10 @@ class Metrics:
             self.accuracy.labels(domain, "validation", view).set(value)
         for domain, view, value in self._measured(record.loss):
             self.loss.labels(domain, view).set(value)
+
+    def missed(self) -> None:
+        for device, missing in self._missing().items():
+            self.missing.labels(self._devices.label(device)).set(missing)
 
     def _count(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}

@@ -14,8 +14,9 @@ from coordinator.config import CoordinatorSettings
 from coordinator.journal import Journal, RoundFile, RoundRecord, Sink
 from coordinator.ledger import Ledger
 from coordinator.metrics import Metrics
-from coordinator.service import Service, Watcher
+from coordinator.service import Service
 from coordinator.summary import summarise, write_summary
+from coordinator.watcher import Watcher
 from methods.bridge import to_numpy
 from methods.weights import weights_of
 from protocol.arrays import parts

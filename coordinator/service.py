@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final
 
 from coordinator.backlog import Backlog
 from coordinator.claims import Limits, unfit
@@ -31,6 +31,7 @@ from coordinator.intake import Intake
 from coordinator.machine import Phase, RoundMachine
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
+from coordinator.watcher import Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
 from methods.plan import Plan
@@ -39,7 +40,9 @@ from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
-from protocol.messages import Bye, Finished, Hello, Manifest, Receipt, Refusal, State, Task, Update, Welcome
+
+from protocol.messages import HERE, Bye, Finished, Hello, Manifest, Receipt  # isort: skip
+from protocol.messages import Refusal, State, Task, Update, Welcome  # isort: skip
 from protocol.party import Worker
 from protocol.reasons import Problem, Reason, Rejected
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
@@ -47,14 +50,7 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 log = logging.getLogger("protofleet.coordinator")
 
 
-class Watcher(Protocol):
-    """Told of everything after it is decided: ledger, metrics, progress. It influences nothing."""
-
-    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None: ...
-
-    def answered(self, service: Service, update: Update, now: float) -> None: ...
-
-    def stepped(self, service: Service, step: Step, now: float) -> None: ...
+HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
 
 
 class Service:
@@ -75,8 +71,8 @@ class Service:
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
         self._now, self._resumed = 0.0, False
-        self._needs_counts = plan.load().needs_counts
-        self._digest = plan.digest
+        self._here_at = float("inf")  # when to say again that it is here
+        self._needs_counts, self._digest = plan.load().needs_counts, plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
         self._advancing: Advance | None = None  # what the worker is at
@@ -85,7 +81,8 @@ class Service:
 
     @property
     def wake_at(self) -> float:
-        return min(self.link.wake_at, self.backlog.wake_at, self.machine.wake_at or float("inf"))
+        own = min(self.backlog.wake_at, self._here_at)
+        return min(self.link.wake_at, own, self.machine.wake_at or float("inf"))
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -106,10 +103,12 @@ class Service:
             case Connected(max_packet):
                 self.link.adapt(max_packet)
                 self._announce(State(True))
+                self._here_at = now + HERE_SECONDS
                 if not self._resumed:
                     self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
+                self._here_at = float("inf")
                 if final:
                     self.stopped, self.finished = f"the broker ended the session: {reason}", True
             case Denied(topic, reason):
@@ -124,6 +123,9 @@ class Service:
         self._now = now
         self.link.wake(now)
         self.backlog.wake(now)
+        if now >= self._here_at:
+            self._here_at = now + HERE_SECONDS
+            self.link.say(self.link.topics.coord_state, State(True, HERE))
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
 
@@ -131,12 +133,10 @@ class Service:
         commands = self.machine.handle(event, now)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
-        if not ended:
-            self.backlog.add(commands, now)
+        self.backlog.add([] if ended else commands, now)
         for watcher in self.watchers:
             watcher.happened(self, event, commands, now)
-        if ended:
-            self.backlog.add(commands, now)
+        self.backlog.add(commands if ended else [], now)
 
     # What the link asks: is this answer worth fetching?
 
@@ -208,7 +208,7 @@ class Service:
     def _answered(self, update: Update, name: bytes, now: float) -> None:
         assert self.ask is not None, "an answer is fetched only while something is asked"
         examples = self.members[update.device].examples
-        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples):
+        if problem := self.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
             self.spool.refuse(update.device, name)
             self._refuse(update, problem)
             return

@@ -79,6 +79,7 @@ class Spool:
         roster: Collection[str] = (), domains: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         """A new generation; the one before it is kept with its answers, everything older goes."""
+        self.demand(2 * sum(array.nbytes for array in state.values()))  # and for what is asked with it
         name = self.snapshots.put(state).object.hex()
         guests = [
             [m.device, m.examples, list(m.counts), (domains or {}).get(m.device, ""), m.device in roster]

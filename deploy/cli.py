@@ -12,11 +12,14 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from deploy.orphans import end_with_parent
+
 # What a person may see; anything else that escapes is our own fault and keeps its traceback.
 FAILED, MISUSED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    end_with_parent()
     options = parser().parse_args(arguments)
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO,

@@ -29,7 +29,11 @@ def add_run(jobs: Jobs) -> None:
     job.add_argument("experiments", type=Path, nargs="+", help="for example experiments/demo.toml")
     job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting")
     job.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
-    job.add_argument("--fresh", action="store_true", help="put an earlier run of this name aside")
+    earlier = job.add_mutually_exclusive_group()
+    earlier.add_argument("--fresh", action="store_true", help="put an earlier run of this name aside")
+    earlier.add_argument(
+        "--resume", action="store_true", help="only go on with an unfinished run; an error if there is none"
+    )
     job.add_argument(
         "--seeds", type=int, nargs="+", default=[], help="run each file once for each, as <name>-s<seed>"
     )
@@ -40,11 +44,14 @@ def run(options: argparse.Namespace) -> int:
     from deploy.experiment import read_experiment
     from deploy.run import make_way, run_experiment
     from deploy.sweep import Sweep
+    from protocol.settings import SettingsError
 
     if options.seeds or len(options.experiments) > 1:
+        if options.resume:
+            raise SettingsError("--resume goes on with one run; several are gone on with without it")
         return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
-    make_way(experiment, options.runs, options.fresh)
+    make_way(experiment, options.runs, options.fresh, options.resume)
     print(f"report: {run_experiment(experiment, options.runs)}")
     return 0
 

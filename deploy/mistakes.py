@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.spool import RunMismatchError
 from deploy.run_errors import RunError
 from edge_client.data import DataError
+from edge_client.state import TakenOverError
 from protocol.broker import BrokerError
 from protocol.disk import is_full
 from protocol.exposition import MetricsError
@@ -20,7 +21,7 @@ def exit_code(error: Exception) -> int | None:
     match error:
         case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
             return MISUSED
-        case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError():
+        case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
         case OSError() if is_full(error):
             error.args = (

@@ -110,6 +110,9 @@ class Progress:
                 return f"{p.stage}: {len(p.cohort)} devices asked"
             case "dropped":
                 return f"{event['device']}: answer {event['verdict']}, {event['reason']}"
+            case "fell_back":
+                found = ", ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in event["damaged"].items())
+                return f"damaged on the disk: {found}; the run goes on from round {event['round']}"
             case "again":
                 return f"round {event['round']} begins again: too few answers in time"
             case "round":

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from deploy import orphans
 from deploy.broker import LocalBroker, Secured, find_broker
 from deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
 from deploy.experiment import Experiment, coordinator_settings, device_settings
@@ -126,7 +127,7 @@ class Processes:
         command = [sys.executable, "-m", "deploy.cli", *arguments]
         self._children[name] = child = subprocess.Popen(
             command, stdout=subprocess.PIPE if piped else log, stderr=log, stdin=subprocess.DEVNULL,
-            text=True, start_new_session=True,
+            text=True, start_new_session=True, env=orphans.of_this_process(),
         )  # fmt: skip
         return child
 
@@ -196,10 +197,18 @@ def lines_of(stream: IO[str], idle: Callable[[], None]) -> Iterator[str]:
             yield from lines
 
 
-def make_way(experiment: Experiment, runs: Path, fresh: bool) -> None:
-    """Continue an unfinished run of the same settings; put any other earlier run of this name aside."""
+def make_way(experiment: Experiment, runs: Path, fresh: bool, resume: bool = False) -> None:
+    """Continue an unfinished run of the same settings; put any other earlier run of this name aside.
+
+    With `resume` it is an error if there is none: whoever says so must not find a new run instead.
+    """
     folder = runs / experiment.name
     written = folder / "experiment.toml"
+    if resume and (not written.exists() or (folder / "summary.json").exists()):
+        words = "is finished" if written.exists() else "does not exist"
+        raise SettingsError(
+            f"there is nothing to resume: {folder} {words}; without --resume a new run begins"
+        )
     if not written.exists():
         folder.mkdir(parents=True, exist_ok=True)
         return

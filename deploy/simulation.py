@@ -12,8 +12,9 @@ from pathlib import Path
 from coordinator.claims import Limits
 from coordinator.events import Policy
 from coordinator.machine import RoundMachine
-from coordinator.service import Service, Watcher
+from coordinator.service import Service
 from coordinator.spool import Spool
+from coordinator.watcher import Watcher
 from deploy.world import Broker, VirtualWorker, Weather, World
 from edge_client.agent import Agent
 from edge_client.evaluate import Splits

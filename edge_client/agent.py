@@ -14,6 +14,7 @@ from edge_client.evaluate import Splits
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures, save_picture
 from edge_client.room import Room
+from edge_client.silence import Silence
 from edge_client.state import Answer, Memory
 from edge_client.work import work
 from methods.base import Ask, ClientHalf
@@ -23,7 +24,7 @@ from methods.weights import place_of
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
-from protocol.messages import Bye, Finished, Hello, Receipt, Refusal, State, Task, Welcome
+from protocol.messages import HERE, Bye, Finished, Hello, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
 from protocol.reasons import Rejected
 from protocol.settings import SettingsError
@@ -58,6 +59,7 @@ class Agent:
         self.room = Room(memory)
         self._build, self._clock = build, clock
         self._connected = False
+        self._silence = Silence()
         self._hello_at = float("inf")
         self._question = ""  # being worked on
         self._next: Received | None = None
@@ -67,11 +69,16 @@ class Agent:
     @property
     def wake_at(self) -> float:
         resend = self._outgoing.again_at if self._outgoing else float("inf")
-        return min(self.link.wake_at, self._hello_at, resend)
+        return min(self.link.wake_at, self._hello_at, resend, self._silence.alarm_at)
 
     @property
     def connected(self) -> bool:
         return self._connected
+
+    @property
+    def silent(self) -> bool:
+        """Connected, and the coordinator has said nothing new for long."""
+        return self._silence.told
 
     @property
     def waiting(self) -> bool:
@@ -86,11 +93,13 @@ class Agent:
             case Connected(max_packet):
                 self.link.adapt(max_packet)
                 self._connected = True
+                self._silence.begins(now)
                 self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
                 self._hello()
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self._connected, self._hello_at = False, float("inf")
+                self._silence.ends()
                 if final:
                     self._end(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
@@ -107,6 +116,7 @@ class Agent:
     def wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
+        self._silence.look(now)
         if now >= self._hello_at:
             self._hello()
         if self._outgoing and now >= self._outgoing.again_at:
@@ -124,6 +134,7 @@ class Agent:
 
     def _heard(self, received: Received) -> None:
         self._hello_at = self._now + HELLO_SECONDS
+        self._silence.broken(self.link.news_at)
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
         match received.message:
@@ -133,7 +144,7 @@ class Agent:
                 self._asked(task, received)
             case Receipt() as receipt:
                 self._receipted(receipt)
-            case State(online=True):
+            case State(online=True, reason=reason) if reason != HERE:
                 self._hello()
             case State(online=False, reason="finished") if received.run == self.memory.book.run:
                 self._run_over()  # the word itself may have been lost
@@ -274,6 +285,7 @@ class Agent:
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_over(self) -> None:
+        self._silence.ends()
         self._outgoing = self._next = None
         if not self.stays:
             self._end("")

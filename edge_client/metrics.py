@@ -52,8 +52,26 @@ class DeviceMetrics:
         self.work = Counter("protofleet_device_work_seconds", "Time spent on answers", registry=r)
         self.outbox = Gauge("protofleet_device_outbox_answers", "Answers without a receipt", registry=r)
         self.outbox.set_function(lambda: float(agent.waiting))
+        self.fallbacks = Gauge(
+            "protofleet_device_fallbacks",
+            "1 if it went back to before its last answer when it started",
+            registry=r,
+        )
+        self.fallbacks.set(agent.memory.fallbacks)
+        self.full = Gauge(
+            "protofleet_device_disk_full", "1 while it takes on no work for want of room", registry=r
+        )
+        self.full.set_function(lambda: float(bool(agent.room.full)))
+        self.free = Gauge("protofleet_device_disk_free_bytes", "Room for its state and answers", registry=r)
+        self.free.set_function(lambda: float(agent.memory.disk.room(agent.memory.folder)))
         self.connected = Gauge("protofleet_device_connected", "1 while the session stands", registry=r)
         self.connected.set_function(lambda: float(agent.connected))
+        self.silent = Gauge(
+            "protofleet_device_coordinator_silent",
+            "1 while connected and told nothing new for long",
+            registry=r,
+        )
+        self.silent.set_function(lambda: float(agent.silent))
 
     def happened(self, agent: Agent, what: str, **figures: float) -> None:
         self.round.set(figures["round"])

@@ -8,11 +8,13 @@ them, and the last question gets the answer that it has got before.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -41,6 +43,10 @@ class Answer:
     metrics: Mapping[str, float]
 
 
+class TakenOverError(RuntimeError):
+    """A later start of this device goes on in its folder: what this one has worked out is nobody's any more."""
+
+
 @dataclass
 class Book:
     """The contents of the JSON file."""
@@ -66,8 +72,9 @@ class Memory:
 
     def boot(self, clock: int) -> int:
         """The number of this start, above every earlier one even if the clock went back."""
-        self.book.boot = max(clock, self.book.boot + 1)
-        self._write(self.book)
+        with self._alone():
+            self.book.boot = max(clock, self.book.boot + 1, self._boot_on_disk() + 1)
+            self._write(self.book)
         return self.book.boot
 
     @property
@@ -100,7 +107,13 @@ class Memory:
             before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
             answers=[*answers, answer][-KEPT_ANSWERS:],
         )  # fmt: skip
-        self._write(book, keep=True)
+        with self._alone():
+            if (seen := self._boot_on_disk()) > book.boot:
+                raise TakenOverError(
+                    f"another process of this device has taken over {self.folder}, with boot number {seen}; this "
+                    f"one, {book.boot}, stops"
+                )
+            self._write(book, keep=True)
         self.book, self._half_before = book, before.half
 
     def next_bytes(self, base: bytes) -> int:
@@ -113,6 +126,22 @@ class Memory:
         """Forget all objects but those of the two generations and those that are still needed."""
         kept = {self._half_before, *self._named()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two processes on one folder look and write one after the other."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _boot_on_disk(self) -> int:
+        try:
+            return read_book(self._path.read_bytes()).boot
+        except (FileNotFoundError, DamagedError):
+            return 0
 
     def _named(self) -> set[str]:
         return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}

@@ -6,6 +6,7 @@ The two halves share a file and no memory. They meet only as bytes, in simulatio
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -58,8 +59,10 @@ class Ask:
     payload: Payload = field(default_factory=dict)
     wants: Mapping[str, Want] = field(default_factory=dict)
 
-    def problem_with(self, payload: Payload, examples: int | None = None) -> Problem | None:
-        return problem_with(self.wants, payload, examples)
+    def problem_with(
+        self, payload: Payload, examples: int | None = None, norm: float = math.inf
+    ) -> Problem | None:
+        return problem_with(self.wants, payload, examples, norm)
 
 
 Round: TypeAlias = Generator[Ask, Sequence[Reply], None]

@@ -65,9 +65,13 @@ class Here:
 
 
 def problem_with(
-    wants: Mapping[str, Want], payload: Mapping[str, Tensor], examples: int | None = None
+    wants: Mapping[str, Want],
+    payload: Mapping[str, Tensor],
+    examples: int | None = None,
+    norm: float = math.inf,
 ) -> Problem | None:
-    """The first thing wrong with an answer, or None. `examples` are those that its device has stated.
+    """The first thing wrong with an answer, or None. `examples` are those that its device has stated, `norm` is the
+    largest Euclidean one that an array may have.
 
     All dtypes and shapes are looked at before the first number, and numbers a slice at a time.
     """
@@ -82,7 +86,7 @@ def problem_with(
         if problem := _form_problem(name, want, *sent.form(name), lengths):
             return problem
     for name, want in here.items():
-        if problem := _numbers_problem(name, want, sent, examples):
+        if problem := _numbers_problem(name, want, sent, examples, norm):
             return problem
     return None
 
@@ -104,13 +108,17 @@ def _form_problem(
     return None
 
 
-def _numbers_problem(name: str, want: Want, sent: Sliced, examples: int | None) -> Problem | None:
-    low, high, total = math.inf, -math.inf, 0
+def _numbers_problem(
+    name: str, want: Want, sent: Sliced, examples: int | None, norm: float
+) -> Problem | None:
+    low, high, total, square = math.inf, -math.inf, 0, 0.0
     size = math.prod(sent.form(name)[1])
     for start in range(0, size, SLICE):
         part = sent.flat(name, start, min(start + SLICE, size))
-        if part.is_floating_point() and not bool(part.isfinite().all()):
-            return Problem(Reason.NOT_FINITE, f"{name} is not finite")
+        if part.is_floating_point():
+            if not bool(part.isfinite().all()):
+                return Problem(Reason.NOT_FINITE, f"{name} is not finite")
+            square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
         if want.low is not None:
             low = min(low, float(part.min()))
         if want.high is not None:
@@ -120,6 +128,8 @@ def _numbers_problem(name: str, want: Want, sent: Sliced, examples: int | None) 
         return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {low:g}, below {want.low:g}")
     if want.high is not None and high > want.high:
         return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {high:g}, above {want.high:g}")
+    if math.sqrt(square) > norm:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has a norm of {math.sqrt(square):g}, above {norm:g}")
     if want.of_examples and examples is not None and total > examples:
         return Problem(Reason.BAD_CLAIM, f"{name} add up to {total}, of a device with {examples} examples")
     return None

@@ -31,6 +31,7 @@ class DeviceLink(Link):
         self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
         self._fetch: Fetch | None = None
         self._waiting: Received | None = None
+        self.news_at = 0.0  # when the coordinator last said something new, and not what a broker has kept
         self.least_round = 0  # the coordinator never goes back behind a round that we have answered
 
     @property
@@ -77,7 +78,10 @@ class DeviceLink(Link):
         opened: list[tuple[Header, Message]] = []
 
         def take() -> Taken:
+            before = self.heard_of(COORDINATOR)
             found = self.open(topic, frame)
+            if self.heard_of(COORDINATOR) > before:
+                self.news_at = now
             if found:
                 opened.append(found[:2])
             return Taken(new=found is not None)

@@ -96,12 +96,17 @@ class Link:
             self.block //= 2
 
     def seal(self, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None) -> bytes:
-        place = codec.place_of(message)
         self._sequence += 1
+        return self._sealed(message, self._sequence, recipient, attachment)
+
+    def _sealed(
+        self, message: Message, sequence: int, recipient: str = EVERYBODY, attachment: Attachment = None
+    ) -> bytes:
+        place = codec.place_of(message)
         suite = SEALED if self.sealed and recipient != EVERYBODY else OPEN
         header = Header(
             MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
-            self.me.name, self.me.boot, self._sequence, recipient, place.round, place.phase, place.base,
+            self.me.name, self.me.boot, sequence, recipient, place.round, place.phase, place.base,
         )  # fmt: skip
         receive = self.keyring[recipient].receive if suite == SEALED else b""
         return seal(header, codec.encode(message, attachment), self.me.keys.sign, receive)
@@ -118,7 +123,8 @@ class Link:
             raise Rejected(Reason.NOT_SEALED, f"blocks of {manifest.object.hex()[:16]} without a key")
 
     def will(self, topic: str) -> Will:
-        return Will(topic, self.seal(State(False, "connection lost")))
+        """It has number 0, as nobody knows whether it will ever be said."""
+        return Will(topic, self._sealed(State(False, "connection lost"), 0))
 
     def say(
         self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
@@ -153,8 +159,7 @@ class Link:
         message, attachment = codec.decode(header.kind, payload, header.sender, place)
         self._judge(message, attachment)
         # A will is sealed once and said at every death of its connection, so it may repeat its number.
-        repeats = isinstance(message, State) and header.boot == window.boot
-        if not repeats and not window.is_new(header.boot, header.sequence):
+        if not window.is_new(header.boot, header.sequence) and not isinstance(message, State):
             return None
         return header, message, attachment
 
@@ -167,6 +172,10 @@ class Link:
         """Boot and newest sequence, to be kept with what was accepted."""
         window = self._windows.get(sender, Window())
         return window.boot, window.newest
+
+    def missing(self) -> dict[str, int]:
+        """By sender: messages that were said and have not come."""
+        return {sender: window.missing for sender, window in self._windows.items()}
 
     def remember(self, heard: Mapping[str, tuple[int, int]]) -> None:
         """What an earlier process has heard is no news to this one."""

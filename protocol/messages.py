@@ -104,6 +104,9 @@ class Refusal:
     reason: str
 
 
+HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Birth and will: the broker says this in the sender's name when its connection dies."""

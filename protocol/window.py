@@ -14,27 +14,34 @@ WIDTH: Final = 1024  # how far behind the newest a message may come and still be
 class Window:
     boot: int = 0
     newest: int = 0
+    came: int = 0  # different numbers of this boot; they are counted from 1, and 0 is a will's
     _seen: int = 0  # bit i: newest - i has been seen
 
     @staticmethod
     def up_to(boot: int, newest: int) -> Window:
         """As if all up to there had been seen: what is told again by a receiver that has restarted."""
-        return Window(boot, newest, (1 << WIDTH) - 1)
+        return Window(boot, newest, newest, (1 << WIDTH) - 1)
+
+    @property
+    def missing(self) -> int:
+        """Numbers that have been used and have not come: lost, held back, or on their way."""
+        return max(0, self.newest - self.came)
 
     def is_new(self, boot: int, sequence: int) -> bool:
         """True the first time. A newer boot fences the older one; too old to judge counts as seen."""
         if boot < self.boot:
             raise Rejected(Reason.STALE_BOOT, f"boot {boot}, but {self.boot} has been heard")
         if boot > self.boot:
-            self.boot, self.newest, self._seen = boot, sequence, 1
+            self.boot, self.newest, self._seen, self.came = boot, sequence, 1, min(1, sequence)
             return True
         if sequence > self.newest:
             shift = min(sequence - self.newest, WIDTH)  # a forged leap must not shift for ever
             self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
-            self.newest = sequence
+            self.newest, self.came = sequence, self.came + 1
             return True
         behind = self.newest - sequence
         if behind >= WIDTH or self._seen >> behind & 1:
             return False
         self._seen |= 1 << behind
+        self.came += min(1, sequence)
         return True

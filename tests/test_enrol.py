@@ -4,6 +4,7 @@ import os
 import re
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cryptography import x509
@@ -341,3 +342,38 @@ def test_an_armoured_approval_is_not_taken_for_a_request(tmp_path):
     assert why(read_armoured, REQUEST, tmp_path / "x") == Why.MALFORMED
     with pytest.raises(SettingsError):
         Authority(tmp_path)
+
+
+def test_of_two_operators_in_one_folder_the_one_who_is_behind_writes_nothing(tmp_path):
+    make_authority(tmp_path / "root", "lab", 1, durable=False)
+    one, other = Authority(tmp_path / "root", durable=False), Authority(tmp_path / "root", durable=False)
+    join(one, tmp_path / "d1", "d1", 30)
+    third = Authority(tmp_path / "root", durable=False)
+    join(one, tmp_path / "d2", "d2", 30)
+    written = {path: path.read_bytes() for path in (tmp_path / "root").rglob("*") if path.is_file()}
+    with pytest.raises(
+        SettingsError, match="somebody else has changed .*root in the meantime; nothing was written"
+    ):
+        join(other, tmp_path / "d3", "d3", 30)
+    with pytest.raises(SettingsError, match="run it again"):
+        operator.revoke(third, "d1", "lost")
+    assert written == {path: path.read_bytes() for path in (tmp_path / "root").rglob("*") if path.is_file()}
+    join(Authority(tmp_path / "root", durable=False), tmp_path / "d3", "d3", 30)
+
+
+def test_operators_who_work_at_the_same_time_lose_nothing(tmp_path):
+    make_authority(tmp_path / "root", "lab", 1, durable=False)
+
+    def enrol(name):
+        while True:
+            try:
+                return join(Authority(tmp_path / "root", durable=False), tmp_path / name, name, 30)
+            except SettingsError as error:
+                assert "in the meantime" in str(error)
+
+    names = {f"d{i}" for i in range(8)}
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(enrol, sorted(names)))
+    register = Authority(tmp_path / "root").register
+    assert {entry.name for entry in register.entries} == names
+    assert len({entry.serial for entry in register.entries}) == 8

@@ -4,19 +4,25 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.metrics import Metrics
+from coordinator.service import HERE_SECONDS
 from coordinator.spool import Accepted, FencedError, Spool
+from edge_client.silence import SILENT_SECONDS
+from protocol import blocks
 from protocol.reasons import Reason
+from protocol.seal import read_header
 from protocol.transport import Arrived
-from tests.worlds import assert_same, simulation
+from tests.worlds import POLICY, assert_same, simulation
 
 ANSWER = Accepted("a", b"", bytes(32), 5, {})
 
 
 def recorded(run):
-    kept, publish = [], run.broker.publish
+    kept, publish, run.times = [], run.broker.publish, []
 
     def listen(topic, frame, retain):
         kept.append((topic, frame))
+        run.times.append(run.world.now)
         publish(topic, frame, retain)
 
     run.broker.publish = listen
@@ -98,3 +104,60 @@ def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(
     assert run.agents["device-1"].link.meter.rejected[Reason.STALE_EPOCH] >= len(old)
     run.run()
     assert_same(honest, run)
+
+
+def idle(tmp_path):
+    """A run in whose first round everybody waits for one who never answers."""
+    run = simulation(tmp_path, "fedavg", policy=replace(POLICY, patience_seconds=1e6))
+    run.run(until=lambda: run.service.machine.asked == "train")
+    run._workers["device-2"].alive = False
+    return run
+
+
+def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tmp_path, caplog):
+    run = idle(tmp_path)
+    agent, kept = run.agents["device-0"], recorded(run)
+    run.run(until=lambda: run.world.now > 1000)
+    assert not agent.silent, "a coordinator that waits says every minute that it is here"
+    assert sum(topic == run.topics.coord_state for topic, _ in kept) in (
+        999 // HERE_SECONDS,
+        1000 // HERE_SECONDS,
+    )
+    heard_at = [at for at, (topic, _) in zip(run.times, kept) if topic == run.topics.coord_state]
+    hellos = [
+        at for at, (topic, f) in zip(run.times, kept) if "up" in topic and read_header(f)[0].kind == "hello"
+    ]
+    here = heard_at[0]
+    assert not any(here < at < here + 10 for at in hellos), "it is nothing to be answered"
+    run.broker.publish = lambda topic, frame, retain: None  # nothing new gets through
+    for later in range(1010, 1600, 10):
+        run.world.at(later, lambda: deliver(run, "device-0", [k for k in kept if "coord/state" in k[0]]))
+    run.run(until=lambda: run.world.now > 1000 + SILENT_SECONDS)
+    assert agent.silent and caplog.text.count("nothing new from the coordinator for 180 s") == 2, caplog.text
+
+
+def test_a_device_that_hears_its_coordinator_again_says_so(tmp_path, caplog):
+    run = idle(tmp_path)
+    publish, run.broker.publish = run.broker.publish, lambda topic, frame, retain: None
+    run.run(until=lambda: run.agents["device-0"].silent)
+    run.broker.publish = publish
+    run.run(until=lambda: not run.agents["device-0"].silent, limit=HERE_SECONDS + 1)
+    assert not run.agents["device-0"].silent and "is heard again, after" in caplog.text
+
+
+def test_what_a_broker_swallows_is_missed(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    metrics = Metrics(run.service)
+    publish, swallowed = run.broker.publish, []
+
+    def swallow(topic, frame, retain):
+        if topic.endswith("up/device-1") and not blocks.is_block(frame) and len(swallowed) < 4:
+            return swallowed.append(frame)
+        publish(topic, frame, retain)
+
+    run.broker.publish = swallow
+    run.run()
+    assert run.service.link.missing() == {"device-0": 0, "device-1": 4, "device-2": 0}
+    metrics.missed()
+    value = metrics.registry.get_sample_value
+    assert value("protofleet_device_messages_missing", {"device": "device-1"}) == 4

@@ -21,6 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from deploy.enrol import certificates
+from deploy.enrol.alone import Claim
 from deploy.enrol.certificates import DER, PEM
 from deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
 from deploy.enrol.requests import REQUEST, Request
@@ -59,7 +60,7 @@ class Authority:
     """Opened where the root's private keys are. `durable=False` spares the fsyncs of a simulated fleet."""
 
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self.durable, self._clock = folder, durable, clock
+        self.folder, self.durable, self._clock, self._claim = folder, durable, clock, Claim(folder)
         self.register, self._waiting = load_register(folder), False
         self.roots = [_load_root(folder, number) for number in self.register.roots]
 
@@ -126,30 +127,33 @@ class Authority:
         """The register first: what it does not know has never been issued."""
         if self._waiting:
             return
-        save_register(self.folder, self.register, self.durable)
-        self.write(ROOTS_FILE, armoured(ROOTS, self.roots_statement(signed_by)))
-        self.write(REVOKED_FILE, armoured(REVOCATIONS, self.revoked_statement()))
+        with self._claim.held():
+            save_register(self.folder, self.register, self.durable)
+            self.write(ROOTS_FILE, armoured(ROOTS, self.roots_statement(signed_by)))
+            self.write(REVOKED_FILE, armoured(REVOCATIONS, self.revoked_statement()))
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
         """Save once for many: the register of a large fleet would be written for each of its devices."""
-        self._waiting = True
-        try:
-            yield
-        finally:
-            self._waiting = False
-            self.save()
+        with self._claim.held():
+            self._waiting = True
+            try:
+                yield
+            finally:
+                self._waiting = False
+                self.save()
 
     def keep(self, issued: Issued, request: bytes) -> None:
         """What was issued, and for which request: to be handed out again."""
         name = issued.entry.name
-        self.write(f"requests/{name}.request", armoured(REQUEST, request))
-        self.write(
-            f"certs/{name}.crt", x509.load_der_x509_certificate(issued.cert).public_bytes(PEM).decode()
-        )
-        if issued.record:
-            self.write(f"records/{name}.record", armoured(RECORD, issued.record))
-        self.save()
+        with self._claim.held():
+            self.write(f"requests/{name}.request", armoured(REQUEST, request))
+            self.write(
+                f"certs/{name}.crt", x509.load_der_x509_certificate(issued.cert).public_bytes(PEM).decode()
+            )
+            if issued.record:
+                self.write(f"records/{name}.record", armoured(RECORD, issued.record))
+            self.save()
 
     def request(self, name: str) -> bytes:
         return read_armoured(REQUEST, self.folder / "requests" / f"{name}.request")

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from coordinator.claims import Limits
 from coordinator.ledger import Ledger
 from coordinator.metrics import Names
 from coordinator.spool import Accepted, Spool
@@ -11,7 +12,7 @@ from methods.wants import SLICE, Want, problem_with
 from protocol.arrays import Body, encode
 from protocol.reasons import Reason
 from tests.malice import in_world
-from tests.test_malice import METHOD, POLICY, good
+from tests.test_malice import METHOD, POLICY, D, good
 from tests.worlds import simulation
 
 
@@ -51,6 +52,29 @@ def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
     ):
         numbers[-1] = bad
         assert problem_with(wants, Watched({"features": numbers}).payload()).reason is reason
+
+
+def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
+    """One device must not outweigh all others. Squares of what is allowed would overflow a float32."""
+    wants = {"weights": Want(("n",), most=1 << 30)}
+    numbers = np.full(2 * SLICE, 3.0, np.float32)
+    norm = float(np.linalg.norm(numbers.astype(np.float64)))
+    for bound, reason in ((norm * 1.001, None), (norm * 0.999, Reason.OUT_OF_BOUNDS), (np.inf, None)):
+        problem = problem_with(wants, Watched({"weights": numbers}).payload(), norm=bound)
+        assert (problem and problem.reason) == reason
+    assert problem_with({"weights": Want((1,))}, {"weights": torch.tensor([1e30])}, norm=1e29).reason
+    assert problem_with({"weights": Want((1,))}, {"weights": torch.tensor([1e30])}, norm=1e31) is None
+
+
+def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
+    run = simulation(tmp_path, METHOD, policy=POLICY, limits=Limits(norm=500.0))
+    liar = in_world(run)
+    boosted = good(prototypes=np.full((3, D), 1e3, np.float32))
+    liar.answers = lambda liar, place: liar.update(place, boosted)
+    run.run()
+    assert run.service.finished
+    assert {verdict for verdict, _ in liar.verdicts()} == {"refused"}
+    assert "a norm of" in liar.verdicts()[0][1] and run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS]
 
 
 def test_counts_are_compared_with_the_examples_only_where_they_count_samples():

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
 
-import torch
-
-from tests.crash.points import FATES, METHODS, Death, unbroken, whole_enumeration
-
-
-def judged(death: Death) -> tuple[Death, list[str]]:
-    return death, death.differences()
-
-
-def ready() -> None:
-    torch.set_num_threads(1)
-    logging.disable(logging.CRITICAL)
+from tests.crash.points import FATES, METHODS, judged, ready, unbroken, whole_enumeration
 
 
 def main() -> int:
@@ -29,10 +17,11 @@ def main() -> int:
     options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     options.add_argument("--fates", nargs="+", default=tuple(FATES), choices=FATES)
     options.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th of them")
+    options.add_argument("--first", type=int, default=0, metavar="K", help="beginning with this one, from 0")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     asked = options.parse_args()
     ready()
-    todo = list(whole_enumeration(tuple(asked.methods), tuple(asked.fates)))[:: asked.every]
+    todo = list(whole_enumeration(tuple(asked.methods), tuple(asked.fates)))[asked.first :: asked.every]
     begun, failed, done = time.monotonic(), 0, Counter[tuple[str, str, str]]()
     with multiprocessing.get_context("spawn").Pool(asked.jobs, ready) as pool:
         for death, differences in pool.imap_unordered(judged, todo, chunksize=4):

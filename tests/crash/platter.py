@@ -71,13 +71,14 @@ class Platter:
 
     def _surviving_bytes(self, number: int, folder: Path, dice: random.Random | None) -> bytes:
         old = self._bytes.get(number, b"")
-        paths = [p for p in folder.iterdir() if p.stat().st_ino == number] or [self._shelf / str(number)]
-        new = paths[0].read_bytes()
+        paths = [*(p for p in folder.iterdir() if p.stat().st_ino == number), self._shelf / str(number)]
+        new = paths[0].read_bytes() if paths[0].exists() else b""  # a name was synced, its bytes never were
         return old if dice is None or new == old else spoilt(old, new, dice)
 
 
 def spoilt(old: bytes, new: bytes, dice: random.Random) -> bytes:
-    cut = dice.randrange(len(new) + 1)
+    begin = len(old) if new.startswith(old) else 0  # what was synced of a file that has grown is safe
+    cut = dice.randrange(begin, len(new) + 1)
     match dice.choice(FATES):
         case "as it was synced":
             return old

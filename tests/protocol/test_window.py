@@ -43,6 +43,17 @@ def test_a_window_says_what_a_set_would_say(arrivals):
         assert window._seen.bit_length() <= WIDTH
 
 
+@given(st.sets(st.integers(1, 400), min_size=1).flatmap(lambda s: st.permutations(sorted(s))))
+def test_what_has_not_come_is_what_lies_between(order):
+    """The broker may bring the will, number 0, and everything twice."""
+    window = Window()
+    for sequence in (0, *order, *order, 0):
+        window.is_new(1, sequence)
+    assert window.missing == max(order) - len(order)
+    window.is_new(2, 3)
+    assert window.missing == 2, "a new life is counted anew"
+
+
 @given(st.permutations(range(1, 20)))
 def test_any_order_of_arrival_is_taken_once_and_only_once(order):
     window = Window()

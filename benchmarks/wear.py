@@ -1,0 +1,83 @@
+"""What a round writes on a device's disk: flash cards wear out, and are small.
+
+The bytes of every file that a device makes durable in whole simulated rounds, and the most that its folder holds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+
+from benchmarks.member import made_up
+from coordinator.events import Policy
+from deploy.simulation import Simulation
+from methods.plan import Network, Plan
+from protocol.disk import Disk
+
+ROUNDS, DEVICES, EXAMPLES, CLASSES = 6, 2, 60, 10
+METHODS = ("fedavg", "fedproto", "fedlsa", "fedplcc", "fedpall")
+KINDS = {".part": "received", ".new": "book"}  # a broadcast; what names all the rest; else answers and states
+
+
+@dataclass
+class Written:
+    """By one device, until now."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    syncs: int = 0
+
+
+class MeteredDisk(Disk):
+    """Counts what is made durable, and waits for nothing."""
+
+    def __init__(self, written: Written) -> None:
+        super().__init__(durable=False)
+        self.written = written
+
+    def sync(self, path: Path) -> None:
+        super().sync(path)
+        self.written.syncs += 1
+        if path.is_file():
+            self.written.bytes[KINDS.get(path.suffix, "made")] += path.stat().st_size
+
+
+def measure() -> dict[str, object]:
+    return {"rounds": ROUNDS, "examples": EXAMPLES, **{method: one(method) for method in METHODS}}
+
+
+def one(method: str, rounds: int = ROUNDS, network: Network | None = None) -> dict[str, int]:
+    known = {f.name for f in fields(Plan(method, CLASSES, rounds).load().Hyper)}
+    quick = {k: v for k, v in {"epochs": 1, "batch": 32, "server_epochs": 1}.items() if k in known}
+    plan = Plan(method, CLASSES, rounds, 1, 8, network or Network("mlp", 251), quick)
+    written = Written()
+    with tempfile.TemporaryDirectory() as place:
+        most = run(plan, Path(place), written)
+    each = {f"{what}_bytes_a_round": size // (rounds + 1) for what, size in written.bytes.items()}
+    return {**each, "syncs_a_round": written.syncs // (rounds + 1), "folder_bytes_at_most": most}
+
+
+def run(plan: Plan, folder: Path, written: Written) -> int:
+    """To its end; the most that the device's folder has held when a round began."""
+    names, most = [f"device-{i}" for i in range(DEVICES)], 0
+    shards = {name: made_up(name, CLASSES, plan.size, EXAMPLES) for name in names}
+    policy = Policy(plan.rounds, quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)
+    sim = Simulation(
+        plan, shards, policy, folder,
+        disks=lambda name: MeteredDisk(written) if name == names[0] else Disk(durable=False),
+    )  # fmt: skip
+    while not sim.service.finished:
+        sim.run(until=partial(past, sim, sim.service.machine.round))
+        most = max(most, taken(folder / names[0]))
+    return most
+
+
+def past(sim: Simulation, round: int) -> bool:
+    return sim.service.finished or sim.service.machine.round > round
+
+
+def taken(folder: Path) -> int:
+    """Bytes of all files in it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

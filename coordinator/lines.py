@@ -1,0 +1,55 @@
+"""Lines of rounds.jsonl: each carries a seal, since a flipped bit in a number makes no bad JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.index import seal
+
+UNSEALED: Final = frozenset(  # what lines could say before they carried seals
+    {
+        "round",
+        "attempt",
+        "kind",
+        "resumed",
+        "seconds",
+        "phases",
+        "participants",
+        "late",
+        "dropped",
+        "payload",
+        "wire",
+    }
+    | {"fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected"}
+)
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
+    return [table for _, table in whole_lines(path)]
+
+
+def sealed_line(table: Mapping[str, Any]) -> str:
+    return json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()}) + "\n"
+
+
+def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Each as it stands there, and what it says."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_bytes().split(b"\n"):
+            with contextlib.suppress(ValueError, RecursionError):
+                table = json.loads(line)
+                if isinstance(table, dict) and _is_whole(table, table.pop("seal", None)):
+                    found.append((line, table))
+    return found
+
+
+def _is_whole(table: dict[str, Any], sealed: object) -> bool:
+    if sealed is None:
+        return "round" in table and table.keys() <= UNSEALED
+    return sealed == seal("round", json.dumps(table)).hex()

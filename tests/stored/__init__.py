@@ -1,0 +1,1 @@
+"""Files that earlier versions have written. What was once written is read for ever."""

@@ -1,0 +1,29 @@
+"""Keep the files of the present format: python -m tests.stored. Formats that are here are never made again."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from coordinator.spool import Spool
+from edge_client.state import Memory
+from tests.stored.world import DEVICES, HERE, facts, pack, stopped
+
+try:
+    from coordinator.index import FORMAT
+except ImportError:
+    FORMAT = 0  # before files said what they are
+
+target = HERE / f"format-{FORMAT}.tar.xz"
+if target.exists():
+    sys.exit(f"{target} is here; a format that has been given out does not change: make another number")
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    stopped(folder)
+    pack(folder, target)
+    found = facts(Spool(folder / "coordinator", durable=False))
+    found["books"] = {
+        d: [[a.round, a.phase, a.object] for a in Memory(folder / d, durable=False).book.answers]
+        for d in DEVICES
+    }
+target.with_suffix("").with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")

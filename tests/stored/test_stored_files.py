@@ -1,0 +1,58 @@
+"""Files of every format there has been are opened, brought up to date, and gone on from."""
+
+import json
+
+import pytest
+
+from coordinator.index import FORMAT
+from coordinator.spool import Spool
+from edge_client import state
+from edge_client.state import Memory
+from methods.plan import read_plan
+from tests.stored.world import DEVICES, HERE, facts, federation, unpack
+
+KEPT = sorted(HERE.glob("format-*.tar.xz"))
+
+
+@pytest.fixture(params=KEPT, ids=lambda path: path.name.split(".")[0])
+def kept(request, tmp_path):
+    unpack(request.param, tmp_path)
+    return tmp_path, json.loads(request.param.with_suffix("").with_suffix(".json").read_text())
+
+
+def test_the_present_format_is_kept():
+    assert HERE / f"format-{FORMAT}.tar.xz" in KEPT and state.FORMAT == FORMAT
+
+
+def test_a_coordinator_finds_in_them_what_was_written(kept):
+    folder, expected = kept
+    found = facts(Spool(folder / "coordinator", durable=False))
+    assert {**expected, "books": None} == {**found, "books": None}
+    again = facts(Spool(folder / "coordinator", durable=False))
+    assert again == found, "brought up to date once"
+
+
+def test_a_device_finds_in_them_what_was_written(kept):
+    folder, expected = kept
+    for device in DEVICES:
+        memory = Memory(folder / device, durable=False)
+        found = {(a.round, a.phase, a.object) for a in memory.book.answers}
+        newest = tuple(expected["books"][device][-1])
+        assert newest in found and found <= {tuple(row) for row in expected["books"][device]}
+        memory.boot(1)
+        assert json.loads((folder / device / "device.json").read_text())["format"] == FORMAT
+
+
+def test_a_run_that_was_begun_by_an_earlier_version_is_gone_on_with(kept):
+    folder, expected = kept
+    run = federation(folder)
+    assert read_plan(run.plan.encode()) == run.plan
+    assert expected["closed"] == {"train": list(DEVICES)} and expected["round"] == 2
+    run.run(until=lambda: run.service.machine.round == 3)
+    books = {d: [(a.round, a.object) for a in agent.memory.book.answers] for d, agent in run.agents.items()}
+    assert all(book[-1] == (2, expected["books"][d][-1][2]) for d, book in books.items()), (
+        "nobody worked again"
+    )
+    run.run()
+    assert run.service.finished and not any(run.service.spool.fallbacks.values())
+    assert all(agent.memory.book.answers[-1].round == 4 for agent in run.agents.values())

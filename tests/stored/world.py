@@ -1,0 +1,59 @@
+"""The run whose files are kept: dead in its second round, which is closed and not yet followed by a snapshot."""
+
+from __future__ import annotations
+
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.spool import Spool
+from deploy.simulation import Simulation
+from methods.plan import Network
+from tests.worlds import POLICY, plan, shard
+
+HERE = Path(__file__).parent
+DEVICES = ("device-0", "device-1", "device-2")
+
+
+def federation(folder: Path) -> Simulation:
+    made = replace(plan("fedsa", POLICY.rounds, epochs=1), network=Network("mlp", 8))
+    return Simulation(made, {name: shard(i, 12) for i, name in enumerate(DEVICES)}, POLICY, folder)
+
+
+def stopped(folder: Path) -> Simulation:
+    run = federation(folder)
+    m = run.service.machine
+    run.run(until=lambda: m.round == 2 and "train" in m._closed)
+    run.service.spool.shut()
+    return run
+
+
+def facts(spool: Spool) -> dict[str, Any]:
+    """What any version must find in the files."""
+    remembered = spool.recover()
+    assert remembered is not None
+    past, members = remembered
+    return {
+        "round": past.round, "attempt": past.attempt, "cohort": list(past.cohort),
+        "closed": {phase: list(devices) for phase, devices in past.closed.items()},
+        "accepted": {
+            phase: {d: base.hex() for d, base in devices.items()} for phase, devices in past.accepted.items()
+        },
+        "members": {name: [m.examples, list(m.counts)] for name, m in members.items()},
+        "heard": {name: list(marks) for name, marks in spool.heard().items()},
+        "state": sorted(spool.state() or {}),
+    }  # fmt: skip
+
+
+def pack(folder: Path, target: Path) -> None:
+    with tarfile.open(target, "w:xz") as archive:
+        for name in ("coordinator", *DEVICES):
+            archive.add(folder / name, name)
+
+
+def unpack(source: Path, folder: Path) -> None:
+    with tarfile.open(source) as archive:
+        for member in archive.getmembers():  # ours; but nothing else is taken from it than files and folders
+            if member.isfile() or member.isdir():
+                archive.extract(member, folder)

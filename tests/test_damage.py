@@ -1,0 +1,267 @@
+"""Files that rot: found by their checksums, gone on without, and said. The run comes to the same bits."""
+
+import random
+import shutil
+import sqlite3
+
+import pytest
+
+from coordinator.index import Index
+from coordinator.journal import Journal
+from coordinator.metrics import Metrics
+from coordinator.spool import Spool
+from deploy.mistakes import exit_code
+from edge_client.metrics import DeviceMetrics
+from edge_client.state import Memory, read_book
+from protocol.disk import Disk
+from protocol.store import DamagedError, NewerFormatError
+from tests import worlds
+from tests.worlds import assert_same
+
+
+def simulation(folder, method):
+    return worlds.simulation(folder, method, hyper={"epochs": 1, "server_epochs": 2})
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    known = {}
+
+    def run(method):
+        if method not in known:
+            known[method] = simulation(tmp_path_factory.mktemp(method), method).run()
+        return known[method]
+
+    return run
+
+
+def flipped(path, seed=0):
+    dice, data = random.Random(seed), bytearray(path.read_bytes())
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": flipped,
+    "cut short": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+}
+
+
+def died_in(folder, method, round, phase):
+    """A run whose coordinator has died with one answer of that phase in."""
+    run = simulation(folder, method)
+    m = run.service.machine
+    run.run(until=lambda: (m.round, m.asked) == (round, phase) and m.answered)
+    run.kill("coordinator")
+    run.service.spool.shut()
+    return run
+
+
+def newest_snapshot(folder):
+    with sqlite3.connect(folder / "spool.sqlite") as db:
+        name = db.execute("SELECT object FROM checkpoint ORDER BY id DESC").fetchone()[0]
+    return folder / "snapshots" / f"{name}.body"
+
+
+class Moments:
+    def __init__(self):
+        self.seen = []
+
+    def moment(self, what, details):
+        self.seen.append((what, details))
+
+    def round_ended(self, record):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("method", "phase", "damage"),
+    [
+        *(("fedavg", "train", damage) for damage in DAMAGE),
+        ("fedpall", "mix", "flipped"),
+        ("fedplcc", "train", "gone"),
+    ],
+)
+def test_a_damaged_snapshot_is_made_again_from_the_one_before(
+    tmp_path, unbroken, caplog, damage, method, phase
+):
+    run = died_in(tmp_path, method, 2, phase)
+    DAMAGE[damage](newest_snapshot(tmp_path / "coordinator"))
+    asked = {name: agent.memory.book.answers for name, agent in run.agents.items()}
+    run.boot_coordinator()
+    assert run.service.spool.fallbacks["snapshot"] == 1
+    assert "the snapshot of round 2 is damaged; going back to that of round 1" in caplog.text
+    run.run(until=lambda: run.service.machine.round == 2 and run.service.ask is not None)
+    assert {name: agent.memory.book.answers for name, agent in run.agents.items()} == asked, (
+        "nobody worked again"
+    )
+    run.run()
+    assert_same(unbroken(method), run)
+
+
+def test_what_was_damaged_is_a_metric_and_an_event(tmp_path):
+    run = died_in(tmp_path, "fedavg", 2, "train")
+    flipped(newest_snapshot(tmp_path / "coordinator"))
+    run.boot_coordinator()
+    moments, registry = Moments(), Metrics(run.service).registry
+    run.service.watchers.append(Journal(run.service, [moments], 1))
+    run.run()
+    labels = {"what": "snapshot"}
+    assert registry.get_sample_value("protofleet_checkpoint_fallbacks_total", labels) == 1
+    assert ("fell_back", {"round": 1, "damaged": {"snapshot": 1}}) in moments.seen
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_without_any_whole_snapshot_a_run_does_not_begin_anew_by_itself(tmp_path, damage):
+    run = died_in(tmp_path, "fedavg", 2, "train")
+    folder = tmp_path / "coordinator"
+    for path in (folder / "snapshots").iterdir():
+        DAMAGE[damage](path)
+    with pytest.raises(
+        DamagedError, match=r"has no snapshot that is whole.*put one back.*or remove"
+    ) as error:
+        run.boot_coordinator()
+    assert exit_code(error.value) == 1 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_damaged_index_is_replaced_by_its_copy_and_kept(tmp_path, unbroken, caplog, damage):
+    run = died_in(tmp_path, "fedpall", 2, "mix")
+    path = tmp_path / "coordinator" / "spool.sqlite"
+    with sqlite3.connect(path) as db:  # somewhere, and where it hurts without breaking the file's structure
+        db.execute("UPDATE accepted SET examples = examples + 1")
+    DAMAGE[damage](path)
+    run.boot_coordinator()
+    assert run.service.spool.fallbacks["index"] == 1 and "its copy has taken its place" in caplog.text
+    assert damage == "gone" or path.with_suffix(".damaged").exists()
+    run.run()
+    assert_same(unbroken("fedpall"), run)
+
+
+def test_no_flipped_bit_of_an_index_changes_what_is_read_from_it(tmp_path):
+    died_in(tmp_path / "run", "fedpall", 2, "mix")
+    source = tmp_path / "run" / "coordinator"
+    honest = contents(Index(source, Disk(durable=False)).db)
+    with sqlite3.connect(source / "spool.copy.sqlite") as db:
+        earlier = contents(db)
+    outcomes = set()
+    for seed in range(60):
+        shutil.copytree(source, folder := tmp_path / "copy", dirs_exist_ok=True)
+        flipped(folder / "spool.sqlite", seed)
+        try:
+            index = Index(folder, Disk(durable=False))
+        except NewerFormatError:
+            outcomes.add("refused")
+            continue
+        found = contents(index.db)
+        assert found == (earlier if index.fell_back else honest), seed
+        outcomes.add("copy" if index.fell_back else "harmless")
+        index.close()
+    assert "copy" in outcomes
+
+
+def contents(db):
+    tables = ("run", "checkpoint", "accepted", "heard", "closed")
+    return {table: sorted(db.execute(f"SELECT * FROM {table}")) for table in tables}
+
+
+def test_an_index_and_a_copy_that_are_damaged_are_one_line(tmp_path):
+    died_in(tmp_path, "fedavg", 2, "train")
+    folder = tmp_path / "coordinator"
+    for name in ("spool.sqlite", "spool.copy.sqlite"):
+        (folder / name).write_bytes(b"no database at all" * 500)
+    with pytest.raises(
+        DamagedError, match=r"spool.sqlite is damaged .* and so is spool.copy.sqlite .* remove"
+    ):
+        Spool(folder)
+
+
+@pytest.mark.parametrize(
+    ("which", "damage"), [("open", "flipped"), ("open", "gone"), ("closed", "cut short")]
+)
+def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken, caplog, which, damage):
+    phase = "mix" if which == "closed" else "train"
+    run = died_in(tmp_path, "fedpall", 2, phase)
+    with sqlite3.connect(tmp_path / "coordinator" / "spool.sqlite") as db:
+        query = "SELECT device, lower(hex(object)) FROM accepted WHERE round = 2 AND phase = 'train'"
+        device, name = db.execute(query).fetchone()
+    DAMAGE[damage](tmp_path / "coordinator" / "updates" / device / f"{name}.body")
+    run.boot_coordinator()
+    run.run()
+    assert run.service.spool.fallbacks["answer"] == 1
+    assert f"the answer of {device} to round 2 train is damaged; it will be asked again" in caplog.text
+    assert_same(unbroken("fedpall"), run)
+
+
+@pytest.mark.parametrize(
+    ("method", "what", "damage"),
+    [*(("fedavg", "file", damage) for damage in DAMAGE), ("fedpall", "file", "flipped"),
+     ("fedpall", "half", "flipped"), ("fedpall", "half", "gone"),
+     ("fedavg", "answer", "cut short"), ("fedpall", "answer", "flipped")],
+)  # fmt: skip
+def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
+    tmp_path, unbroken, caplog, method, what, damage
+):
+    """It has answered, and died before anybody took the answer."""
+    run = simulation(tmp_path, method)
+    agent = run.agents["device-1"]
+    run.run(until=lambda: agent.memory.last_round == 2)
+    book = agent.memory.book
+    run.kill("device-1")
+    objects = tmp_path / "device-1" / "objects"
+    path = {"file": tmp_path / "device-1" / "device.json", "half": objects / f"{book.half}.body",
+            "answer": objects / f"{book.answers[-1].object}.body"}[what]  # fmt: skip
+    DAMAGE[damage](path)
+    run.boot_device("device-1")
+    memory = run.agents["device-1"].memory
+    quiet = (what, damage) == ("file", "gone")  # as after a crash between two renames
+    assert memory.fallbacks == (not quiet) and ("going back to what was before" in caplog.text) == (not quiet)
+    assert memory.last_round < 2 or method == "fedpall"
+    assert DeviceMetrics(run.agents["device-1"]).registry.get_sample_value("protofleet_device_fallbacks") == (
+        not quiet
+    )
+    run.run()
+    assert_same(unbroken(method), run)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_device_trains_on_no_broadcast_that_has_rotted(tmp_path, unbroken, damage):
+    run = simulation(tmp_path, "fedpall")
+    agent = run.agents["device-1"]
+    run.run(until=lambda: agent.memory.last_round == 2)
+    DAMAGE[damage](tmp_path / "device-1" / "objects" / f"{agent.memory.book.broadcast}.body")
+    run.kill("device-1")
+    run.boot_device("device-1")
+    assert run.agents["device-1"].memory.book.broadcast == ""
+    run.run()
+    assert_same(unbroken("fedpall"), run)
+
+
+def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: run.agents["device-1"].memory.last_round == 2)
+    for _ in range(3):
+        run.boot_device("device-1")
+    before = run.agents["device-1"].memory.book.boot
+    (tmp_path / "device-1" / "device.json").write_bytes(b"rot")
+    memory = Memory(tmp_path / "device-1", durable=False)
+    assert memory.boot(0) > before
+
+
+def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
+    run = simulation(tmp_path, "fedavg").run()
+    run.service.spool.shut()
+    with sqlite3.connect(tmp_path / "coordinator" / "spool.sqlite") as db:
+        db.execute("PRAGMA user_version = 9")
+    with pytest.raises(
+        NewerFormatError, match=r"spool.sqlite is of format 9, .* up to 1.*run that one"
+    ) as error:
+        Spool(tmp_path / "coordinator")
+    assert exit_code(error.value) == 2
+    path = tmp_path / "device-1" / "device.json"
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    with pytest.raises(NewerFormatError, match=r"device.json is of format 2, .* up to 1.*run that one"):
+        Memory(tmp_path / "device-1")
+    assert read_book((tmp_path / "device-0" / "device.json").read_bytes()).run

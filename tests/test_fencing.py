@@ -1,0 +1,86 @@
+"""Two of one kind on one folder: the one that came last goes on, the other says why it stops, and spoils nothing."""
+
+import numpy as np
+import pytest
+
+from coordinator.events import Close, Rollback
+from coordinator.spool import FencedError, Spool
+from deploy.mistakes import exit_code
+from edge_client.state import Answer, Memory, TakenOverError
+from protocol.reasons import Reason
+from tests.worlds import assert_same, simulation
+
+HASH = "ab" * 32
+
+
+def answer(memory, round=1):
+    name = memory.store.put({"weights.w": np.full(3, round, np.float32)}).object.hex()
+    return Answer(f"{round:064x}", round, "train", HASH, name, 5, {})
+
+
+def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
+    old = Memory(tmp_path, durable=False)
+    old.boot(5)
+    old.begin("spring", HASH)
+    old.remember(answer(old), {})
+    new = Memory(tmp_path, durable=False)
+    assert new.boot(5) == 6, "above the other's, whatever the clock says"
+    with pytest.raises(TakenOverError, match=r"taken over .*boot number 6; this one, 5, stops") as error:
+        old.remember(answer(old, 2), {})
+    assert exit_code(error.value) == 1 and "\n" not in str(error.value)
+    assert Memory(tmp_path, durable=False).book == new.book
+    new.remember(answer(new, 2), {})
+    assert [a.round for a in new.book.answers] == [2]
+
+
+def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path):
+    run = simulation(tmp_path, "fedpall")
+    run.run(until=lambda: run.agents["device-1"].memory.last_round == 1)
+    old = run.agents["device-1"]
+    run.kill("device-1")
+    run.boot_device("device-1")
+    asked = old.memory.book.answers[-1]
+    with pytest.raises(TakenOverError):
+        old.memory.remember(asked, {"weights.w": np.zeros(3, np.float32)})
+    assert_same(simulation(tmp_path / "other", "fedpall").run(), run.run())
+
+
+@pytest.mark.parametrize("command", [Close(1, "train", ("device-0",)), Rollback()])
+def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(tmp_path, command):
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: run.service.machine.answered)
+    old = run.service
+    run.kill("coordinator")
+    run.boot_coordinator()
+    with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
+        old._perform(command)
+    with pytest.raises(FencedError):
+        old._stepped(None)  # its worker has come home: nothing of the other's broadcasts is pruned
+    assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
+
+
+def test_coordinators_that_start_at_once_never_share_an_epoch(tmp_path):
+    spools = [Spool(tmp_path, durable=False) for _ in range(5)]
+    assert [spool.start_run("spring", "{}", 7) for spool in spools] == [7, 8, 9, 10, 11]
+
+
+def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_path):
+    """A copied SD card: the same keys, another folder."""
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: run.service.machine.round == 2)
+    old = run.agents["device-1"]
+    run.boot_device("device-1")
+    run.run(until=lambda: run.service.link.heard_of("device-1")[0] == run.agents["device-1"].link.me.boot)
+    frames = []
+    old.link.transport.publish = lambda topic, frame, retain=False: frames.append((topic, frame))
+    old._hello()
+    before = run.service.link.meter.rejected[Reason.STALE_BOOT]
+    run.broker.sessions["coordinator"].take(type_of_arrival(*frames[0]))
+    assert run.service.link.meter.rejected[Reason.STALE_BOOT] == before + 1
+    assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
+
+
+def type_of_arrival(topic, frame):
+    from protocol.transport import Arrived
+
+    return Arrived(topic, frame)

@@ -1,0 +1,51 @@
+"""A device's disk is bounded, and a round writes on it what came, what was made, and one small file."""
+
+import pytest
+
+from benchmarks.wear import Written, one, run
+from methods.plan import Network, Plan
+from tests.worlds import simulation
+
+BOOK = 8192
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedplcc"])
+def test_the_longer_run_takes_no_more_of_the_disk_and_writes_no_more_a_round(method):
+    short, long = (one(method, rounds, Network("mlp", 8)) for rounds in (4, 12))
+    assert long["folder_bytes_at_most"] < 1.1 * short["folder_bytes_at_most"]
+    assert long["made_bytes_a_round"] < 1.2 * short["made_bytes_a_round"]  # of 12 in 13, and of 4 in 5
+    assert long["book_bytes_a_round"] < BOOK
+
+
+def test_a_round_writes_the_broadcast_the_answer_and_the_state_once_each(tmp_path):
+    written = Written()
+    plan = Plan("fedavg", 10, 3, 1, 8, Network("mlp", 8), {"epochs": 1, "batch": 32})
+    run(plan, tmp_path, written)
+    objects = [p.stat().st_size for p in (tmp_path / "device-0" / "objects").iterdir()]
+    model, asks = max(objects), 4
+    assert written.bytes["received"] <= asks * model
+    assert written.bytes["made"] <= 3 * model + asks * 16, "the evaluation's answer is empty"
+
+
+def test_a_finished_rounds_work_is_dropped(tmp_path):
+    done = simulation(tmp_path, "fedpall")
+    agent = done.agents["device-1"]
+    done.run(until=lambda: agent.memory.last_round == 3 and agent.waiting)
+    rounds = {answer.round for answer in agent.memory.book.answers}
+    assert rounds == {3}
+    named = {agent.memory.book.half, agent.memory.book.broadcast, agent.memory._half_before}
+    named |= {answer.object for answer in agent.memory.book.answers}
+    assert {name.hex() for name in agent.memory.store.names()} <= named
+
+
+def test_the_same_question_gets_the_same_bytes_after_a_reboot(tmp_path):
+    run = simulation(tmp_path, "fedpall")
+    agent = run.agents["device-1"]
+    run.run(until=lambda: agent.memory.last_round == 2)
+    before, question = agent.memory.book.answers[-1], agent.memory.book.answers[-1].question
+    body = agent.memory.store.read(bytes.fromhex(before.object), 0, 64)
+    run.kill("device-1")
+    run.boot_device("device-1")
+    memory = run.agents["device-1"].memory
+    assert memory.answer_to(question).object == before.object
+    assert memory.store.read(bytes.fromhex(before.object), 0, 64) == body
