@@ -198,9 +198,8 @@ class Agent:
         return half
 
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
-        if isinstance(half, ValueError) and not isinstance(
-            half, DamagedError
-        ):  # this device's network does not go with the method or the images
+        # Then this device's network does not go with the method or the images.
+        if isinstance(half, ValueError) and not isinstance(half, DamagedError):
             self._cannot_follow(half)
             return
         if isinstance(half, Exception):
@@ -271,9 +270,9 @@ class Agent:
         self._forget()
 
     def _say_answer(self, outgoing: Outgoing) -> None:
-        answer = outgoing.answer
-        log.info("round %d %s: answer %s", answer.round, answer.phase, answer.object)
-        self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(answer.object))
+        a = outgoing.answer
+        log.info("round %d %s: answer %s", a.round, a.phase, a.object)
+        self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(a.object))
         outgoing.said(self._now)
 
     def _receipted(self, receipt: Receipt) -> None:
