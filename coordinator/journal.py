@@ -244,8 +244,8 @@ class RoundFile:
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self._path, self._disk = path, disk or Disk()
         self._unwritten: list[dict[str, Any]] = []  # the disk had no room
+        self._mend()
         found = self.records
-        self._mend(found)
         self._last = found[-1]["round"] if found else 0
 
     @property
@@ -283,12 +283,12 @@ class RoundFile:
         else:
             self._unwritten = []
 
-    def _mend(self, found: list[dict[str, Any]]) -> None:
+    def _mend(self) -> None:
         """What a crash has torn goes before anything is written behind it."""
         whole = b"".join(line + b"\n" for line, _ in whole_lines(self._path))
         if not self._path.exists() or self._path.read_bytes() == whole:
             return
-        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, len(found))
+        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
         mended = self._path.with_suffix(".new")
         mended.write_bytes(whole)
         self._disk.sync(mended)

@@ -286,9 +286,9 @@ class Agent:
         self._notify("died", round=self.memory.last_round)
 
     def _say_answer(self, outgoing: Outgoing) -> None:
-        answer = outgoing.answer
-        log.info("round %d %s: answer %s", answer.round, answer.phase, answer.object)
-        self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(answer.object))
+        a = outgoing.answer
+        log.info("round %d %s: answer %s", a.round, a.phase, a.object)
+        self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(a.object))
         outgoing.said(self._now)
 
     def _receipted(self, receipt: Receipt) -> None:

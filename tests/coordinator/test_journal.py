@@ -228,11 +228,12 @@ def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
     try:
         for number in range(1, 301):
             rounds.round_ended(RoundRecord(number, 0, "training", wire={"up": {"weights": 10_000 + number}}))
-            gc.collect()
-            kept.append(tracemalloc.get_traced_memory()[0])
+            if number in (100, 300):
+                gc.collect()
+                kept.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert kept[-1] - kept[100] < 20_000, "200 records of more than 1,000 bytes"
+    assert kept[1] - kept[0] < 20_000, "200 records of more than 1,000 bytes"
     assert [line["round"] for line in rounds.records] == list(range(1, 301))
     again = RoundFile(tmp_path / "rounds.jsonl")
     again.round_ended(RoundRecord(300, 0, "training"))
