@@ -102,7 +102,7 @@ ExecStartPre=-/usr/bin/env docker rm --force protofleet-device
 ExecStartPre=/usr/bin/install -d -m 0755 -o protofleet -g protofleet /run/protofleet
 ExecStart={command}
 ExecStopPost=-/usr/bin/env docker rm --force protofleet-device
-RuntimeDirectory=protofleet
+ExecStopPost=-/usr/bin/env rm -f /run/protofleet/status.json
 Environment=PROTOFLEET_UNIT={mark}
 Environment="PROTOFLEET_DOCKER={options}"
 Restart=always
