@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from edge_client.answering import Watcher, work_out
+from edge_client.answering import Watcher, build_up, work_out
 from edge_client.evaluate import Splits
-from edge_client.greeting import hello_of
+from edge_client.greeting import hello_of, plan_for
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures
 from edge_client.rest import Rest
@@ -23,8 +23,7 @@ from edge_client.state import Answer, Memory
 from edge_client.trainer import TrainerDiedError
 from edge_client.work import Build, Work, work
 from methods.base import ClientHalf
-from methods.bridge import to_torch
-from methods.plan import Plan, read_plan
+from methods.plan import Plan
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
@@ -58,9 +57,9 @@ class Agent:
         self.room = Room(memory)
         self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
-        self._build, self.train, self.clock = build, work, clock
+        self.build, self.train, self.clock = build, work, clock
         self._rest = Rest(link.me.name)
-        self._connected = False
+        self.connected = False
         self._silence = Silence()
         self._hello_at = float("inf")
         self._question = ""  # being worked on
@@ -72,10 +71,6 @@ class Agent:
     def wake_at(self) -> float:
         resend = self._outgoing.again_at if self._outgoing else float("inf")
         return min(self.link.wake_at, self._hello_at, resend, self._silence.alarm_at)
-
-    @property
-    def connected(self) -> bool:
-        return self._connected
 
     @property
     def silent(self) -> bool:
@@ -98,13 +93,13 @@ class Agent:
                 self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self.link.adapt(max_packet)
-                self._connected = True
+                self.connected = True
                 self._silence.begins(now)
                 self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
                 self._hello()
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
-                self._connected, self._hello_at = False, float("inf")
+                self.connected, self._hello_at = False, float("inf")
                 self._silence.ends()
                 if final:
                     self._end(f"the broker ended the session: {reason}")
@@ -192,11 +187,7 @@ class Agent:
 
     def _welcomed(self, text: bytes, run: str) -> None:
         try:
-            plan = read_plan(text)
-            if plan.classes != self.data.classes:
-                raise SettingsError(
-                    f"the run has {plan.classes} classes, this device's data {self.data.classes}"
-                )
+            plan = plan_for(self.data, text)
         except SettingsError as error:
             self._cannot_follow(error)
             return
@@ -205,14 +196,7 @@ class Agent:
         elif not self._question:
             self._question = "plan"
             epoch = self.link.epoch
-            self.worker.submit(lambda: self._built(plan, run, epoch), lambda half: self._ready(plan, half))
-
-    def _built(self, plan: Plan, run: str, epoch: int) -> ClientHalf:
-        self.memory.begin(run, plan.digest.hex(), epoch)
-        half = self._build(plan)
-        if (saved := self.memory.half()) is not None:
-            half.restore(to_torch(saved))
-        return half
+            self.worker.submit(lambda: build_up(self, plan, run, epoch), lambda half: self._ready(plan, half))
 
     def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
         if isinstance(half, TrainerDiedError):

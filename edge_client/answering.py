@@ -1,4 +1,4 @@
-"""From a question to a durable answer, on the worker's thread."""
+"""What is done on the worker's thread: from a plan to what it asks for, from a question to a durable answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from edge_client.pictures import save_picture
 from edge_client.state import Answer
 from methods.base import Ask, ClientHalf
 from methods.bridge import to_numpy, to_torch
+from methods.plan import Plan
 from methods.weights import place_of
 from protocol.link import Received
 from protocol.messages import Task
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 class Watcher(Protocol):
     def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
+
+
+def build_up(agent: Agent, plan: Plan, run: str, epoch: int) -> ClientHalf:
+    """The half that a plan asks for, as far as it had come before this process began."""
+    agent.memory.begin(run, plan.digest.hex(), epoch)
+    half = agent.build(plan)
+    if (saved := agent.memory.half()) is not None:
+        half.restore(to_torch(saved))
+    return half
 
 
 def work_out(agent: Agent, half: ClientHalf, received: Received, question: str, view: str) -> Answer:

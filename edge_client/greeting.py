@@ -1,11 +1,12 @@
-"""What a device says of itself whenever it is ready for work."""
+"""What a device says of itself whenever it is ready for work, and what it may be told in return."""
 
 from __future__ import annotations
 
 from edge_client.evaluate import Splits
 from edge_client.state import Book
-from methods.plan import Plan
+from methods.plan import Plan, read_plan
 from protocol.messages import Hello
+from protocol.settings import SettingsError
 
 
 def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Book) -> Hello:
@@ -23,3 +24,11 @@ def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Bo
         counts=counts,
         holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
     )
+
+
+def plan_for(data: Splits, text: bytes) -> Plan:
+    """SettingsError where the plan is none, or not for these data."""
+    plan = read_plan(text)
+    if plan.classes != data.classes:
+        raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
+    return plan

@@ -297,6 +297,4 @@ def _read(path: Path, start: int, stop: int) -> bytes:
 
 
 def _no_room(error: OSError) -> Exception:
-    if error.errno in FULL:
-        return NoRoom(f"the disk is full: {error.strerror}")
-    return error
+    return NoRoom(f"the disk is full: {error.strerror}") if error.errno in FULL else error

@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from deploy.enrol.fleet import enrol_fleet
-from edge_client.metrics import Board, DeviceMetrics
+from edge_client.board import Board
+from edge_client.metrics import DeviceMetrics
 from protocol.broker import BrokerAddress
 from protocol.place import Place
+from tests.fleet.boards import jetson_files
 from tests.worlds import simulation
 
 ROW = re.compile(r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", re.MULTILINE)
@@ -32,11 +34,8 @@ def shown(tmp_path_factory):
     run.run()
     tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
     metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
-    zone = folder / "thermal" / "thermal_zone0"
-    zone.mkdir(parents=True)
-    (zone / "type").write_text("cpu"), (zone / "temp").write_text("40000")
     board = CollectorRegistry()
-    board.register(Board(folder / "thermal"))
+    board.register(Board(jetson_files(folder / "board"), folder))
     return [
         family for registry in (metrics.registry, device.registry, board) for family in registry.collect()
     ]

@@ -13,12 +13,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from deploy.dashboards.pages import PAGES
-from edge_client.metrics import Board
+from edge_client.board import Board
 from protocol.exposition import exposed
 from tests.containers.drawing import page
 from tests.containers.images import product, stand_in
 from tests.containers.stacks import RunningStack
 from tests.coordinator.test_journal import free_port
+from tests.fleet.boards import jetson_files
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ROUNDS = 30
@@ -84,13 +85,9 @@ def kill_and_see_it_return(stack, name):
 
 
 def board(engine, folder):
-    """A target that joins by a file: a board with a thermal zone, which this machine need not have."""
-    zone = folder / "thermal" / "thermal_zone0"
-    zone.mkdir(parents=True)
-    (zone / "type").write_text("cpu-thermal")
-    (zone / "temp").write_text("61000")
+    """A target that joins by a file: a board with thermal zones, which this machine need not have."""
     registry, port = CollectorRegistry(), free_port()
-    registry.register(Board(folder / "thermal"))
+    registry.register(Board(jetson_files(folder / "board"), folder))
 
     def join(stack):
         network = json.loads(engine.docker("network", "inspect", f"{stack.name}_stack"))[0]

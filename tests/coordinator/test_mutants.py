@@ -32,7 +32,10 @@ FAULTS = {
         "tuple(sorted(self._answered))  #",
         "tuple(sorted(self._answered, reverse=True))  #",
     ),
-    "goes on below the quorum": ("if len(self._answered) < self._quorum:", "if not self._answered:"),
+    "goes on below the quorum": (
+        "if len(self._answered) < self._quorum:\n            yield from self._again",
+        "if not self._answered:\n            yield from self._again",
+    ),
     "takes the same answer twice": (
         "        if device in known and known[device] == event.base:\n            yield Repeat(*place)\n        elif",
         "        if",
