@@ -236,7 +236,7 @@ class LocalBroker:
         return self.log.read_bytes()[self._log_begins :].decode(errors="replace")
 
     def _last_words(self) -> str:
-        lines = [line for line in self._said().splitlines() if line.strip()]
+        lines = [line for line in self._said().splitlines() if line.strip() and "terminating" not in line]
         return " / ".join(lines[-2:]) or "it said nothing"
 
 

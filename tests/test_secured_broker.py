@@ -226,8 +226,9 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     assert coordinator.frame(topics.up("d1")) == b"before"
     said = cutting.revoke_and_cut(secured.fleet.authority(), "d1", "stolen", secured.fleet.party("broker"))
     assert said.startswith("d1 is revoked (1 certificates) and cut off from 127.0.0.1:")
-    lost = thief.next(Disconnected, lambda item: "has been revoked" in item.reason)
-    assert "CERTIFICATE_REVOKED" in lost.reason
+    # 2.0.11 hangs up without a word, and the next connection is refused; later ones say that another has come.
+    lost = thief.next(Disconnected, lambda item: item.final or "has been revoked" in item.reason)
+    assert "CERTIFICATE_REVOKED" in lost.reason or "another process has connected" in lost.reason
     thief.mqtt.publish(topics.up("d1"), b"after")
     honest.mqtt.publish(topics.up("d2"), b"still here")
     assert coordinator.next(Arrived) == Arrived(topics.up("d2"), b"still here")
