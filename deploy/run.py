@@ -28,6 +28,7 @@ from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, encode, write_toml
 
 EXIT_SECONDS = 10.0
+WAITS = "until there is room"  # the last word of a coordinator or device whose disk is full
 
 
 def run_experiment(experiment: Experiment, runs: Path) -> Path:
@@ -136,7 +137,8 @@ class Processes:
         return {n: self.last_word(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
     def no_room(self) -> str:
-        if shutil.disk_usage(self._folder).free >= LITTLE:
+        waiting = any(self._last_line(name).endswith(WAITS) for name in self._children)
+        if not waiting and shutil.disk_usage(self._folder).free >= LITTLE:
             return ""
         return f"the disk that holds {self._folder} is full; make room and run the same command again"
 
@@ -144,8 +146,11 @@ class Processes:
         """Why a child ended, as its log says; on a full disk the log may say nothing."""
         if words := self.no_room():
             return words
+        return self._last_line(name).removeprefix("protofleet: ") or "it said nothing"
+
+    def _last_line(self, name: str) -> str:
         lines = (self._logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("protofleet: ") if lines else "it said nothing"
+        return lines[-1] if lines else ""
 
     def wait(self) -> None:
         """Give everybody the time to end by himself."""
