@@ -111,7 +111,10 @@ def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, h
             return Reason.STALE_BOOT.value
         if not fresh:
             return "duplicate"
-        return "accepted" if run != h.run else Reason.LATE.value  # read, and of no consequence
+        if run != h.run:
+            return "accepted"  # read, and of no consequence
+        other = (round, base) == (1, bases[1])  # the question of round 1, which was answered otherwise
+        return Reason.EQUIVOCATION.value if other else Reason.LATE.value
 
     for heard in (h.boot, h.boot + 1):  # a newer boot ends the older one
         held.bring(False, run="another", boot=heard)  # so that its number has been seen
