@@ -16,7 +16,7 @@ from edge_client.state import Memory, read_book
 from protocol.disk import Disk
 from protocol.store import DamagedError, NewerFormatError
 from tests import worlds
-from tests.worlds import assert_same
+from tests.worlds import assert_same, once_each
 
 
 def simulation(folder, method):
@@ -25,14 +25,7 @@ def simulation(folder, method):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    known = {}
-
-    def run(method):
-        if method not in known:
-            known[method] = simulation(tmp_path_factory.mktemp(method), method).run()
-        return known[method]
-
-    return run
+    return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
 def flipped(path, seed=0):

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.disk import Disk
 from protocol.reasons import Reason
-from tests.worlds import assert_same, simulation
+from tests.worlds import assert_same, once_each, simulation
 
 
 class Full(Disk):
@@ -67,14 +67,7 @@ def test_a_run_waits_for_room_and_ends_with_the_same_bits(
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    known = {}
-
-    def run(method):
-        if method not in known:
-            known[method] = simulation(tmp_path_factory.mktemp(method), method).run()
-        return known[method]
-
-    return run
+    return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
 def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):

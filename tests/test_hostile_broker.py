@@ -18,7 +18,7 @@ from protocol.reasons import Reason
 from protocol.transport import Stop
 from tests.malicious_broker import Malice, malicious_broker
 from tests.test_federation_over_broker import DEVICES, Federation
-from tests.worlds import POLICY, assert_same, final_state, simulation
+from tests.worlds import POLICY, assert_same, final_state, once_each, simulation
 
 PACE = 20.0  # the parties' clocks run fast, so that what is said again is said again soon
 
@@ -62,14 +62,7 @@ def run_to_the_coordinators_end(federation):
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
-    runs = {}
-
-    def of(method):
-        if method not in runs:
-            runs[method] = simulation(tmp_path_factory.mktemp(method), method).run()
-        return runs[method]
-
-    return of
+    return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
 @pytest.mark.parametrize("seed", [1, 2])

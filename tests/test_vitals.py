@@ -17,7 +17,7 @@ from deploy.cli import main
 from methods.liveness import tensors_work
 from protocol.exposition import exposed
 from protocol.vitals import STUCK, Pulse, disk_takes, loop_turns, watchdog
-from tests.coordinator.test_journal import free_port
+from tests.fleets import free_port
 
 ROOT = Path(__file__).parent.parent
 

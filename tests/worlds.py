@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,3 +77,15 @@ def assert_same(a: Simulation, b: Simulation) -> None:
     assert one.keys() == other.keys()
     for key, value in one.items():
         assert torch.equal(value, other[key]), key
+
+
+def once_each(make: Callable[[str], Simulation]) -> Callable[[str], Simulation]:
+    """A run by its method, made when it is first asked for: what others are compared with."""
+    known: dict[str, Simulation] = {}
+
+    def of(method: str) -> Simulation:
+        if method not in known:
+            known[method] = make(method)
+        return known[method]
+
+    return of

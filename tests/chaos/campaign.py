@@ -18,6 +18,7 @@ from tests.chaos.faults import Dice, Storm
 from tests.chaos.proxy import Proxy
 from tests.chaos.seclusion import HUB, Network
 from tests.chaos.world import World
+from tests.fleets import free_port
 
 CALM_SECONDS = 180.0  # that a run may take to its end once nothing is done to it any more
 GO_SECONDS = 60.0  # that devices may take to hear of it: the longest pause between two tries is 30
@@ -156,11 +157,3 @@ def pictures(root: Path, seed: int) -> None:
         for i in range(40):
             noisy = np.clip(base + dice.integers(-20, 20, base.shape), 0, 255).astype(np.uint8)
             Image.fromarray(noisy).save(root / label / f"{i}.png")
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port

@@ -15,6 +15,7 @@ from tests.containers.devices import NESTED, Bench
 from tests.containers.engine import NoEngine
 from tests.containers.rig import Rig
 
+STEPS = ["prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record"]
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1200)]
 UNIT = "protofleet-device.service"
 
@@ -89,18 +90,7 @@ def test_a_fleet_joins_a_run_and_finishes_it_and_a_second_deployment_changes_not
     for row in fleet.history():
         assert row["who"] and row["when"] and row["host"] in fleet.devices
     steps = [row["step"] for row in fleet.history() if row["host"] == "board-0"]
-    assert steps == [
-        "prepare",
-        "ship",
-        "build",
-        "enrol",
-        "configure",
-        "switch",
-        "start",
-        "health",
-        "soak",
-        "record",
-    ]
+    assert steps == STEPS
     for device in fleet.devices.values():  # nothing secret has crossed, nothing private is open
         assert device.sh("find /var/lib/protofleet/keys -name '*.key' -perm /077") == ""
         assert device.sh("grep -rl 'PRIVATE KEY' /opt/protofleet/incoming /etc/protofleet || true") == ""
@@ -169,18 +159,7 @@ def test_a_deployer_that_dies_in_any_step_is_gone_on_with(rig):
     fleet = rig(1)
     fleet.start_coordinator(rounds=10_000)
     survived = []
-    for step in (
-        "prepare",
-        "ship",
-        "build",
-        "enrol",
-        "configure",
-        "switch",
-        "start",
-        "health",
-        "soak",
-        "record",
-    ):
+    for step in STEPS:
         command = fleet.command("deploy", "apply", "--yes")
         with subprocess.Popen(
             command,

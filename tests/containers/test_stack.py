@@ -18,8 +18,8 @@ from protocol.exposition import exposed
 from tests.containers.drawing import page
 from tests.containers.images import product, stand_in
 from tests.containers.stacks import RunningStack
-from tests.coordinator.test_journal import free_port
 from tests.fleet.boards import jetson_files
+from tests.fleets import free_port
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ROUNDS = 30

@@ -19,6 +19,7 @@ from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
 from protocol.disk import Disk
 from protocol.exposition import MetricsError, exposed
+from tests.fleets import free_port
 from tests.worlds import POLICY, simulation
 
 
@@ -258,14 +259,6 @@ def sample(text, name, **labels):
         if named and all(f'{k}="{v}"' in line for k, v in labels.items()):
             return float(line.rsplit(" ", 1)[1])
     raise AssertionError(f"no {name} {labels}")
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def test_metrics_say_what_the_meter_says(tmp_path):

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from deploy.experiment import Experiment
 from protocol.seal import COORDINATOR
 from protocol.settings import decode
-from tests.chaos.campaign import free_port, pictures
+from tests.chaos.campaign import pictures
 from tests.chaos.world import World
+from tests.fleets import free_port
 from tests.soak.samples import of_folder, of_process
 from tests.soak.slopes import Slope, slope
 
