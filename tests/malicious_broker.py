@@ -22,6 +22,7 @@ from protocol.transport import Connected, Item
 PUBLISH = 3
 
 Publish = Callable[[str, bytes, bool], None]  # topic, frame, retained
+Deed = Callable[[str, bytes, bool], None]
 Later = Callable[[float, Callable[[], None]], Any]
 
 
@@ -33,15 +34,22 @@ class Malice:
         self.seen: list[tuple[str, bytes]] = []
         self.done: Counter[str] = Counter()
         self.deeds = [self.drop, self.alter, self.misplace, self.bring_back, self.hold_up, self.forge]
+        self._deck: list[Deed] = []
 
     def publish(self, topic: str, frame: bytes, retain: bool) -> None:
         self.seen.append((topic, frame))
         if self.dice.random() < self.rate:
-            deed = self.dice.choice(self.deeds)
+            deed = self._deal()
             self.done[deed.__name__] += 1
             deed(topic, frame, retain)
         else:
             self.honest(topic, frame, retain)
+
+    def _deal(self) -> Deed:
+        """From a shuffled deck: a short run, too, has seen each deed."""
+        if not self._deck:
+            self._deck = self.dice.sample(self.deeds, len(self.deeds))
+        return self._deck.pop()
 
     def drop(self, topic: str, frame: bytes, retain: bool) -> None:
         pass
