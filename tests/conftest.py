@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+import hypothesis  # noqa: F401 - else its plugin imports it last of all, while threads of the tests still run
 import pytest
 
 from deploy.broker import LocalBroker

@@ -212,8 +212,8 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
     assert "1 changed, 0 failed" in fleet.deploy("apply").stdout, "and something else goes"
     back = fleet.deploy("rollback").stdout
     assert "back on release" in back
-    settings = device.do(
-        "sh", "-c", "sed 1d /etc/protofleet/device.settings | base64 -di 2>/dev/null | strings"
+    settings = device.sh(
+        "sed 1d /etc/protofleet/device.settings | base64 -di 2>/dev/null | tr -cd '[:print:]'"
     )
     assert "threads = 1" in settings and "threads = 2" not in settings
     assert show(device, "ActiveState") == "active"
