@@ -99,9 +99,12 @@ def apply(o: Options) -> int:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(b.hosts) - len(outcomes)
-    rest = f"; {untouched} not touched, as a wave before them failed" if untouched else ""
+    rest = f"; {untouched} not touched, as {b.rollout.stopped}" if untouched else ""
     print(f"{len(outcomes)} devices: {changed} changed, {len(failed)} failed{rest}")
-    return FAILED if failed else OK
+    if b.rollout.stopped and not failed:
+        words = f"{b.rollout.stopped}; `protofleet deploy rollback NAME` takes a device back"
+        print(f"protofleet: {words}", file=sys.stderr)
+    return FAILED if failed or b.rollout.stopped else OK
 
 
 def status(o: Options) -> int:

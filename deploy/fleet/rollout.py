@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from deploy.fleet.accuracy import Judge
 from deploy.fleet.checks import Use, examine
 from deploy.fleet.facts import Facts, Good
 from deploy.fleet.history import History
@@ -67,6 +68,8 @@ class Rollout:
         self, fleet: Fleet, operator: Operator, history: History, say: Say, force: bool = False
     ) -> None:
         self.fleet, self.operator, self.history, self.say, self.force = fleet, operator, history, say, force
+        self.judge = Judge(fleet.care)
+        self.stopped = ""  # why waves that are still to come do not
 
     def plan(self, ssh: Ssh) -> tuple[Facts, Target, list[Step]]:
         facts = gather(ssh)
@@ -82,13 +85,29 @@ class Rollout:
             first = list(pool.map(self._look, hosts.values()))
         outcomes = [outcome for outcome in first if outcome is not None]
         waiting = [name for name, outcome in zip(hosts, first, strict=True) if outcome is None]
+        if waiting:
+            self.judge.begin()
         for wave in waves(waiting, care.canary, care.share):
             with ThreadPoolExecutor(min(care.parallel, len(wave))) as pool:
                 done = list(pool.map(self.one, [hosts[name] for name in wave]))
             outcomes += done
             if any(outcome.problem for outcome in done):
+                self.stopped = "a change has failed"
+            else:
+                self._judge(wave)
+            if self.stopped:
                 break
         return outcomes
+
+    def _judge(self, wave: list[str]) -> None:
+        """What is whole on every device may still be bad for the model."""
+        good, words = self.judge.verdict()
+        if words:
+            self.say(wave[-1], words)
+        if not good:
+            self.stopped = words
+            for name in wave:
+                self.history.note(name, "accuracy", "fallen", reason=words)
 
     def _look(self, ssh: Ssh) -> Outcome | None:
         """How it ends where nothing can or need be done; None: there is work."""

@@ -80,12 +80,19 @@ class Care:
     health_seconds: float = 120.0  # for the coordinator to answer a hello
     soak_rounds: int = 1  # to be served before a change counts as good
     soak_seconds: float = 1800.0  # for them; who is asked for nothing in this time passes, and it is said
+    accuracy_drop: float = 0.0  # of any domain, after a wave, that keeps the next from coming; 0: not asked
+    metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics
 
     def __post_init__(self) -> None:
         if self.canary < 1 or self.parallel < 1 or self.soak_rounds < 0:
             raise ValueError("canary and parallel must be at least 1, soak_rounds at least 0")
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}, it must be above 0 and at most 1")
+        if not 0 <= self.accuracy_drop <= 1:
+            raise ValueError(f"accuracy_drop is {self.accuracy_drop}, it must be 0 (not asked) to 1")
+        if self.accuracy_drop and not self.metrics.startswith(("http://", "https://")):
+            words = "accuracy_drop needs the coordinator's metrics, such as http://host:9100/metrics"
+            raise ValueError(f"metrics is {self.metrics!r}; {words}")
 
 
 @dataclass(frozen=True)

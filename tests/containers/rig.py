@@ -86,15 +86,15 @@ class Rig:
         self._start([program, "-c", str(self.folder / "broker" / "mosquitto.conf")], "broker")
 
     def start_coordinator(
-        self, name: str = "run", rounds: int = 1000, quorum: int = 1, gather: int = 0, feature_size: int = 32
+        self, name: str = "run", rounds: int = 1000, quorum: int = 1, gather: int = 0, network: str = "mlp", batch: int = 16
     ) -> subprocess.Popen[bytes]:
         tls = {part: str(self.folder / "coordinator/current" / file) for part, file in
                (("ca", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key"))}  # fmt: skip
         table = {
             "name": name, "federation": self.federation, "rounds": rounds, "classes": 10, "size": TINY["size"],
             "enrolled": "coordinator", "devices": "root/records", "threads": 1,
-            "method": {"name": "fedavg", "epochs": 1, "batch": 16},
-            "network": {"name": "mlp", "feature_size": feature_size},
+            "method": {"name": "fedavg", "epochs": 1, "batch": batch},
+            "network": {"name": network, "feature_size": 32},
             "policy": {"quorum": quorum, "grace_seconds": 20.0, "patience_seconds": 60.0, "settle_seconds": 1.0,
                        "gather": gather},
             "broker": {"host": "127.0.0.1", "port": self.port, "tls": tls},

@@ -268,14 +268,16 @@ def test_the_unit_is_sound_confined_and_watched(rig):
 
 
 def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(rig, bench):
+    """What outgrows the memory is the training of a large batch; the weights, which the agent has too, are small."""
     fleet = rig(0, small=("-m", "900m", "--memory-swap", "900m"))
+    fleet.fleet(device={"data": {"samples": 900}})
     device = fleet.devices["small"]
     modest = fleet.start_coordinator(rounds=10_000)
     fleet.deploy("apply", "--yes")
     agent, child = show(device, "MainPID"), device.do("pgrep", "-f", "trainer_child")
     modest.terminate()
     modest.wait(20)
-    fleet.start_coordinator("greedy", rounds=5, feature_size=150_000)
+    fleet.start_coordinator("greedy", rounds=5, network="resnet10", batch=800)
     fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 240)
     assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent lives on"
     assert child not in device.do("pgrep", "-f", "trainer_child", check=False).split()

@@ -1,0 +1,140 @@
+"""A change that is whole on every device and bad for the model comes to no second wave."""
+
+import http.server
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+
+from deploy.fleet.accuracy import Judge, Reading, fallen, fetch
+from deploy.fleet.history import History
+from deploy.fleet.rollout import Outcome, Rollout
+from deploy.fleet.settings import Care
+from deploy.run_errors import RunError
+
+URL = "http://coordinator:9100/metrics"
+CARE = Care(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)
+DIGITS, STREET = ("mnist", "test", "global"), ("svhn", "test", "global")
+
+
+def judge_of(*readings, care=CARE):
+    """Sees one reading after the other, and the last for ever."""
+    waiting, clock = list(readings), SimpleNamespace(now=0.0)
+
+    def look(url):
+        assert url == URL
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    return Judge(care, look, lambda: clock.now, sleep)
+
+
+def reading(rounds, digits, street=0.5):
+    return Reading(rounds, {DIGITS: digits, STREET: street})
+
+
+@contextmanager
+def exporter(text):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+        server.shutdown()
+
+
+def test_the_worst_domain_is_named_and_what_may_be_lost_is_not():
+    assert fallen(reading(1, 0.9), reading(2, 0.86), 0.05) == ""
+    words = fallen(reading(1, 0.9, 0.5), reading(2, 0.8, 0.3), 0.05)
+    assert words == "accuracy of svhn (test, global) has fallen from 0.500 to 0.300, by more than 0.05"
+    assert fallen(Reading(1, {DIGITS: 0.9}), Reading(2, {}), 0.05) == "", (
+        "who is not measured has lost nothing"
+    )
+
+
+def test_accuracy_is_judged_when_two_more_rounds_have_ended():
+    judge = judge_of(reading(7, 0.9), reading(9, 0.9), reading(9, 0.2), reading(10, 0.2), reading(11, 0.9))
+    judge.begin()
+    assert judge.verdict() == (True, "")
+    judge = judge_of(reading(7, 0.9), reading(9, 0.9), reading(10, 0.9), reading(11, 0.7))
+    judge.begin()
+    good, words = judge.verdict()
+    assert not good and "from 0.900 to 0.700" in words
+
+
+def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
+    judge = judge_of(reading(7, 0.9))
+    judge.begin()
+    assert judge.verdict() == (True, "2 rounds have not ended within 10 s: accuracy was not judged")
+
+
+def test_a_coordinator_that_was_started_again_counts_from_nothing():
+    judge = judge_of(reading(7, 0.9), reading(7, 0.9), reading(0, 0.9), reading(1, 0.1))
+    judge.begin()
+    assert not judge.verdict()[0]
+
+
+def test_who_asks_for_no_judgement_needs_no_coordinator():
+    judge = judge_of(reading(1, 0.0), care=Care())
+    judge.begin()
+    assert judge.verdict() == (True, "")
+
+
+def test_metrics_are_read_as_a_coordinator_exports_them():
+    registry = CollectorRegistry()
+    Gauge("protofleet_accuracy_ratio", "", ["domain", "split", "view"], registry=registry).labels(
+        *DIGITS
+    ).set(0.75)
+    duration = Histogram("protofleet_round_duration_seconds", "", registry=registry)
+    for _ in range(3):
+        duration.observe(1)
+    with exporter(generate_latest(registry)) as url:
+        assert fetch(url) == Reading(3, {DIGITS: 0.75})
+
+
+@pytest.mark.parametrize("text", [b"no metrics {", b"protofleet_accuracy_ratio 0.5\n"])
+def test_what_is_no_coordinator_is_said_with_the_way_out(text):
+    with (
+        exporter(text) as url,
+        pytest.raises(RunError, match=r"says nothing of accuracy.*care\.metrics.*accuracy_drop"),
+    ):
+        fetch(url)
+    with pytest.raises(RunError, match="says nothing of accuracy"):
+        fetch("http://127.0.0.1:1/metrics")
+
+
+@pytest.mark.parametrize(
+    ("drop", "metrics", "words"), [(2.0, URL, "0 .* to 1"), (0.1, "", "needs the coordinator's metrics")]
+)
+def test_settings_that_cannot_be_are_refused(drop, metrics, words):
+    with pytest.raises(ValueError, match=words):
+        Care(accuracy_drop=drop, metrics=metrics)
+
+
+def rollout_of(tmp_path, monkeypatch, judge):
+    monkeypatch.setattr(Rollout, "_look", lambda self, ssh: None)
+    monkeypatch.setattr(Rollout, "one", lambda self, ssh: Outcome(ssh, 3))
+    made = Rollout(SimpleNamespace(care=CARE), None, History(tmp_path / "log"), lambda name, words: None)
+    made.judge = judge
+    return made
+
+
+@pytest.mark.parametrize(("after", "touched"), [(0.9, ["a", "b", "c"]), (0.1, ["a"])])
+def test_a_canary_that_costs_accuracy_is_the_last(tmp_path, monkeypatch, after, touched):
+    judge = judge_of(reading(7, 0.9), *(reading(i, after) for i in range(8, 20)))
+    made = rollout_of(tmp_path, monkeypatch, judge)
+    assert [outcome.name for outcome in made.run({name: name for name in "abc"})] == touched
+    assert bool(made.stopped) == (touched == ["a"])
+    log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
+    assert ('"step": "accuracy"' in log) == (touched == ["a"])
