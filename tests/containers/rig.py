@@ -86,7 +86,13 @@ class Rig:
         self._start([program, "-c", str(self.folder / "broker" / "mosquitto.conf")], "broker")
 
     def start_coordinator(
-        self, name: str = "run", rounds: int = 1000, quorum: int = 1, gather: int = 0, network: str = "mlp", batch: int = 16
+        self,
+        name: str = "run",
+        rounds: int = 1000,
+        quorum: int = 1,
+        gather: int = 0,
+        network: str = "mlp",
+        batch: int = 16,
     ) -> subprocess.Popen[bytes]:
         tls = {part: str(self.folder / "coordinator/current" / file) for part, file in
                (("ca", "ca.crt"), ("cert", "tls.crt"), ("key", "tls.key"))}  # fmt: skip
