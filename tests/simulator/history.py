@@ -85,6 +85,12 @@ class History:
     def newest(self) -> int:
         return max(self.epochs, default=-1)
 
+    def copied(self, card: Path, copy: Path) -> None:
+        """With what its device was just about to make durable when it died, if that is on the card."""
+        self.works[copy] = list(self.works[card])
+        if card in self.perhaps:
+            self.perhaps[copy] = self.perhaps[card]
+
     def came_back(self, memory: Memory) -> None:
         """A device starts: what it had made durable must be there."""
         done, perhaps = self.works[memory.folder], self.perhaps.pop(memory.folder, None)

@@ -163,7 +163,7 @@ class Nemesis:
         self.f.history.twins.add(name)
         if self.dice.random() < 0.5 and (self.f.folder / name).is_dir():
             shutil.copytree(self.f.folder / name, self.f.folder / place)
-            self.f.history.works[self.f.folder / place] = list(self.f.history.works[self.f.folder / name])
+            self.f.history.copied(self.f.folder / name, self.f.folder / place)
         self.f.boot(place, name)
 
     def _new_card(self) -> None:
