@@ -19,6 +19,7 @@ from protocol.vitals import Check
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
 MAX_VIEWS: Final = 32
+ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
 
 
 class Names:
@@ -103,6 +104,14 @@ class Metrics:
         self.failed = Gauge("protofleet_round_failed", "Answers refused in it", registry=r)
         self.participation = Gauge("protofleet_participation_ratio", "Accepted of invited", registry=r)
         self.updates = Counter("protofleet_updates", "Answers by verdict", ["verdict"], registry=r)
+        self.staleness = Histogram(
+            "protofleet_update_staleness_rounds", "Rounds that an answer was behind when it came, 0 if accepted",
+            buckets=ROUNDS_BEHIND, registry=r,
+        )  # fmt: skip
+        self._service = service
+        self.holders = Gauge(
+            "protofleet_class_holders", "Devices present that have images of a class", ["class"], registry=r
+        )
         self.again = Counter(
             "protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r
         )
@@ -148,13 +157,17 @@ class Metrics:
                 self.round.set(details["round"])
             case "answered":
                 self.updates.labels("accepted").inc()
+                self.staleness.observe(0)
             case "dropped":
                 self.updates.labels(details["verdict"]).inc()
+                if details["verdict"] == "late":
+                    self.staleness.observe(max(0, self._service.machine.round - details["round"]))
             case "again":
                 self.again.inc()
 
     def round_ended(self, record: RoundRecord) -> None:
         self.missed()
+        self._hold()
         self.commit.set(time.time())
         self.duration.observe(record.seconds)
         for phase in record.phases:
@@ -171,6 +184,13 @@ class Metrics:
     def missed(self) -> None:
         for device, missing in self._missing().items():
             self.missing.labels(self._devices.label(device)).set(missing)
+
+    def _hold(self) -> None:
+        """Of methods that are told how many images of each class there are; of others nobody knows."""
+        known = self._service.members
+        counts = [known[device].counts for device in sorted(self._service.machine.roster) if device in known]
+        for number, held in enumerate(zip(*filter(None, counts), strict=False)):
+            self.holders.labels(str(number)).set(sum(1 for images in held if images))
 
     def _count(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}

@@ -61,3 +61,35 @@ def test_the_certificates_end_is_shown_as_it_is(shown):
         next(f for f in shown if f.name == "protofleet_certificate_expiry_timestamp_seconds").samples[0].value
     )
     assert 364 < (ends - time.time()) / 86_400 < 366
+
+
+def series(metrics, name):
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
+    run = simulation(tmp_path, "fedhp")
+    metrics = Metrics(run.service)
+    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    run.run()
+    held = {}
+    for agent in run.agents.values():
+        for number in agent.data.train.y.unique().tolist():
+            held[str(number),] = held.get((str(number),), 0) + 1
+    assert {k: v for k, v in series(metrics, "protofleet_class_holders").items() if v} == held
+
+
+def test_an_answer_to_an_earlier_round_is_as_many_rounds_behind(tmp_path):
+    run = simulation(tmp_path, "fedavg").run()
+    metrics = Metrics(run.service)
+    late = {"device": "d", "phase": "train", "verdict": "late", "reason": ""}
+    for behind in (0, 2):
+        metrics.moment("dropped", {**late, "round": run.service.machine.round - behind})
+    metrics.moment("answered", {"device": "d", "round": 1, "phase": "train"})
+    assert series(metrics, "protofleet_update_staleness_rounds_sum") == {(): 2.0}
+    assert series(metrics, "protofleet_update_staleness_rounds_count") == {(): 3.0}

@@ -105,6 +105,16 @@ def federation() -> dict[str, Any]:
                 about="in five minutes",
             ),
             lines(
+                "Rounds behind",
+                "none",
+                (
+                    "protofleet_update_staleness_rounds_sum / protofleet_update_staleness_rounds_count",
+                    "mean",
+                ),
+                floor=0,
+                about="of all answers when they came: 0 where none was late",
+            ),
+            lines(
                 "Rounds begun again",
                 "none",
                 ("protofleet_rounds_repeated_total", "for want of a quorum"),
