@@ -165,3 +165,38 @@ def test_who_vanishes_between_two_phases_is_not_waited_for_beyond_its_grace(judg
     closed = run.history.closed
     assert "d0" in closed[1, 0, "train"] and "d0" not in closed[1, 0, "mix"]
     assert COORDINATOR not in closed[1, 0, "mix"] and len(closed[1, 0, "mix"]) == 4
+
+
+TEN_MINUTES = 600.0
+MOMENTS = {
+    "before anybody is asked": lambda f: True,
+    "while a broadcast is on its way": lambda f: f.history.saves,
+    "while devices work": lambda f: any(f.history.saves) and f.clock.now > f.history.saves[0].at + 1.0,
+    "between two phases": lambda f: (1, 0, "train") in f.history.closed,
+    "in the second round": lambda f: len(f.history.saves) > 1,
+}
+
+
+@pytest.mark.parametrize("keeps", ["nothing", "all"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ten_minutes_without_a_broker_cost_ten_minutes(judged, moment, keeps):
+    """By the rules that a run has when it sets none: a patience of ten minutes, sessions that end sooner."""
+    outage = {}
+
+    def before(f):
+        def back():
+            f.broker.start()
+            outage["over"] = f.clock.now
+
+        def gone():
+            f.broker.die(keeps)
+            f.clock.after(TEN_MINUTES, "the broker is back", back)
+
+        as_soon_as(f, lambda: f.clock.now > 0.5 and MOMENTS[moment](f), gone)
+
+    calm = judged(1, policy=Policy(rounds=4, quorum=5))
+    run = judged(1, before, policy=Policy(rounds=4, quorum=5), bad_seconds=900.0)
+    assert run.history.saves[-1].at < calm.history.saves[-1].at + TEN_MINUTES + 60.0
+    assert outage["over"] < run.history.saves[-1].at
+    states = [{save.round: save.state for save in f.history.saves} for f in (run, calm)]
+    assert states[0] == states[1], "the same bits as without it"
