@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from signal import SIGCONT, SIGSTOP
 from typing import TypeAlias
 
@@ -96,6 +96,9 @@ KINDS: Mapping[str, Kind] = {
         1, "broker", SHORT, lambda w, _: w.crash_broker(), start_broker
     ),
     "kill -9 the broker, store gone": Kind(1, "broker", SHORT, lambda w, _: w.wipe_broker(), start_broker),
+    "ten minutes without the broker, store gone": Kind(
+        0, "broker", (600.0, 600.0), lambda w, _: w.wipe_broker(), start_broker
+    ),  # only where it is asked for
     "cut a line, in silence": Kind(2, "party", LONG, pull, plug),
     "cut a line for a minute": Kind(0.1, "party", (50.0, 60.0), pull, plug),  # beyond 1.5 keepalives
     "break a line": Kind(2, "party", SHORT, snap, mend),
@@ -121,7 +124,9 @@ class Dice:
         self._random = random.Random(f"chaos/{seed}")
         self._devices, self._pause = devices, pause
         self._kinds = {
-            name: kind for name, kind in KINDS.items() if (root or not kind.needs_root) and only in name
+            name: kind if not only else replace(kind, weight=max(kind.weight, 0.1))
+            for name, kind in KINDS.items()
+            if (root or not kind.needs_root) and only in name
         }
 
     def draw(self) -> tuple[float, Fault]:
