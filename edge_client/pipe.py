@@ -31,10 +31,13 @@ def say(door: socket.socket, words: Mapping[str, Any], arrays: Arrays = NOTHING)
 
 
 def hear(door: socket.socket) -> tuple[dict[str, Any], Arrays]:
+    """Each array in memory of its own that whoever hears may keep."""
     text, size = HEAD.unpack(_take(door, HEAD.size))
     words: dict[str, Any] = json.loads(bytes(_take(door, text)))
-    data = _take(door, size)
-    return words, Body(lambda start, stop: data[start:stop].tobytes(), size) if size else NOTHING
+    if not size:
+        return words, NOTHING
+    body = Body(lambda start, stop: _take(door, stop - start), size)  # which reads from front to back
+    return words, {name: body[name] for name in body}
 
 
 def _take(door: socket.socket, size: int) -> memoryview:

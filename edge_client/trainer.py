@@ -24,7 +24,7 @@ from edge_client.data import DataError, Part
 from edge_client.evaluate import Splits
 from edge_client.pipe import ClosedError, hear, say
 from methods.base import Ask, ClientHalf, Payload
-from methods.bridge import to_numpy, to_torch
+from methods.bridge import kept, to_numpy
 from methods.plan import Plan
 from protocol.messages import NOTHING, Arrays
 from protocol.reasons import Farewell
@@ -134,8 +134,8 @@ class Trainer:
         told = {"do": "work", "phase": ask.phase, "round": number, "reports": reports}
         words, payload = self.ask(told, to_numpy(ask.payload))
         _, state = self._hear()
-        half.last = to_torch(state)
-        return to_torch(payload), words["metrics"]
+        half.last = kept(state)
+        return kept(payload), words["metrics"]
 
     def ask(self, words: dict[str, Any], arrays: Arrays = NOTHING) -> tuple[dict[str, Any], Arrays]:
         assert self._door is not None

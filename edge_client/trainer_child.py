@@ -20,7 +20,7 @@ from edge_client.pictures import save_picture
 from edge_client.pipe import ClosedError, hear, say
 from edge_client.work import work
 from methods.base import Ask, ClientHalf
-from methods.bridge import to_numpy, to_torch
+from methods.bridge import kept, to_numpy
 from methods.plan import read_plan
 from protocol.memory import return_large_blocks
 from protocol.messages import Arrays
@@ -57,7 +57,7 @@ def answer(door: socket.socket, trainer: Child, words: dict[str, Any], arrays: A
                 trainer.build(words["plan"])
                 say(door, {})
             case "restore":
-                trainer.half.restore(to_torch(arrays))
+                trainer.half.restore(kept(arrays))
                 say(door, {})
             case "work":
                 payload, metrics = trainer.work(words["phase"], words["round"], words["reports"], arrays)
@@ -93,7 +93,7 @@ class Child:
         self.half = plan.client_half(self.data.train, s.name, s.network, self.place)
 
     def work(self, phase: str, number: int, reports: str, arrays: Arrays) -> tuple[Arrays, dict[str, float]]:
-        ask = Ask(phase, {name: value.to(self.place) for name, value in to_torch(arrays).items()})
+        ask = Ask(phase, {name: value.to(self.place) for name, value in kept(arrays).items()})
         payload, metrics = work(self.half, self.data, ask, number, reports)
         if self.settings.pictures.wanted(number, phase):
             most = self.settings.pictures.samples

@@ -17,6 +17,11 @@ def to_torch(arrays: Arrays) -> dict[str, Tensor]:
     return {name: _tensor(arrays[name]) for name in arrays}
 
 
+def kept(arrays: Arrays) -> dict[str, Tensor]:
+    """On the arrays' own memory where that can be: for whoever hands them over and forgets them."""
+    return {name: _fresh(arrays[name]) for name in arrays}
+
+
 def to_numpy(payload: Payload) -> dict[str, Array]:
     """Contiguous and little-endian, as the wire has them. Shares memory with the tensors where it can."""
     return {name: _array(payload[name]) for name in payload}
@@ -60,7 +65,7 @@ def _tensor(array: Array) -> Tensor:
 
 
 def _fresh(array: Array) -> Tensor:
-    """Without a copy where nobody else has the memory: what a body has just read from the disk."""
+    """Without a copy where nobody else has the memory: what has just been read."""
     native = array.dtype.isnative and array.flags.writeable
     return torch.from_numpy(array) if native else _tensor(array)
 

@@ -32,7 +32,7 @@ MAX_NAME: Final = 200
 MAX_DIMS: Final = 8
 MAX_NUMBERS: Final = 1 << 40  # in one array, empty dimensions aside: NumPy cannot shape more than 2**63 bytes
 
-Read = Callable[[int, int], bytes]  # [start, stop) of the body
+Read = Callable[[int, int], bytes | memoryview]  # [start, stop) of the body
 
 
 def kind_of(name: str) -> str:

@@ -2,19 +2,23 @@
 
 import os
 import signal
+import socket
 import threading
+import tracemalloc
 
+import numpy as np
 import pytest
 import torch
 
 from edge_client.compute import set_torch
 from edge_client.config import DeviceSettings
 from edge_client.data import DataError, DataSettings, load
+from edge_client.pipe import hear, say
 from edge_client.rest import Rest
 from edge_client.trainer import Trainer, TrainerDiedError, TrainingError, kills
 from edge_client.work import work
 from methods.base import Ask
-from methods.bridge import to_numpy
+from methods.bridge import kept, to_numpy
 from methods.plan import Network, Plan
 from protocol.messages import Bye
 from protocol.reasons import Farewell, farewell_of
@@ -225,3 +229,23 @@ def test_every_leave_is_counted_as_one_of_a_closed_list():
     assert farewell_of("drained") is Farewell.DRAINED
     for text in ("", "out of memory", "x" * 1000, Bye().reason):
         assert farewell_of(text) is Farewell.OTHER
+
+
+def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):
+    """What a board of little memory has to bear: through the pipe comes each array, and nothing beside it."""
+    ours, theirs = socket.socketpair()
+    sent = {"weights.large": np.ones(4_000_000, np.float32), "weights.none": np.empty((0, 3), np.float32)}
+    with ours, theirs:
+        speaker = threading.Thread(target=say, args=(theirs, {}, sent))
+        speaker.start()
+        tracemalloc.start()
+        _, heard = hear(ours)
+        tensors = kept(heard)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        speaker.join()
+    assert most < 1.1 * sent["weights.large"].nbytes
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == {
+        "weights.large": (4_000_000,), "weights.none": (0, 3),
+    }  # fmt: skip
+    assert tensors["weights.large"].data_ptr() == heard["weights.large"].ctypes.data
