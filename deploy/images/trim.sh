@@ -1,6 +1,6 @@
 #!/bin/sh
-# Leave out what no program of ours uses: the tests inside packages, what they are compiled against, orthogonal
-# regression, and the languages that rich could colour.
+# Leave out what no program of ours loads: the tests inside packages, what they are compiled against, parts of SciPy and
+# scikit-learn that nothing we import imports, and the languages that rich could colour. FINCH, t-SNE and MATLAB files stay.
 set -eu
 cd /opt/protofleet/lib/python3*/site-packages
 for package in scipy sklearn; do
@@ -8,5 +8,9 @@ for package in scipy sklearn; do
     find "$package" -type f \( -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.h' -o -name '*.c' \
         -o -name '*.cpp' -o -name '*.tp' \) -delete
 done
-rm -rf sklearn/datasets/images sklearn/datasets/descr scipy/odr scipy/datasets
+rm -rf sklearn/datasets/images sklearn/datasets/descr joblib/test scipy/odr scipy/datasets scipy/cluster scipy/signal \
+    scipy/io/_fast_matrix_market/_fmm_core.*.so scipy/stats/_sobol_direction_numbers.npz
+for package in cluster ensemble gaussian_process mixture neural_network semi_supervised; do
+    rm -rf "sklearn/$package"
+done
 find pygments/lexers -name '*.py' ! -name __init__.py ! -name _mapping.py ! -name python.py -delete

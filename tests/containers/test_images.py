@@ -125,8 +125,13 @@ import deploy.report, coordinator.main, edge_client.main
 from methods.nets.vision import import_torchvision
 import_torchvision()
 [methods.load(name) for name in methods.names()]
+import io
 import numpy as np
-clusters = finch.FINCH(np.random.default_rng(0).normal(size=(40, 8)), verbose=False)[0]
+points, file = np.random.default_rng(0).normal(size=(40, 8)), io.BytesIO()
+clusters = finch.FINCH(points, verbose=False)[0]
+assert sklearn.manifold.TSNE(perplexity=5).fit_transform(points).shape == (40, 2)
+scipy.io.savemat(file, {"points": points})
+assert (scipy.io.loadmat(file)["points"] == points).all()
 print(len(methods.names()), clusters.shape[0])"""
     told = python(engine, edge, code)
     assert told.split()[-1] == "40"
