@@ -42,10 +42,16 @@ class Damage:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        found = CounterMetricFamily(
-            "protofleet_checkpoint_fallbacks", "Damaged files that were gone on without", labels=["what"]
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = (
+            "Damaged files that this coordinator has gone on without: a snapshot (the round before is replayed), "
+            "the index (its copy is used), an answer (its device is asked again); docs/reliability.md"
         )
+        return [CounterMetricFamily("protofleet_checkpoint_fallbacks", words, labels=["what"])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (found,) = self.describe()
         for what in ("snapshot", "index", "answer"):
             found.add_metric([what], self._spool.fallbacks[what])
         yield found

@@ -20,7 +20,7 @@ class DeviceMetrics:
     def __init__(self, agent: Agent, board: Board | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
-        r.register(board or Board(folder=agent.memory.folder))
+        r.register(board or Board())
         self.round = Gauge("protofleet_device_round", "The last round it worked in", registry=r)
         self.trainings = Counter("protofleet_device_answers", "Answers worked out", registry=r)
         self.deaths = Counter(

@@ -2,10 +2,10 @@
 
 import re
 import time
+from itertools import chain
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from coordinator.journal import Journal
 from coordinator.metrics import Metrics
@@ -29,21 +29,18 @@ def shown(tmp_path_factory):
     """What a coordinator and a device show after a run, with everything there is to be read."""
     folder = tmp_path_factory.mktemp("metrics")
     run = simulation(folder / "run", "fedavg")
-    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())))
+    board = Board(jetson_files(folder / "board"))
+    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())), board)
     run.service.watchers.append(Journal(run.service, [metrics], 1000))
     run.run()
     tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
     metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
-    board = CollectorRegistry()
-    board.register(Board(jetson_files(folder / "board"), folder))
-    return [
-        family for registry in (metrics.registry, device.registry, board) for family in registry.collect()
-    ]
+    return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
 
 
 def test_every_metric_is_in_the_document_with_its_type_and_labels(shown):
     found = {}
-    for family in shown:
+    for family in chain(*shown.values()):
         name = family.name + ("_total" if family.type == "counter" else "")
         labels = {key for sample in family.samples for key in sample.labels if key != "le"}
         kind, known = found.get(name, (family.type, set()))
@@ -56,10 +53,15 @@ def test_every_metric_is_in_the_document_with_its_type_and_labels(shown):
     assert DOCUMENTED.keys() - found.keys() == set(), "documented, but nobody shows it"
 
 
+def test_no_process_shows_a_name_twice(shown):
+    for who, families in shown.items():
+        names = [family.name for family in families]
+        assert {name for name in names if names.count(name) > 1} == set(), who
+
+
 def test_the_certificates_end_is_shown_as_it_is(shown):
-    ends = (
-        next(f for f in shown if f.name == "protofleet_certificate_expiry_timestamp_seconds").samples[0].value
-    )
+    name = "protofleet_certificate_expiry_timestamp_seconds"
+    ends = next(family for family in shown["coordinator"] if family.name == name).samples[0].value
     assert 364 < (ends - time.time()) / 86_400 < 366
 
 
