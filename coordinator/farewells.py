@@ -26,10 +26,14 @@ class Farewells:
         if aloud:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")
 
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = f"Devices that took their leave: {', '.join(reason.value for reason in Farewell)}"
+        return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
+
     def collect(self) -> Iterator[CounterMetricFamily]:
         """For Prometheus; those reasons that nobody has given too, so that an alert has a series to watch."""
-        words = "Devices that took their leave, by reason"
-        family = CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])
+        (family,) = self.describe()
         for reason in Farewell:
             family.add_metric([reason.value], self[reason])
         yield family

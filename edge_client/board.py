@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+PREFIX: Final = "protofleet_device_"
 MOST: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
 FANS: Final = re.compile("fan", re.IGNORECASE)  # that turn faster; everything else that cools is slower work
 GPU_LOAD: Final = (
@@ -25,19 +25,56 @@ GPU_LOAD: Final = (
 
 
 class Board:
-    """`root` is the file system whose `sys` and `proc` are read; `folder` is on the disk that matters."""
+    """`root` is the file system whose `sys` and `proc` are read."""
 
-    def __init__(self, root: Path = Path("/"), folder: Path | None = None) -> None:
-        self._root, self._folder = root, folder
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    @staticmethod
+    def describe() -> list[GaugeMetricFamily | CounterMetricFamily]:
+        """What a board that has everything would tell, without a value."""
+        return [
+            _gauge("temperature_celsius", "Of each thermal zone that can be read", "zone"),
+            _gauge(
+                "cooling_ratio",
+                "How hard each cooler works, 0 to 1: fans, and what slows the board down",
+                "cooler",
+            ),
+            _gauge("throttled", "1 while something that is no fan cools: the board is slower for its heat"),
+            _gauge(
+                "power_watts", "Drawn by each rail, where the board measures it (a Jetson's INA3221)", "rail"
+            ),
+            _gauge("power_mode", "A Jetson's nvpmodel in use"),
+            _gauge("mains", "1 while it is fed from outside, where the board can tell"),
+            _gauge("gpu_load_ratio", "How busy a Jetson's GPU is"),
+            _gauge("memory_available_bytes", "Free for new work"),
+            _gauge("swap_used_bytes", "Of the swap, where there is one"),
+            CounterMetricFamily(
+                f"{PREFIX}disk_written_bytes",
+                "By the agent since it was started; flash wears out by it",
+                labels=[],
+            ),
+        ]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        yield self._family("temperature_celsius", "Of each thermal zone", "zone", self.temperatures())
+        found = {name: list(values) for name, values in self._found()}
+        for family in self.describe():
+            values = found.get(family.name.removeprefix(PREFIX))
+            for key, value in values or ():
+                family.add_metric([key] if key else [], value)
+            if values is not None:
+                yield family
+
+    def _found(self) -> Iterator[tuple[str, Iterable[tuple[str, float]]]]:
+        """Name, and value by label; the label is "" where there is but one value."""
         coolers = dict(self.coolers())
-        yield self._family("cooling_ratio", "How hard each cooler works", "cooler", coolers.items())
         slowed = any(level > 0 for name, level in coolers.items() if not FANS.search(name))
-        yield _gauge("throttled", "1 while something slows the board down for its heat", float(slowed))
-        yield self._family("power_watts", "Drawn by each rail", "rail", self.rails())
-        yield from self._single()
+        yield "temperature_celsius", self.temperatures()
+        yield "cooling_ratio", coolers.items()
+        yield "throttled", [("", float(slowed))]
+        yield "power_watts", self.rails()
+        for name, value in self._single():
+            yield name, [("", value)]
 
     def temperatures(self) -> Iterator[tuple[str, float]]:
         for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MOST]:
@@ -62,36 +99,26 @@ class Board:
                     return
                 yield f"{place.name}:{name}", watts
 
-    def _single(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def _single(self) -> Iterator[tuple[str, float]]:
         memory = dict(self._memory())
         if "MemAvailable" in memory:
-            yield _gauge("memory_available_bytes", "Free for new work", memory["MemAvailable"])
+            yield "memory_available_bytes", memory["MemAvailable"]
         if memory.get("SwapTotal"):
-            yield _gauge("swap_used_bytes", "Of the swap", memory["SwapTotal"] - memory.get("SwapFree", 0))
+            yield "swap_used_bytes", memory["SwapTotal"] - memory.get("SwapFree", 0)
         for path in GPU_LOAD:
             with contextlib.suppress(OSError, ValueError):
-                yield _gauge(
-                    "gpu_load_ratio", "How busy a Jetson's GPU is", int(_text(self._root / path)) / 1000
-                )
+                yield "gpu_load_ratio", int(_text(self._root / path)) / 1000
                 break
         with contextlib.suppress(OSError):
             for mode in re.findall(r"pmode:(\d+)", _text(self._root / "var/lib/nvpmodel/status"))[:1]:
-                yield _gauge("power_mode", "The number of the nvpmodel in use", int(mode))
+                yield "power_mode", int(mode)
         for online in sorted(self._root.glob("sys/class/power_supply/*/online"))[:1]:
             with contextlib.suppress(OSError, ValueError):
-                yield _gauge("mains", "1 while it is fed from outside, where it can tell", int(_text(online)))
-        yield from self._disk()
-
-    def _disk(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        if self._folder is not None:
-            with contextlib.suppress(OSError):
-                free = shutil.disk_usage(self._folder).free
-                yield _gauge("disk_free_bytes", "Of the disk that holds its state", free)
+                yield "mains", int(_text(online))
         with contextlib.suppress(OSError, ValueError, StopIteration):
             lines = _text(self._root / "proc/self/io").splitlines()
             written = next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
-            words = "By the agent since it was started; flash wears out by it"
-            yield CounterMetricFamily("protofleet_device_disk_written_bytes", words, value=written)
+            yield "disk_written_bytes", written
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(OSError):
@@ -99,13 +126,6 @@ class Board:
                 name, _, value = line.partition(":")
                 if value.strip().endswith("kB"):
                     yield name, int(value.split()[0]) * 1024
-
-    @staticmethod
-    def _family(name: str, words: str, label: str, values: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(f"protofleet_device_{name}", words, labels=[label])
-        for key, value in values:
-            family.add_metric([key], value)
-        return family
 
 
 def _measured(place: Path) -> Iterator[tuple[str, float]]:
@@ -125,8 +145,8 @@ def _multiplied(place: Path) -> Iterator[tuple[str, float]]:
             yield label, int(_text(path)) * int(_text(place / f"in{number}_input")) / 1e6
 
 
-def _gauge(name: str, words: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"protofleet_device_{name}", words, value=value)
+def _gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}{name}", words, labels=labels)
 
 
 def _text(path: Path) -> str:

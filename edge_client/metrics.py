@@ -1,4 +1,4 @@
-"""What a device shows Prometheus. Names and meanings: docs/metrics.md."""
+"""What a device shows Prometheus: from here docs/metrics.md has names and meanings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,45 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from edge_client.agent import Agent
-from edge_client.board import Board
+from edge_client.board import PREFIX, Board
+from edge_client.silence import SILENT_SECONDS
+from protocol.disk import LITTLE
 from protocol.exposition import MeterCollector, exposed
 from protocol.place import Place
 from protocol.vitals import Check
+
+
+class Series:
+    """What a device counts and measures, each with the words that Prometheus and docs/metrics.md give for it."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.round = Gauge(f"{PREFIX}round", "The last round it worked in", registry=r)
+        self.answers = Counter(f"{PREFIX}answers", "Answers worked out", registry=r)
+        self.deaths = Counter(
+            f"{PREFIX}training_deaths",
+            'Trainings that ended in the middle, as for want of memory; with trainer = "child" the agent lives on',
+            registry=r,
+        )
+        self.work = Counter(f"{PREFIX}work_seconds", "Time spent on the answers", registry=r)
+        self.outbox = Gauge(f"{PREFIX}outbox_answers", "Answers that wait for their receipt", registry=r)
+        self.fallbacks = Gauge(
+            f"{PREFIX}fallbacks",
+            "1 if its files were damaged and it went back to before its last answer when it started",
+            registry=r,
+        )
+        self.full = Gauge(f"{PREFIX}disk_full", "1 while it takes on no work for want of room", registry=r)
+        self.free = Gauge(
+            f"{PREFIX}disk_free_bytes",
+            f"Room for its state and answers, less {LITTLE >> 20} MiB that is left alone",
+            registry=r,
+        )
+        self.connected = Gauge(f"{PREFIX}connected", "1 while the session stands", registry=r)
+        self.silent = Gauge(
+            f"{PREFIX}coordinator_silent",
+            f"1 while it is connected and has been told nothing new for {SILENT_SECONDS:.0f} s: the coordinator is "
+            "away, or the broker holds back or repeats what it says",
+            registry=r,
+        )
 
 
 class DeviceMetrics:
@@ -20,43 +55,22 @@ class DeviceMetrics:
     def __init__(self, agent: Agent, board: Board | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
-        r.register(board or Board(folder=agent.memory.folder))
-        self.round = Gauge("protofleet_device_round", "The last round it worked in", registry=r)
-        self.trainings = Counter("protofleet_device_answers", "Answers worked out", registry=r)
-        self.deaths = Counter(
-            "protofleet_device_training_deaths", "Trainings ended in the middle", registry=r
-        )
-        self.work = Counter("protofleet_device_work_seconds", "Time spent on answers", registry=r)
-        self.outbox = Gauge("protofleet_device_outbox_answers", "Answers without a receipt", registry=r)
-        self.outbox.set_function(lambda: float(agent.waiting))
-        self.fallbacks = Gauge(
-            "protofleet_device_fallbacks",
-            "1 if it went back to before its last answer when it started",
-            registry=r,
-        )
-        self.fallbacks.set(agent.memory.fallbacks)
-        self.full = Gauge(
-            "protofleet_device_disk_full", "1 while it takes on no work for want of room", registry=r
-        )
-        self.full.set_function(lambda: float(bool(agent.room.full)))
-        self.free = Gauge("protofleet_device_disk_free_bytes", "Room for its state and answers", registry=r)
-        self.free.set_function(lambda: float(agent.memory.disk.room(agent.memory.folder)))
-        self.connected = Gauge("protofleet_device_connected", "1 while the session stands", registry=r)
-        self.connected.set_function(lambda: float(agent.connected))
-        self.silent = Gauge(
-            "protofleet_device_coordinator_silent",
-            "1 while connected and told nothing new for long",
-            registry=r,
-        )
-        self.silent.set_function(lambda: float(agent.silent))
+        self.series = series = Series(r)
+        r.register(board or Board())
+        series.outbox.set_function(lambda: float(agent.waiting))
+        series.fallbacks.set(agent.memory.fallbacks)
+        series.full.set_function(lambda: float(bool(agent.room.full)))
+        series.free.set_function(lambda: float(agent.memory.disk.room(agent.memory.folder)))
+        series.connected.set_function(lambda: float(agent.connected))
+        series.silent.set_function(lambda: float(agent.silent))
 
     def happened(self, agent: Agent, what: str, **figures: float) -> None:
-        self.round.set(figures["round"])
+        self.series.round.set(figures["round"])
         if what == "died":
-            self.deaths.inc()
+            self.series.deaths.inc()
         if what == "answered":
-            self.trainings.inc()
-            self.work.inc(figures.get("seconds", 0.0))
+            self.series.answers.inc()
+            self.series.work.inc(figures.get("seconds", 0.0))
 
 
 @contextlib.contextmanager

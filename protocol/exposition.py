@@ -28,26 +28,45 @@ class MeterCollector:
     def __init__(self, meter: Meter, method: str) -> None:
         self._meter, self._method = meter, method
 
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        each = ["direction", "kind", "method"]
+        return [
+            CounterMetricFamily(
+                "protofleet_message_bytes",
+                "Tensor bytes, each once; kind is weights, prototypes, anchors, classifier, amplifier, features, "
+                "labels or counts",
+                labels=each,
+            ),
+            CounterMetricFamily(
+                "protofleet_message_wire_bytes",
+                "Every byte of every PUBLISH packet, repeats included; headers, tables, signatures and topics are "
+                "of the kind control",
+                labels=each,
+            ),
+            CounterMetricFamily(
+                "protofleet_messages",
+                "Messages and blocks: sent, or what became of a received one: accepted, duplicate, or the reason "
+                "for which it was rejected",
+                labels=["direction", "kind", "result"],
+            ),
+            CounterMetricFamily(
+                "protofleet_rejected",
+                "What was received and not used: frames, and hellos and answers whose frame was good; every reason "
+                "of docs/protocol.md, section 7, from the start",
+                labels=["reason"],
+            ),
+        ]
+
     def collect(self) -> Iterator[CounterMetricFamily]:
-        labels = ["direction", "kind", "method"]
-        pairs = (
-            ("protofleet_message_bytes", "Tensor bytes, each once", self._meter.payload),
-            ("protofleet_message_wire_bytes", "Bytes of all PUBLISH packets", self._meter.wire),
-        )
-        for name, words, counter in pairs:
-            family = CounterMetricFamily(name, words, labels=labels)
+        payload, wire, messages, rejected = self.describe()
+        for family, counter in ((payload, self._meter.payload), (wire, self._meter.wire)):
             for (direction, kind), size in still(counter).items():
                 family.add_metric([direction, kind, self._method], size)
             yield family
-        messages = CounterMetricFamily(
-            "protofleet_messages", "Messages by what became of them", labels=["direction", "kind", "result"]
-        )
         for key, number in still(self._meter.messages).items():
             messages.add_metric(list(key), number)
         yield messages
-        rejected = CounterMetricFamily(
-            "protofleet_rejected", "What was received and not used, by reason", labels=["reason"]
-        )
         for reason in Reason:  # those that have not happened too, so that an alert has a series to watch
             rejected.add_metric([reason.value], self._meter.rejected[reason])
         yield rejected

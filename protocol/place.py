@@ -9,7 +9,6 @@ from pathlib import Path
 
 from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 
 from protocol.broker import BrokerAddress
 
@@ -21,23 +20,28 @@ class Place:
         self._labels = [software or "unknown", role]
         self._folder, self._tls = folder, broker.tls
 
-    def collect(self) -> Iterator[Metric]:
-        info = GaugeMetricFamily(
-            "protofleet_build_info", "What runs here: always 1", labels=["version", "role"]
-        )
+    @staticmethod
+    def describe() -> list[GaugeMetricFamily]:
+        return [
+            GaugeMetricFamily(
+                "protofleet_build_info", "What runs here: always 1", labels=["version", "role"]
+            ),
+            GaugeMetricFamily("protofleet_disk_available_bytes", "Free where state is kept"),
+            GaugeMetricFamily(
+                "protofleet_certificate_expiry_timestamp_seconds",
+                "When the TLS certificate ends, and the record that was made with it",
+            ),
+        ]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        info, available, expiry = self.describe()
         info.add_metric(self._labels, 1)
         yield info
         with contextlib.suppress(OSError):
-            yield GaugeMetricFamily(
-                "protofleet_disk_available_bytes",
-                "Free where state is kept",
-                value=shutil.disk_usage(self._folder).free,
-            )
+            available.add_metric([], shutil.disk_usage(self._folder).free)
+            yield available
         if self._tls is not None and self._tls.cert is not None:
             with contextlib.suppress(OSError, ValueError):
                 certificate = load_pem_x509_certificate(Path(self._tls.cert).read_bytes())
-                yield GaugeMetricFamily(
-                    "protofleet_certificate_expiry_timestamp_seconds",
-                    "When certificate and record end; they are made together",
-                    value=certificate.not_valid_after_utc.timestamp(),
-                )
+                expiry.add_metric([], certificate.not_valid_after_utc.timestamp())
+                yield expiry

@@ -1,15 +1,15 @@
-"""docs/metrics.md and the code name the same metrics, with the same types and labels."""
+"""docs/metrics.md is what the code writes, and says of all that a run shows what Prometheus is told of it."""
 
 import re
 import time
-from pathlib import Path
+from itertools import chain
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from coordinator.journal import Journal
 from coordinator.metrics import Metrics
 from deploy.enrol.fleet import enrol_fleet
+from deploy.metrics_page import PAGE, meaning, written
 from edge_client.board import Board
 from edge_client.metrics import DeviceMetrics
 from protocol.broker import BrokerAddress
@@ -17,11 +17,11 @@ from protocol.place import Place
 from tests.fleet.boards import jetson_files
 from tests.worlds import simulation
 
-ROW = re.compile(r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\|", re.MULTILINE)
-TEXT = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
-DOCUMENTED = {
-    name: (kind, tuple(filter(None, labels.strip().split(", ")))) for name, kind, labels in ROW.findall(TEXT)
-}
+ROWS = re.findall(
+    r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\| (.+) \|$", PAGE.read_text(), re.MULTILINE
+)
+DOCUMENTED = {name: (kind, tuple(filter(None, labels.split(", ")))) for name, kind, labels, _ in ROWS}
+MEANINGS = {name: words for name, _, _, words in ROWS}
 
 
 @pytest.fixture(scope="module")
@@ -29,37 +29,55 @@ def shown(tmp_path_factory):
     """What a coordinator and a device show after a run, with everything there is to be read."""
     folder = tmp_path_factory.mktemp("metrics")
     run = simulation(folder / "run", "fedavg")
-    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())))
+    board = Board(jetson_files(folder / "board"))
+    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())), board)
     run.service.watchers.append(Journal(run.service, [metrics], 1000))
     run.run()
     tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
     metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
-    board = CollectorRegistry()
-    board.register(Board(jetson_files(folder / "board"), folder))
-    return [
-        family for registry in (metrics.registry, device.registry, board) for family in registry.collect()
-    ]
+    return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
 
 
-def test_every_metric_is_in_the_document_with_its_type_and_labels(shown):
-    found = {}
-    for family in shown:
-        name = family.name + ("_total" if family.type == "counter" else "")
-        labels = {key for sample in family.samples for key in sample.labels if key != "le"}
-        kind, known = found.get(name, (family.type, set()))
-        found[name] = (kind, known | labels)
-    for name, (kind, labels) in found.items():
-        assert name in DOCUMENTED, f"{name} is not in docs/metrics.md"
-        assert DOCUMENTED[name][0] == kind, f"{name} is a {kind}"
-        if labels:
-            assert set(DOCUMENTED[name][1]) == labels, f"{name} has the labels {sorted(labels)}"
-    assert DOCUMENTED.keys() - found.keys() == set(), "documented, but nobody shows it"
+def named(families):
+    for family in families:
+        yield family.name + ("_total" if family.type == "counter" else ""), family
+
+
+def test_the_page_is_the_one_that_the_source_writes():
+    """If not: python -m deploy.metrics_page"""
+    assert PAGE.read_text() == written()
+
+
+def test_every_metric_that_is_shown_is_on_the_page_with_its_type_labels_and_meaning(shown):
+    for name, family in named(chain(*shown.values())):
+        assert name in DOCUMENTED, (
+            f"{name} is not on the page: deploy/metrics_page.py does not know who shows it"
+        )
+        kind, labels = DOCUMENTED[name]
+        assert (kind, MEANINGS[name]) == (family.type, meaning(family.documentation)), name
+        for sample in family.samples:
+            assert {*sample.labels} - {"le"} == {*labels}, f"{name} has the labels {sorted(sample.labels)}"
+
+
+def test_nothing_is_on_the_page_that_nobody_shows(shown):
+    assert DOCUMENTED.keys() - {name for name, _ in named(chain(*shown.values()))} == set()
+    assert len(ROWS) == len(DOCUMENTED), "a name is on the page twice"
+
+
+def test_a_devices_name_is_a_label_on_two_gauges_only():
+    """As the page says."""
+    assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == ["gauge", "gauge"]
+
+
+def test_no_process_shows_a_name_twice(shown):
+    for who, families in shown.items():
+        names = [family.name for family in families]
+        assert {name for name in names if names.count(name) > 1} == set(), who
 
 
 def test_the_certificates_end_is_shown_as_it_is(shown):
-    ends = (
-        next(f for f in shown if f.name == "protofleet_certificate_expiry_timestamp_seconds").samples[0].value
-    )
+    name = "protofleet_certificate_expiry_timestamp_seconds"
+    ends = next(family for family in shown["coordinator"] if family.name == name).samples[0].value
     assert 364 < (ends - time.time()) / 86_400 < 366
 
 

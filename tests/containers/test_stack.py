@@ -96,7 +96,7 @@ def kill_and_see_it_return(stack, name):
 def board(engine, folder):
     """A target that joins by a file: a board with thermal zones, which this machine need not have."""
     registry, port = CollectorRegistry(), free_port()
-    registry.register(Board(jetson_files(folder / "board"), folder))
+    registry.register(Board(jetson_files(folder / "board")))
 
     def join(stack):
         network = json.loads(engine.docker("network", "inspect", f"{stack.name}_stack"))[0]

@@ -15,7 +15,7 @@ def told(board):
 
 
 def test_a_jetson_says_all_that_it_knows(tmp_path):
-    found = told(Board(jetson_files(tmp_path / "board"), tmp_path))
+    found = told(Board(jetson_files(tmp_path / "board")))
     assert found["temperature_celsius"] == {
         "thermal_zone0:cpu-thermal": 48.5,
         "thermal_zone1:gpu-thermal": 51.25,
@@ -30,7 +30,7 @@ def test_a_jetson_says_all_that_it_knows(tmp_path):
     assert found["memory_available_bytes"] == {"": 5000 * 1024} and found["swap_used_bytes"] == {
         "": 300 * 1024
     }
-    assert found["disk_written_bytes"] == {"": 4096} and found["disk_free_bytes"][""] > 0
+    assert found["disk_written_bytes"] == {"": 4096}
     assert Board(tmp_path / "board").hottest() == 51.25
 
 

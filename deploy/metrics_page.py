@@ -1,0 +1,97 @@
+"""python -m deploy.metrics_page: writes docs/metrics.md anew, from what the code tells Prometheus of each metric."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from coordinator.farewells import Farewells
+from coordinator.metrics import MAX_DEVICES, MAX_VIEWS, Damage
+from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from edge_client.board import Board
+from edge_client.metrics import Series
+from protocol.broker import BrokerAddress
+from protocol.exposition import MeterCollector
+from protocol.meter import Meter
+from protocol.place import Place
+
+PAGE: Final = Path(__file__).parent.parent / "docs" / "metrics.md"
+INTRO: Final = f"""\
+# Metrics
+
+A coordinator or a device with `metrics_port` serves these under `/metrics`. Times are Unix times, bytes are bytes.
+A device's name is a label on two gauges only. What devices choose is a label for so many values and then `other`:
+{MAX_DEVICES:,} names, {MAX_DEVICES:,} domains, {MAX_VIEWS} views.
+
+`python -m deploy.metrics_page` writes this page from the code; `/metrics` gives the same meanings as `HELP`.
+"""
+HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+
+
+class Rows(CollectorRegistry):
+    """Keeps a row of the page for each metric that is registered, in that order. Nothing has to have happened yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[str] = []
+
+    def register(self, collector: Any) -> None:
+        super().register(collector)
+        for family in collector.describe():
+            # The client keeps the names of labels with the family, or with what counts, and publishes neither.
+            named = collector if isinstance(collector, MetricWrapperBase) else family
+            self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
+
+
+def row(name: str, kind: str, labels: tuple[str, ...], words: str) -> str:
+    shown = name + ("_total" if kind == "counter" else "")
+    return f"| `{shown}` | {kind} | {', '.join(labels)} | {meaning(words)} |".replace("|  |", "| |")
+
+
+def meaning(words: str) -> str:
+    """As a cell, where docs/x.md is a link to the page beside this one."""
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", words.replace("|", r"\|"))
+
+
+def of_both(r: CollectorRegistry) -> None:
+    r.register(MeterCollector(Meter(), ""))
+    r.register(Place("", "", Path(), BrokerAddress()))
+
+
+def of_a_coordinator(r: CollectorRegistry) -> None:
+    for series in (Progress, Attendance, Traffic, Learned, Devices, Room):
+        series(r)
+    r.register(Farewells())
+    r.register(Damage(Counter()))
+
+
+def of_a_device(r: CollectorRegistry) -> None:
+    Series(r)
+    r.register(Board())
+
+
+SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {
+    "Coordinator and device": of_both,
+    "Coordinator": of_a_coordinator,
+    "Device": of_a_device,
+}
+
+
+def sections() -> Iterator[str]:
+    for title, registered in SECTIONS.items():
+        registered(registry := Rows())
+        yield f"## {title}\n\n{HEAD}" + "".join(f"{line}\n" for line in registry.rows)
+
+
+def written() -> str:
+    return "\n".join((INTRO, *sections()))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written())
