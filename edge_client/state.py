@@ -159,9 +159,8 @@ class Memory:
         for path in (self._path, self._previous):
             with contextlib.suppress(FileNotFoundError):
                 try:
-                    newest = (
-                        not found and not faults
-                    )  # without the first file the second one is: it has just moved
+                    # Without the first file the second one is: a version before this one moved it first.
+                    newest = not found and not faults
                     found.append(self._whole(read_book(path.read_bytes(), path), newest))
                 except DamagedError as error:
                     faults.append(f"{path} is damaged ({error})")
@@ -201,7 +200,7 @@ class Memory:
         target.write_bytes(written(book))
         self.disk.sync(target)
         if keep and self._path.exists():
-            self.disk.rename(self._path, self._previous)
+            self.disk.link(self._path, self._previous)
         self.disk.rename(target, self._path)
         self.disk.sync(self.folder)
 

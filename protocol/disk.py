@@ -24,6 +24,7 @@ class Disk:
     sync      a file's bytes, or the names in a folder, survive a power cut from here on
     make      a folder appears, and its name survives
     rename    a whole file takes the place of the target
+    link      a file gets a second name, in the place of what had it; the first name stays, whatever comes
     remove    a file goes, if it is there
     commit    an SQLite transaction is over: all of it counts and survives, or none
     publish   said by a simulated transport alone: a frame leaves
@@ -55,6 +56,19 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         self.passing("rename", target)
         source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Two renames after each other can lose a file in a power cut: neither name need have lasted."""
+        self.passing("link", target)
+        spare = target.with_suffix(".spare")
+        spare.unlink(missing_ok=True)
+        try:
+            os.link(source, spare)
+        except OSError:  # FAT knows no second names
+            spare.write_bytes(source.read_bytes())
+            if self.durable:
+                sync(spare)
+        spare.replace(target)
 
     def remove(self, path: Path) -> None:
         self.passing("remove", path)

@@ -1,10 +1,14 @@
 """Whoever dies, and wherever: the run comes to the same bits. `make crash` has all points, here are some."""
 
+import itertools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from edge_client.state import Answer, Memory
+from tests.crash.platter import FrailDisk, Platter
 from tests.crash.points import FATES, METHODS, Death, deaths, unbroken
 
 SOME = {"coordinator": 17, "device-1": 8}
@@ -24,10 +28,57 @@ def test_the_points_are_those_at_which_something_comes_to_last_or_leaves():
     _, passed = unbroken("fedavg")
     steps = {name: {words.split()[0] for words in points} for name, points in passed.items()}
     assert steps["coordinator"] == {"make", "sync", "rename", "remove", "commit", "publish"}
-    assert steps["device-1"] == {"make", "sync", "rename", "remove", "publish"}
+    assert steps["device-1"] == {"make", "sync", "rename", "link", "remove", "publish"}
     chapter = (Path(__file__).parents[2] / "docs" / "reliability.md").read_text()
     table = chapter.split("| point |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == steps["coordinator"] | steps["device-1"]
     assert passed == unbroken.__wrapped__("fedavg")[1], (
         "the same in every run, or a number would mean nothing"
     )
+
+
+class Thrown:
+    """Dice that say which names the power cut left as they were last: these, and all after them."""
+
+    def __init__(self, names):
+        self.names = itertools.chain(names, itertools.repeat(True))
+
+    def random(self):
+        return 0.0 if next(self.names) else 1.0
+
+
+class PowerCut(Exception):
+    pass
+
+
+class Fused(FrailDisk):
+    """The power goes just before a step on a path."""
+
+    blows_at = ("", Path())
+
+    def passing(self, step, what):
+        if (step, what) == self.blows_at:
+            raise PowerCut
+
+
+@pytest.mark.parametrize("names", list(itertools.product((False, True), repeat=5)))
+@pytest.mark.parametrize("step", ["rename device.json", "sync ."])
+def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, step, names):
+    """Each is the old one or the new one for itself, as where a file system keeps no order among them."""
+    platter = Platter(tmp_path / "device", tmp_path / "shelf")
+    memory = Memory(platter.folder, disk=(disk := Fused(platter)))
+    memory.boot(1)
+    memory.begin("spring", "ab" * 32)
+    answers = [
+        Answer(f"{n:064x}", n, "train", "ab" * 32, memory.store.put({"w": np.full(3, n)}).object.hex(), 5, {})
+        for n in (1, 2, 3)
+    ]
+    for answer in answers[:2]:
+        memory.remember(answer, {})
+    memory.tidy({bytes.fromhex(answers[2].object)})
+    what, name = step.split()
+    disk.blows_at = what, platter.folder / name
+    with pytest.raises(PowerCut):
+        memory.remember(answers[2], {})
+    platter.cut(Thrown(names))
+    assert Memory(platter.folder, durable=False).book.answers[-1].round in (2, 3)
