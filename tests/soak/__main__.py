@@ -16,7 +16,7 @@ from protocol.settings import decode
 from tests.chaos.campaign import pictures
 from tests.chaos.world import World
 from tests.fleets import free_port
-from tests.soak.samples import of_folder, of_process
+from tests.soak.samples import of_folder, of_process, sizes
 from tests.soak.slopes import Slope, slope
 
 Series = dict[str, list[tuple[float, float]]]  # figure -> (round, value)
@@ -97,7 +97,7 @@ def sample(world: World, series: Series) -> None:
     found["coordinator: state, bytes"] = of_folder(world.results / "coordinator")
     for name in world.devices:
         found[f"{name}: state, bytes"] = of_folder(world.folder / "devices" / name)
-    found[BY_DESIGN] = of_folder(world.logs) + sum(f.stat().st_size for f in world.results.glob("*.*"))
+    found[BY_DESIGN] = of_folder(world.logs) + sum(sizes(world.results.glob("*.*")))
     for key, value in found.items():
         series.setdefault(key, []).append((number, value))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -21,12 +21,13 @@ def of_process(pid: int) -> dict[str, float]:
 
 
 def of_folder(folder: Path) -> int:
-    """Bytes of all files below; some vanish while they are counted."""
-    return sum(sizes(folder))
+    """Bytes of all files below."""
+    return sum(sizes(folder.rglob("*")))
 
 
-def sizes(folder: Path) -> Iterator[int]:
-    for path in folder.rglob("*"):
+def sizes(paths: Iterable[Path]) -> Iterator[int]:
+    """Of those that are files; some vanish while they are counted."""
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 yield path.stat().st_size
