@@ -6,13 +6,15 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
+from protocol.pauses import pause
+
 FIRST_SECONDS: Final = 30.0
 LONGEST_SECONDS: Final = 900.0
 
 
 @dataclass
 class Rest:
-    """Ever longer pauses, each drawn: a fleet that fails together must not come back together."""
+    """Ever longer pauses."""
 
     name: str  # of the device, so that pauses differ between devices and repeat in a simulation
     until: float = 0.0
@@ -23,11 +25,9 @@ class Rest:
         self._random = random.Random(self.name)
 
     def begin(self, now: float) -> float:
-        pause = min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self.failures, 30)) * self._random.uniform(
-            0.5, 1.0
-        )
-        self.until, self.failures = now + pause, self.failures + 1
-        return pause
+        seconds = pause(self.failures, FIRST_SECONDS, LONGEST_SECONDS, self._random)
+        self.until, self.failures = now + seconds, self.failures + 1
+        return seconds
 
     def over(self) -> None:
         """Work has been done."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from protocol.pauses import pause
 from protocol.transport import Disconnected
 
 STABLE_SECONDS: Final = 10.0  # a connection that lasted this long starts the back-off afresh
@@ -25,10 +26,7 @@ class Ending:
 
 
 class Backoff:
-    """Tries come soon after a long connection, and ever more rarely while they fail.
-
-    Each pause is drawn: a fleet that lost its broker together must not come back together.
-    """
+    """Tries come soon after a long connection, and ever more rarely while they fail."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest
@@ -46,9 +44,8 @@ class Backoff:
         return self._flaps >= FLAPS
 
     def pause(self) -> float:
-        seconds = min(self._longest, self._shortest * 2.0 ** min(self._tries, 30))
         self._tries += 1
-        return seconds * self._random.uniform(0.5, 1.0)
+        return pause(self._tries - 1, self._shortest, self._longest, self._random)
 
 
 class Reconnecting:
