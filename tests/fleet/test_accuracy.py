@@ -6,13 +6,16 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import generate_latest
 
+from coordinator.journal import Journal
+from coordinator.metrics import Metrics
 from deploy.fleet.accuracy import Judge, Reading, fallen, fetch
 from deploy.fleet.history import History
 from deploy.fleet.rollout import Outcome, Rollout
 from deploy.fleet.settings import Care
 from deploy.run_errors import RunError
+from tests.worlds import simulation
 
 URL = "http://coordinator:9100/metrics"
 CARE = Care(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)
@@ -91,16 +94,15 @@ def test_who_asks_for_no_judgement_needs_no_coordinator():
     assert judge.verdict() == (True, "")
 
 
-def test_metrics_are_read_as_a_coordinator_exports_them():
-    registry = CollectorRegistry()
-    Gauge("protofleet_accuracy_ratio", "", ["domain", "split", "view"], registry=registry).labels(
-        *DIGITS
-    ).set(0.75)
-    duration = Histogram("protofleet_round_duration_seconds", "", registry=registry)
-    for _ in range(3):
-        duration.observe(1)
-    with exporter(generate_latest(registry)) as url:
-        assert fetch(url) == Reading(3, {DIGITS: 0.75})
+def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    metrics = Metrics(run.service)
+    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    run.run()
+    with exporter(generate_latest(metrics.registry)) as url:
+        found = fetch(url)
+    assert found.rounds == run.service.machine.policy.rounds + 1  # and the final evaluation
+    assert found.accuracy and all(0 <= value <= 1 for value in found.accuracy.values())
 
 
 @pytest.mark.parametrize("text", [b"no metrics {", b"protofleet_accuracy_ratio 0.5\n"])
