@@ -83,6 +83,14 @@ CASES = {
         {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "90x60"},
         {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "70x60"}, 15,
     ),
+    "DeviceThrottled": (
+        {'protofleet_device_throttled{device="d1"}': "1x60"},
+        {'protofleet_device_throttled{device="d1"}': "1x5 0 1x5 0x60"}, 15,
+    ),
+    "TrainingDies": (
+        {'protofleet_device_training_deaths_total{device="d1"}': "0x10 1x10 2x10 3x60"},
+        {'protofleet_device_training_deaths_total{device="d1"}': "0x10 1x60"}, 40,
+    ),
     "DeviceMemoryLow": (
         {'protofleet_device_memory_available_bytes{device="d1"}': "1000000x60"},
         {'protofleet_device_memory_available_bytes{device="d1"}': "1000000000x60"}, 15,
@@ -90,6 +98,15 @@ CASES = {
     "OutboxStuck": (
         {OUTBOX: "1x60", CONNECTED: "1x60"},
         {OUTBOX: "1x9 0 1x60", CONNECTED: "1x60"}, 22,
+    ),
+    "DiskFull": (
+        {'protofleet_device_disk_full{instance="d1"}': "1x60"},
+        {'protofleet_device_disk_full{instance="d1"}': "0x60", 'protofleet_disk_full{instance="c"}': "0x60"}, 15,
+    ),
+    "FilesDamaged": (
+        {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "1x60"},
+        {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "0x60",
+         'protofleet_device_fallbacks{instance="d1"}': "0x60"}, 15,
     ),
     "DiskWillFill": ({DISK: "8000000000-10000000x300"}, {DISK: "8000000000-100000x300"}, 240),
     "VersionSkew": (
