@@ -17,6 +17,7 @@ from coordinator.journal import read_rounds
 from tests.containers.engine import Engine
 
 ROOT = Path(__file__).parent.parent.parent
+STEP = 5  # seconds between two points of a query
 PATIENCE = 600.0  # seconds, on two cores that others use too
 
 
@@ -100,6 +101,6 @@ class RunningStack:
 
     def series(self, query: str, since: float, until: float) -> list[dict[str, Any]]:
         """What a panel would draw."""
-        found = self.ask("query_range", query=query, start=str(since), end=str(until), step="5")
+        found = self.ask("query_range", query=query, start=str(since), end=str(until), step=str(STEP))
         result: list[dict[str, Any]] = found["result"]
         return result
