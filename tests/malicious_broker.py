@@ -108,10 +108,19 @@ class MaliciousBroker:
         self._thread.start()
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._server.close()
+        self._loop.close()
         self._own.close()
+
+    async def _end(self) -> None:
+        """With every connection: a task that is forgotten complains when its memory is taken back."""
+        self._server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._loop.call_later(seconds / self._pace, call)
