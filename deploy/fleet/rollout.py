@@ -101,13 +101,16 @@ class Rollout:
 
     def _judge(self, wave: list[str]) -> None:
         """What is whole on every device may still be bad for the model."""
-        good, words = self.judge.verdict()
+        try:
+            good, words = self.judge.verdict()
+        except RunError as error:  # nobody can say any more; what was changed is told all the same
+            good, words = False, str(error)
         if words:
             self.say(wave[-1], words)
         if not good:
             self.stopped = words
             for name in wave:
-                self.history.note(name, "accuracy", "fallen", reason=words)
+                self.history.note(name, "accuracy", "stopped", reason=words)
 
     def _look(self, ssh: Ssh) -> Outcome | None:
         """How it ends where nothing can or need be done; None: there is work."""

@@ -140,3 +140,15 @@ def test_a_canary_that_costs_accuracy_is_the_last(tmp_path, monkeypatch, after, 
     assert bool(made.stopped) == (touched == ["a"])
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
     assert ('"step": "accuracy"' in log) == (touched == ["a"])
+
+
+def test_metrics_that_are_gone_after_a_wave_stop_the_next_and_hide_no_outcome(tmp_path, monkeypatch):
+    def gone(url):
+        raise RunError(f"{url} says nothing of accuracy")
+
+    judge = judge_of(reading(7, 0.9))
+    made = rollout_of(tmp_path, monkeypatch, judge)
+    judge.begin()
+    judge.look, judge.begin = gone, lambda: None
+    assert [outcome.name for outcome in made.run({name: name for name in "abc"})] == ["a"]
+    assert "says nothing of accuracy" in made.stopped
