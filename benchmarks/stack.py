@@ -14,6 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.flower_app.processes import held
+from coordinator.journal import read_rounds
+
 ROUNDS = 3
 PATIENCE = 300.0
 NAME = f"bench{os.getpid()}"
@@ -46,10 +49,7 @@ def stack(folder: Path, job: str, *words: str) -> None:
 
 
 def seconds_to(folder: Path, rounds: int, began: float) -> float:
-    while (
-        sum(file.read_bytes().count(b"\n") for file in folder.glob("state/coordinator/*/rounds.jsonl"))
-        < rounds
-    ):
+    while not any(len(read_rounds(f)) >= rounds for f in folder.glob("state/coordinator/*/rounds.jsonl")):
         if time.monotonic() > began + PATIENCE:
             raise TimeoutError(f"round {rounds} did not end within {PATIENCE:.0f} s")
         time.sleep(0.1)
@@ -58,16 +58,7 @@ def seconds_to(folder: Path, rounds: int, began: float) -> float:
 
 def memory_of(container: str) -> float:
     processes = told("docker", "top", container, "-eo", "pid")[1:]
-    return round(sum(pss(int(number)) for number in processes) / 1000, 1)
-
-
-def pss(process: int) -> int:
-    """Kilobytes; 0 of a process that has gone."""
-    try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+    return held(int(number) for number in processes)["pss_MB"]
 
 
 def told(*command: str) -> list[str]:

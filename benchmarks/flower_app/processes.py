@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -93,12 +94,7 @@ class Family:
         return now
 
     def memory(self) -> dict[str, float]:
-        rollups = [text for p in self.members() if (text := _rollup(p))]
-        return {
-            "processes": len(rollups),
-            "rss_MB": round(sum(_field(text, "Rss:") for text in rollups), 1),
-            "pss_MB": round(sum(_field(text, "Pss:") for text in rollups), 1),
-        }
+        return held(self.members())
 
     def last_words(self) -> str:
         ends = [(log.name, log.read_text(errors="replace")[-600:]) for log in self.folder.glob("*.log")]
@@ -115,6 +111,16 @@ def _variables(environ: Path) -> list[bytes]:
     with contextlib.suppress(OSError):  # it has ended, or is somebody else's
         return environ.read_bytes().split(b"\0")
     return []
+
+
+def held(processes: Iterable[int]) -> dict[str, float]:
+    """Memory of those that are still there."""
+    rollups = [text for p in processes if (text := _rollup(p))]
+    return {
+        "processes": len(rollups),
+        "rss_MB": round(sum(_field(text, "Rss:") for text in rollups), 1),
+        "pss_MB": round(sum(_field(text, "Pss:") for text in rollups), 1),
+    }
 
 
 def _rollup(process: int) -> str:
