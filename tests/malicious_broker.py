@@ -22,7 +22,6 @@ from protocol.transport import Connected, Item
 PUBLISH = 3
 
 Publish = Callable[[str, bytes, bool], None]  # topic, frame, retained
-Deed = Callable[[str, bytes, bool], None]
 Later = Callable[[float, Callable[[], None]], Any]
 
 
@@ -34,7 +33,7 @@ class Malice:
         self.seen: list[tuple[str, bytes]] = []
         self.done: Counter[str] = Counter()
         self.deeds = [self.drop, self.alter, self.misplace, self.bring_back, self.hold_up, self.forge]
-        self._deck: list[Deed] = []
+        self._deck: list[Publish] = []
 
     def publish(self, topic: str, frame: bytes, retain: bool) -> None:
         self.seen.append((topic, frame))
@@ -45,7 +44,7 @@ class Malice:
         else:
             self.honest(topic, frame, retain)
 
-    def _deal(self) -> Deed:
+    def _deal(self) -> Publish:
         """From a shuffled deck: a short run, too, has seen each deed."""
         if not self._deck:
             self._deck = self.dice.sample(self.deeds, len(self.deeds))
