@@ -7,7 +7,6 @@ import contextlib
 import queue
 import random
 import ssl
-import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,8 +17,7 @@ import numpy as np
 from protocol.broker import BrokerAddress, TlsFiles
 from protocol.mqtt import Mqtt
 from protocol.transport import Connected, Item
-
-PUBLISH = 3
+from tests.hostile.proxy import PUBLISH, acknowledgement, read_packet, server_side, topic_and_frame
 
 Publish = Callable[[str, bytes, bool], None]  # topic, frame, retained
 Later = Callable[[float, Callable[[], None]], Any]
@@ -100,7 +98,7 @@ class MaliciousBroker:
         self._loop = asyncio.new_event_loop()
         self.malice = Malice(self._own.publish, self._later, seed, rate)
         self._server = self._loop.run_until_complete(
-            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=_context(files))
+            asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=server_side(files))
         )
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -129,7 +127,7 @@ class MaliciousBroker:
         down = asyncio.ensure_future(self._pass_on(behind_reader, writer))
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             while True:
-                packet, start = await _packet(reader)
+                packet, start = await read_packet(reader)
                 if packet[0] >> 4 == PUBLISH:
                     writer.write(self._take(packet, start))
                 else:
@@ -141,45 +139,15 @@ class MaliciousBroker:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, ssl.SSLError):
             while True:
-                writer.write((await _packet(reader))[0])
+                writer.write((await read_packet(reader))[0])
                 await writer.drain()
         writer.close()
 
     def _take(self, packet: bytes, start: int) -> bytes:
         """A PUBLISH, and the word that all is well with it."""
-        (length,) = struct.unpack_from("!H", packet, start)
-        at = start + 2 + length
-        topic, qos = packet[start + 2 : at].decode(), packet[0] >> 1 & 3
-        number, at = (packet[at : at + 2], at + 2) if qos else (b"", at)
-        properties, at = _varint(packet, at)
-        self.malice.publish(topic, packet[at + properties :], bool(packet[0] & 1))
-        return b"\x40\x02" + number if qos else b""
-
-
-def _context(files: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files.cert, files.key)
-    context.load_verify_locations(files.ca)
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-async def _packet(reader: asyncio.StreamReader) -> tuple[bytes, int]:
-    """One MQTT packet, whole, and where its fixed header ends."""
-    head = await reader.readexactly(2)
-    while head[-1] & 128:
-        head += await reader.readexactly(1)
-    length, start = _varint(head, 1)
-    return head + await reader.readexactly(length), start
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-        if data[at - 1] < 128:
-            return value, at
+        topic, frame = topic_and_frame(packet, start)
+        self.malice.publish(topic, frame, bool(packet[0] & 1))
+        return acknowledgement(packet, start)
 
 
 @contextlib.contextmanager

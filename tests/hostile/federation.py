@@ -1,0 +1,175 @@
+"""A federation of real processes behind a secured Mosquitto, some of whose devices may be raw ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coordinator.config import CoordinatorSettings, Rules
+from deploy.broker import LocalBroker
+from deploy.enrol.fleet import SimulatedFleet
+from edge_client.config import DeviceSettings
+from edge_client.data import DataSettings
+from methods.plan import Network
+from protocol.broker import BrokerAddress
+from protocol.enrolled import CURRENT, load_enrolled
+from protocol.seal import COORDINATOR
+from protocol.settings import encode, write_toml
+from tests.chaos.campaign import pictures
+from tests.chaos.world import Process
+from tests.fleets import free_port, start_enrolled
+from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
+from tests.hostile.proxy import TakenOver
+
+RUN = "run"
+CLASSES, SIZE = 3, 8
+
+
+class Federation:
+    """`settings` go to every coordinator; what `coordinator` and `device` are given beside stands above them.
+
+    With `taken_over`, everybody meets at a broker in hostile hands, which is `proxy`.
+    """
+
+    def __init__(self, folder: Path, *devices: str, taken_over: bool = False, **settings: Any) -> None:
+        self.folder, self.settings = folder, settings
+        made = start_enrolled(folder / "enrolled", *devices)
+        self.name: str = made.federation
+        self.fleet: SimulatedFleet = made.fleet
+        self.broker: LocalBroker = made.broker
+        self.processes: list[Process] = []
+        self.raw_devices: list[Device] = []
+        self._ends = contextlib.ExitStack()
+        self._ends.callback(self.broker.stop)
+        self.proxy = TakenOver(self.broker.address, self.fleet.tls) if taken_over else None
+        if self.proxy:
+            self._ends.enter_context(self.proxy)
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for device in self.raw_devices:
+            device.stop()
+        for process in self.processes:
+            process.kill()
+        self._ends.close()
+
+    # -- who takes part
+
+    def coordinator(self, **more: Any) -> Process:
+        """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings."""
+        given = {"policy": Rules(), "metrics_port": free_port(), **self.settings, **more}
+        given.setdefault("method", {"name": "fedavg", "lr": 0.02})
+        made = CoordinatorSettings(
+            **{"name": RUN, "rounds": 3, "classes": CLASSES, "size": SIZE, "threads": 1, "seed": 1,
+               "network": Network("mlp"), "folder": str(self.folder / "runs"), **given},
+            federation=self.name, enrolled=str(self.fleet.party(COORDINATOR)),
+            devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
+        )  # fmt: skip
+        self.metrics_port = made.metrics_port
+        return self._start("coordinator", "coordinator", encode(made))
+
+    def device(self, name: str, **more: Any) -> Process:
+        """The product's own device, with pictures of its own."""
+        data = self.folder / "pictures" / name
+        if not data.exists():
+            pictures(data, seed=len(self.processes))
+        made = DeviceSettings(
+            name=name, federation=self.name, folder=str(self.folder / "devices" / name), threads=1,
+            enrolled=str(self.fleet.party(name)), broker=self.address(name), compute="cpu",
+            data=DataSettings(source="folder", root=str(data), size=SIZE, split="iid"), **{"stays": False, **more},
+        )  # fmt: skip
+        return self._start(name, "device", encode(made))
+
+    def raw(self, name: str, work: Work = honest, **more: Any) -> Device:
+        """A device that speaks bytes; it is started."""
+        made = Device(self.credentials(name), work, **more)
+        self.raw_devices.append(made)
+        return made.start()
+
+    def credentials(self, name: str) -> Credentials:
+        place, address = self.fleet.party(name), self.address(name)
+        mine, peer = (
+            load_enrolled(place / CURRENT, time.time()),
+            load_enrolled(self.fleet.party(COORDINATOR) / CURRENT, time.time()),
+        )
+        assert address.tls and address.tls.cert and address.tls.key
+        return Credentials(
+            self.name, name, mine.identity, mine.receive, peer.record.receive, address.host, address.port,
+            address.tls.ca, address.tls.cert, address.tls.key,
+        )  # fmt: skip
+
+    def address(self, name: str) -> BrokerAddress:
+        found = replace(self.broker.address, tls=self.fleet.tls(name))
+        return replace(found, port=self.proxy.port) if self.proxy else found
+
+    # -- what became of it
+
+    @property
+    def run(self) -> Path:
+        """The folder with the coordinator's results."""
+        return Path(self.settings.get("folder", self.folder / "runs")) / self.settings.get("name", RUN)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """The lines of rounds.jsonl; an error where one is no JSON."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = (self.run / "rounds.jsonl").read_text().splitlines()
+            return [json.loads(line, parse_constant=_no_json) for line in lines]
+        return []
+
+    def ledger(self, query: str) -> list[tuple[Any, ...]]:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{self.run / 'ledger.sqlite'}?mode=ro", uri=True)
+        ) as db:
+            return db.execute(query).fetchall()
+
+    def metrics(self) -> dict[str, float]:
+        """Every series that the coordinator exports, by its name with its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def wait_until(self, check: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := check()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"waited {seconds:.0f} s for {what}; {self.last_words()}")
+            time.sleep(0.05)
+        return found
+
+    def wait_for_end(self, process: Process, seconds: float = 2 * PATIENCE) -> int:
+        """The exit code."""
+        self.wait_until(
+            lambda: process.child and process.child.poll() is not None, f"{process.name} to end", seconds
+        )
+        assert process.child is not None
+        return int(process.child.returncode)
+
+    def log_of(self, process: Process) -> str:
+        return process.log.read_text(errors="replace")
+
+    def last_words(self) -> str:
+        return "; ".join(process.last_word() for process in self.processes)
+
+    def _start(self, name: str, job: str, settings: dict[str, object]) -> Process:
+        number = len(self.processes)
+        file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
+        file.write_text(write_toml(settings))
+        made = Process(name, [sys.executable, "-m", "deploy.cli", job, str(file)], log)
+        self.processes.append(made)
+        made.start()
+        return made
+
+
+def _no_json(word: str) -> float:
+    raise ValueError(f"{word} is no JSON")

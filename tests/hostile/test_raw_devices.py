@@ -1,0 +1,49 @@
+"""The tool itself: raw devices written from the page take part in a real run, beside a real device."""
+
+import numpy as np
+
+from tests.hostile.federation import Federation
+from tests.hostile.wire import header_of
+
+
+def test_raw_devices_take_part_in_a_real_run_to_its_end(tmp_path):
+    with Federation(tmp_path, "one", "two") as f:
+        coordinator = f.coordinator()
+        one, two = f.raw("one"), f.raw("two")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert one.finished.wait(20) and two.finished.wait(20)
+        assert {v for v, _ in one.verdicts()} == {"accepted"}
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
+        assert all(line["participants"] == ["one", "two"] for line in f.rounds())
+
+
+def test_a_raw_device_works_beside_a_real_one_behind_a_broker_that_keeps_all(tmp_path):
+    with Federation(tmp_path, "real", "raw", taken_over=True, rounds=2) as f:
+        coordinator, real = f.coordinator(), f.device("real")
+        raw = f.raw("raw")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert f.wait_for_end(real) == 0, f.last_words()
+        raw.wait("finished")
+        assert set(f.proxy.wills) == {"coordinator", "real", "raw"}
+        assert header_of(f.proxy.wills["real"].data)["sequence"] == 0
+        seen = f.proxy.frames("update", "real", down=False)
+        assert {frame.header["round"] for frame in seen} == {1, 2, 3}
+        assert not any(b"weights" in frame.data for frame in f.proxy.seen), "all is sealed"
+
+
+def test_what_a_taken_over_broker_drops_is_said_again(tmp_path):
+    with Federation(tmp_path, "one", taken_over=True, rounds=1) as f:
+        dropped = []
+
+        def passes(frame):
+            if frame.kind == "update" and not frame.down and not dropped:
+                dropped.append(frame)
+                return False
+            return True
+
+        f.proxy.passes = passes
+        coordinator = f.coordinator()
+        one = f.raw("one")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert dropped and len(f.proxy.frames("update", "one", down=False)) >= 3
+        assert np.isclose(f.rounds()[-1]["accuracy"]["global"]["one"], 0.5) and one.finished.wait(20)
