@@ -69,19 +69,23 @@ class Memory:
         self.fallbacks = 0
         self._half_before = ""  # of the generation before this one
         self.book = self._recalled()
+        self._own = self.book.boot  # a higher one on the disk is of a process that has taken over
 
     def boot(self, clock: int) -> int:
         """The number of this start, above every earlier one even if the clock went back."""
         with self._alone():
-            self.book.boot = max(clock, self.book.boot + 1, self._boot_on_disk() + 1)
-            self._write(self.book)
-        return self.book.boot
+            boot = max(clock, self.book.boot + 1, self._boot_on_disk() + 1)
+            self._turn_to(replace(self.book, boot=boot))
+            self._own = boot
+        return boot
 
     def outranked(self, boot: int, mine: int) -> bool:
         """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
-        if boot > max(mine, self.book.boot):
-            self.book.boot = boot
-            self._write(self.book)
+        with self._alone():
+            # What a later process of this very folder has written there is its own.
+            if boot > max(mine, self.book.boot, self._boot_on_disk()):
+                self._turn_to(replace(self.book, boot=boot))
+                self._own = boot
         return boot > mine
 
     @property
@@ -91,14 +95,15 @@ class Memory:
 
     def begin(self, run: str, plan: str, epoch: int = 0) -> None:
         """Take on a run; what was learned in another one is forgotten."""
-        if (self.book.run, self.book.plan) != (run, plan):
-            book = Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch)
-            self._write(book)
-            self.book = book
+        if (self.book.run, self.book.plan) == (run, plan):
+            return
+        with self._alone():
+            self._demand_own()
+            self._turn_to(Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._previous)
             self._half_before = ""
-            self.store.sweep()
-            self.store.keep(set())
+        self.store.sweep()
+        self.store.keep(set())
 
     def half(self) -> Arrays | None:
         return self.store.open(bytes.fromhex(self.book.half)) if self.book.half else None
@@ -108,20 +113,17 @@ class Memory:
 
     def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
         """State and answer become durable together, and whose question it was."""
-        before, answers = self.book, [a for a in self.book.answers if a.round == answer.round]
         name = self.store.put(half).object.hex() if half else ""
-        book = replace(
-            before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
-            answers=[*answers, answer][-KEPT_ANSWERS:],
-        )  # fmt: skip
         with self._alone():
-            if (seen := self._boot_on_disk()) > book.boot:
-                raise TakenOverError(
-                    f"another process of this device has taken over {self.folder}, with boot number {seen}; this "
-                    f"one, {book.boot}, stops"
-                )
-            self._write(book, keep=True)
-        self.book, self._half_before = book, before.half
+            self._demand_own()
+            before = self.book
+            answers = [a for a in before.answers if a.round == answer.round]
+            book = replace(
+                before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
+                answers=[*answers, answer][-KEPT_ANSWERS:],
+            )  # fmt: skip
+            self._turn_to(book, keep=True)
+            self._half_before = before.half
 
     def next_bytes(self, base: bytes) -> int:
         """About what the answer to this broadcast and the state behind it will take of the disk."""
@@ -136,13 +138,28 @@ class Memory:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Two processes on one folder look and write one after the other."""
+        """Processes on one folder, and threads of this one, look and write one after the other.
+
+        The loop hears that it is outranked while the worker writes an answer down.
+        """
         handle = os.open(self.folder, os.O_RDONLY)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
         finally:
             os.close(handle)
+
+    def _demand_own(self) -> None:
+        if (seen := self._boot_on_disk()) > self._own:
+            raise TakenOverError(
+                f"another process of this device has taken over {self.folder}, with boot number {seen}; this "
+                f"one, {self._own}, stops"
+            )
+
+    def _turn_to(self, book: Book, keep: bool = False) -> None:
+        """On the disk first: what could not be written has not happened."""
+        self._write(book, keep)
+        self.book = book
 
     def _boot_on_disk(self) -> int:
         try:

@@ -1,5 +1,7 @@
 """Two of one kind on one folder: the one that came last goes on, the other says why it stops, and spoils nothing."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from coordinator.events import Close, Rollback
 from coordinator.spool import FencedError, Spool
 from deploy.mistakes import exit_code
 from edge_client.state import Answer, Memory, TakenOverError
+from protocol.disk import Disk
 from protocol.reasons import Reason
 from tests.worlds import assert_same, simulation
 
@@ -31,6 +34,55 @@ def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
     assert Memory(tmp_path, durable=False).book == new.book
     new.remember(answer(new, 2), {})
     assert [a.round for a in new.book.answers] == [2]
+
+
+class At(Disk):
+    """Once, something else happens just before a step."""
+
+    def __init__(self, step, name, then):
+        super().__init__(durable=False)
+        self._step, self._name, self._then = step, name, then
+
+    def passing(self, step, what):
+        if step == self._step and what.match(self._name) and (then := self._then):
+            self._then = None
+            then()
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), [("rename", "objects/*.body"), ("sync", "device.new"), ("rename", "device.json")]
+)
+def test_a_device_that_is_outranked_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
+    """The loop hears the refusal of its name while the worker is anywhere in its writing."""
+    memory, threads = Memory(tmp_path, durable=False), []
+    memory.boot(5)
+    memory.begin("spring", HASH)
+    worked = answer(memory)
+
+    def outranked():
+        threads.append(threading.Thread(target=memory.outranked, args=(9, 5)))
+        threads[0].start()
+        threads[0].join(0.3)  # it may have to wait until the worker has written
+
+    memory.disk = memory.store.disk = At(step, name, outranked)
+    memory.remember(worked, {"weights.w": np.ones(3, np.float32)})
+    threads[0].join()
+    for found in (memory, Memory(tmp_path, durable=False)):
+        assert found.book.boot == 9 and found.book.answers == [worked]
+
+
+def test_a_device_that_is_outranked_by_a_process_on_its_own_folder_leaves_the_folder_to_it(tmp_path):
+    old = Memory(tmp_path, durable=False)
+    old.boot(5)
+    old.begin("spring", HASH)
+    new = Memory(tmp_path, durable=False)
+    new.boot(5)
+    new.remember(answer(new), {})
+    assert old.outranked(6, 5)
+    with pytest.raises(TakenOverError, match="boot number 6; this one, 5, stops"):
+        old.remember(answer(old, 2), {})
+    found = Memory(tmp_path, durable=False).book
+    assert (found.boot, found.answers) == (6, new.book.answers)
 
 
 def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path):
