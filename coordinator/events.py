@@ -150,7 +150,7 @@ class Drop:
     round: int
     phase: str
     verdict: str  # late, refused
-    reason: Problem
+    problem: Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,11 +147,10 @@ class Journal:
                 self._close(phase, now)
             case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
                 self._record.participants = sorted({*self._record.participants, *devices})
-            case Drop(device, number, phase, verdict, reason):
-                self._drop(device, verdict, reason)
-                self._tell(
-                    "dropped", round=number, phase=phase, device=device, verdict=verdict, reason=reason
-                )
+            case Drop(device, number, phase, verdict, problem):
+                self._drop(device, verdict, problem.words)
+                place = {"round": number, "phase": phase, "device": device}
+                self._tell("dropped", **place, verdict=verdict, reason=problem.words)
             case Rollback():
                 self._tell("again", round=self._record.round)
             case Finish(rounds):

@@ -182,9 +182,9 @@ class Service:
         self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
         if problem := unfit(hello, self.plan, self.limits):
             if self._words.take(now):
-                log.warning("%s cannot take part: %s", hello.device, problem)
+                log.warning("%s cannot take part: %s", hello.device, problem.words)
             self.link.meter.rejected[problem.reason] += 1
-            self.link.send(hello.device, Refusal(problem))
+            self.link.send(hello.device, Refusal(problem.words))
             return
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
             self.link.send(hello.device, Welcome(self.plan.encode()))
@@ -230,10 +230,10 @@ class Service:
                 self.link.send(device, Receipt(round, phase, "accepted"))
             case Repeat(device, round, phase):
                 self.link.send(device, Receipt(round, phase, "accepted"))
-            case Drop(device, round, phase, verdict, reason):
+            case Drop(device, round, phase, verdict, problem):
                 self._fetched.pop(device, None)
-                self.link.meter.rejected[reason.reason] += 1
-                self.link.send(device, Receipt(round, phase, verdict, reason))
+                self.link.meter.rejected[problem.reason] += 1
+                self.link.send(device, Receipt(round, phase, verdict, problem.words))
             case Send(device, round, phase, seconds):
                 self.link.send(device, Task(round, phase, self._broadcast, seconds))
             case Dismiss(device):

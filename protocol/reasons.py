@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -64,12 +65,12 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
         self.reason, self.detail = reason, detail
 
 
-class Problem(str):
-    """Why an answer or a device is refused: words for it and for people, and the reason that is counted."""
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why an answer or a device is refused: the reason that is counted, and words for it and for people.
+
+    It is no text, or it would get into records whole: whoever keeps or sends it takes the words.
+    """
 
     reason: Reason
-
-    def __new__(cls, reason: Reason, words: str) -> Problem:
-        made = super().__new__(cls, words)
-        made.reason = reason
-        return made
+    words: str

@@ -27,9 +27,11 @@ from coordinator.events import (
     Woke,
 )
 from coordinator.machine import Phase, RoundMachine
+from protocol.reasons import Problem, Reason
 
 DEVICES = [f"d{i}" for i in range(5)]
 PHASES = ("train", "mix")
+WRONG_SHAPE = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
 POLICY = Policy(rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0)
 
 
@@ -87,7 +89,7 @@ class AnyWeather(RuleBasedStateMachine):
         back=st.integers(0, 1),
         phase=st.sampled_from(PHASES),
         stale=st.booleans(),
-        problem=st.sampled_from([None, None, None, "means is (9, 64), not (10, 64)"]),
+        problem=st.sampled_from([None, None, None, WRONG_SHAPE]),
     )
     def answer(self, device, back, phase, stale, problem):
         base = b"?" if stale else self.base(phase)
@@ -303,10 +305,11 @@ def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
     started(m)
     answer(m, "a")
     assert answer(m, "a") == [Repeat("a", 1, "train")]
-    (drop,) = answer(m, "b", problem="means is not finite")
-    assert drop == Drop("b", 1, "train", "refused", "means is not finite")
+    problem = Problem(Reason.NOT_FINITE, "means is not finite")
+    (drop,) = answer(m, "b", problem=problem)
+    assert drop == Drop("b", 1, "train", "refused", problem)
     (drop,) = answer(m, "z")
-    assert drop.reason == "not in this round's cohort"
+    assert drop.problem.words == "not in this round's cohort"
     (drop,) = answer(m, "b", base=b"other")
     assert drop.verdict == "late"
 

@@ -76,7 +76,7 @@ class Federation:
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         self.metrics_port = made.metrics_port
-        return self._start("coordinator", "coordinator", encode(made))
+        return self._start("coordinator", "coordinator", encode(made), "--events")  # with all its observers
 
     def device(self, name: str, **more: Any) -> Process:
         """The product's own device, with pictures of its own."""
@@ -161,11 +161,11 @@ class Federation:
     def last_words(self) -> str:
         return "; ".join(process.last_word() for process in self.processes)
 
-    def _start(self, name: str, job: str, settings: dict[str, object]) -> Process:
+    def _start(self, name: str, job: str, settings: dict[str, object], *options: str) -> Process:
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
         file.write_text(write_toml(settings))
-        made = Process(name, [sys.executable, "-m", "deploy.cli", job, str(file)], log)
+        made = Process(name, [sys.executable, "-m", "deploy.cli", job, str(file), *options], log)
         self.processes.append(made)
         made.start()
         return made

@@ -175,7 +175,7 @@ def uploads(value):
 )
 def test_other_uploads_are_refused(payload, problem):
     server, clients = halves()
-    assert ask_to(server, clients).problem_with(payload).startswith(problem)
+    assert ask_to(server, clients).problem_with(payload).words.startswith(problem)
 
 
 @pytest.mark.parametrize("reading", fedhp.AGGREGATE)

@@ -282,11 +282,11 @@ def wants(phase):
 )
 def test_impossible_features_are_refused(features, labels, problem):
     sent = {"features": features, "labels": torch.tensor(labels)}
-    assert wants("mix").problem_with(sent) == problem
+    assert wants("mix").problem_with(sent).words == problem
 
 
 def test_impossible_prototypes_are_refused():
     far = prototypes_from("a", torch.full((1, D), -2e6), [0], [1]).payload
-    assert wants("train").problem_with(far) == "prototypes has -2e+06, below -1e+06"
+    assert wants("train").problem_with(far).words == "prototypes has -2e+06, below -1e+06"
     many = prototypes_from("a", rows(0, 4), [0, 1, 2, 2], [1] * 4).payload
-    assert wants("train").problem_with(many) == "prototypes is (4, 6), over the limit of 3 for held"
+    assert wants("train").problem_with(many).words == "prototypes is (4, 6), over the limit of 3 for held"

@@ -192,9 +192,9 @@ def test_more_rows_or_counts_than_samples_are_refused():
         )
 
     assert problem(4) is None
-    assert "over the limit of 4" in problem(5)
-    assert "above 4" in problem(2, count=5) and "below 1" in problem(2, count=0)
-    assert "above 2" in problem(2, label=3)
+    assert "over the limit of 4" in problem(5).words
+    assert "above 4" in problem(2, count=5).words and "below 1" in problem(2, count=0).words
+    assert "above 2" in problem(2, label=3).words
 
 
 @pytest.mark.parametrize(
