@@ -17,6 +17,7 @@ from methods.liveness import on_every_step, tensors_work
 from protocol import credentials
 from protocol.coordinator_link import CoordinatorLink
 from protocol.inbox import BoundedInbox
+from protocol.keyfiles import keep_to_ourselves
 from protocol.keys import Identity
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
@@ -30,6 +31,8 @@ log = logging.getLogger("protofleet.coordinator")
 
 def run_coordinator(settings: CoordinatorSettings, software: str, events: bool = False) -> str:
     """Conduct the run; what comes back is why it ended early, or nothing."""
+    folder = Path(settings.folder) / settings.name
+    keep_to_ourselves(folder / "coordinator")
     return_large_blocks()
     keys, keyring = credentials.of_coordinator(
         settings.enrolled, settings.federation, settings.key, settings.devices
@@ -37,7 +40,6 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.use_deterministic_algorithms(True)
-    folder = Path(settings.folder) / settings.name
     plan = settings.plan()
     spool = Spool(folder / "coordinator")
     epoch = spool.start_run(settings.name, plan.encode().decode(), int(time.time()))

@@ -29,6 +29,7 @@ from methods.plan import Plan
 from protocol import credentials
 from protocol.device_link import DeviceLink
 from protocol.inbox import BoundedInbox
+from protocol.keyfiles import keep_to_ourselves
 from protocol.keys import Identity
 from protocol.memory import return_large_blocks
 from protocol.mqtt import Mqtt
@@ -43,6 +44,7 @@ log = logging.getLogger("protofleet.device")
 
 def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:
     """Serve until told to stop; what comes back is why it ended early, or nothing. `version` is the settings'."""
+    keep_to_ourselves(Path(settings.folder))
     systemd = Systemd()
     return_large_blocks()
     keys, keyring = credentials.of_device(

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edge_client.agent import Agent
+from protocol.keyfiles import PUBLIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +63,8 @@ class StatusFile:
             return
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         part.write_text(text)
+        part.chmod(
+            PUBLIC
+        )  # for whoever watches over this machine, in a process that keeps all else to itself
         part.replace(self._path)
         self._written = text

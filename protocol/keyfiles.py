@@ -19,6 +19,7 @@ from protocol.disk import sync
 
 PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", re.DOTALL)
 PRIVATE: Final = 0o600
+PRIVATE_FOLDER: Final = 0o700
 PUBLIC: Final = 0o644
 TOO_OPEN: Final = 0o037  # a group of its own may read a key; nobody else may do anything with it
 
@@ -46,6 +47,13 @@ def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True
     part.replace(path)
     if durable:
         sync(path.parent)
+
+
+def keep_to_ourselves(folder: Path) -> None:
+    """Whatever this process and its children write is for their user alone; and what an earlier version left open."""
+    os.umask(0o077)
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # not there yet, or another's to close
+        folder.chmod(PRIVATE_FOLDER)
 
 
 def private_pem(key: PrivateKey) -> bytes:
