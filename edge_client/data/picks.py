@@ -15,7 +15,11 @@ def balanced(labels: Labels, k: int, draws: Draws) -> Indices:
 
 
 def stratified(labels: Labels, k: int, draws: Draws) -> Indices:
-    """k samples in which each class has the share that it has in all."""
+    """k samples in which each class has the share that it has in all: of every class one fraction, rounded.
+
+    That is Webster's method. With many classes of one or two samples, a large class may get more than one sample
+    above or below its part of k; but the first of many picks are the picks of fewer, which largest remainders break.
+    """
     order, rank, count = _ranked(labels, draws)
     return order[np.argsort((2 * rank + 1) / count, kind="stable")[:k]]
 

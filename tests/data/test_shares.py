@@ -1,10 +1,11 @@
 """Clients of one domain share it without a word: nothing twice, nothing left over, the same for everyone."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edge_client.data import DataError
@@ -134,14 +135,31 @@ def test_balanced_picks_are_as_even_as_the_classes_allow(labels, k, seed):
     assert sorted(even) == fair(counts, k)
 
 
+def one_share_for_all(given, counts):
+    """Whether some fraction of each class, rounded to the nearest, is what was given of it (halves either way)."""
+    # |given - fraction * count| <= 1/2 for all: the classes' ranges of such fractions have one in common.
+    lowest = max(Fraction(2 * g - 1, 2 * n) for g, n in zip(given, counts))
+    return lowest <= min(Fraction(2 * g + 1, 2 * n) for g, n in zip(given, counts))
+
+
 @given(LABELS, st.floats(0, 1), st.integers())
+@example(np.array([0, 1, 1, 3, 1, 1, 2, 1]), 3 / 8, 1)  # 3 of class 1, whose part of 3 is 1.875
 @QUICK
-def test_stratified_picks_keep_the_mix(labels, fraction, seed):
+def test_stratified_picks_take_one_fraction_of_every_class_rounded(labels, fraction, seed):
     k = round(fraction * len(labels))
     chosen = stratified(labels, k, Draws(seed))
     assert len(set(chosen.tolist())) == len(chosen) == k
-    wanted = np.bincount(labels, minlength=5) * k / len(labels)
-    assert (np.abs(np.bincount(labels[chosen], minlength=5) - wanted) <= 1).all()
+    classes, counts = np.unique(labels, return_counts=True)
+    given = [int((labels[chosen] == c).sum()) for c in classes]
+    assert one_share_for_all(given, counts.tolist())
+
+
+@given(LABELS, st.integers(0, 80), st.integers(0, 80), st.integers())
+@QUICK
+def test_more_stratified_picks_are_the_same_ones_and_others(labels, few, more, seed):
+    few, more = sorted((few, more))
+    picks = stratified(labels, more, Draws(seed)).tolist()
+    assert stratified(labels, few, Draws(seed)).tolist() == picks[:few]
 
 
 def test_the_others_are_all_but_the_chosen():
