@@ -2,9 +2,11 @@
 
 import random
 import time
+from collections.abc import Callable
 
 import pytest
 from paho.mqtt.client import CallbackAPIVersion, Client, MQTTProtocolVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from deploy.broker import LocalBroker
 from protocol.broker import BrokerAddress
@@ -181,27 +183,45 @@ def test_what_one_counts_as_sent_the_other_counts_as_received(any_broker, peer, 
 
 
 class Sys:
-    """What a Mosquitto counts. It listens at QoS 0, so it sends nothing that would be counted itself."""
+    """What a Mosquitto counts, and what it has passed on of `topics`.
 
-    def __init__(self, address: BrokerAddress) -> None:
+    It listens at QoS 0, so it sends nothing that would be counted itself. A round of counters begins with `uptime`,
+    and what a round changes comes after that: values are those of one round only when the next has begun.
+    """
+
+    def __init__(self, address: BrokerAddress, topics: str) -> None:
         self.values: dict[str, bytes] = {}
+        self.rounds = (
+            0  # begun since we listen; a new subscriber gets those of the last one as retained messages
+        )
+        self.heard = 0
         self._client = Client(CallbackAPIVersion.VERSION2, "sys", protocol=MQTTProtocolVersion.MQTTv5)
         self._client.on_message = self._note
         self._client.connect(address.host, address.port)
-        self._client.subscribe("$SYS/broker/#", qos=0)
+        self._client.subscribe([(topics, SubscribeOptions(0)), ("$SYS/broker/#", SubscribeOptions(0))])
         self._client.loop_start()
+        self._wait(lambda: "uptime" in self.values, "retained counters")  # and so both subscriptions stand
 
     def _note(self, _client, _data, message) -> None:
-        self.values[message.topic.removeprefix("$SYS/broker/")] = message.payload
+        if not message.topic.startswith("$SYS/"):
+            self.heard += 1
+            return
+        name = message.topic.removeprefix("$SYS/broker/")
+        self.values[name] = message.payload
+        self.rounds += name == "uptime" and not message.retain
 
-    def settled(self, *names: str) -> list[int]:
-        """Two turns of its clock later, so that one whole round of counters lies between."""
-        for _ in range(2):
-            seen, deadline = self.values.get("uptime"), time.monotonic() + 20
-            while self.values.get("uptime") == seen:
-                assert time.monotonic() < deadline, "the broker's clock stands still"
-                time.sleep(0.02)
+    def after(self, frames: int, *names: str) -> list[int]:
+        """The counters of a round that began after so many frames had been passed on."""
+        self._wait(lambda: self.heard >= frames, f"{frames} frames")
+        last = self.rounds
+        self._wait(lambda: self.rounds >= last + 2, "two rounds of counters")
         return [int(self.values[name]) for name in names]
+
+    def _wait(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline, f"no {what} in {PATIENCE} s"
+            time.sleep(0.02)
 
     def close(self) -> None:
         self._client.disconnect()
@@ -209,15 +229,17 @@ class Sys:
 
 
 def test_our_counters_are_mosquittos_to_the_byte(start_mosquitto, peer, federation):
-    broker = start_mosquitto(sys_seconds=1)
-    device, sys = peer("d", broker.address).ready(), Sys(broker.address)
+    broker, topic = start_mosquitto(sys_seconds=1), f"{federation}/up/d"
+    sys = Sys(broker.address, topic)
+    device = peer("d", broker.address).ready()
+    device.mqtt.publish(topic, b"all that came with the connection is counted before this")
     # Frames, their bytes without topic and header, and all that came in, of every kind of packet.
     names = "publish/messages/received", "publish/bytes/received", "bytes/received"
-    before, ours = sys.settled(*names), device.mqtt.traffic()
+    before, ours = sys.after(1, *names), device.mqtt.traffic()
     sizes = [0, 1, 99, 127, 128, 16_384, 65_536] * 3
     for size in sizes:
-        device.mqtt.publish(f"{federation}/up/d", bytes(size))
-    after, sent = sys.settled(*names), device.mqtt.traffic()
+        device.mqtt.publish(topic, bytes(size))
+    after, sent = sys.after(1 + len(sizes), *names), device.mqtt.traffic()
     sys.close()
     packets, size = sent.packets_out - ours.packets_out, sent.bytes_out - ours.bytes_out
     assert packets == len(sizes)
