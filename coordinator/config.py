@@ -9,6 +9,7 @@ from coordinator.claims import Limits
 from coordinator.events import Policy
 from methods.plan import Network, Plan
 from protocol.broker import BrokerAddress
+from protocol.exposition import LOOPBACK, Endpoint
 from protocol.seal import seals
 from protocol.settings import SettingsError
 from protocol.topics import valid_name
@@ -51,6 +52,7 @@ class CoordinatorSettings:
     security: str = "sealed"  # or "off": signed still, but every broker can read it
     threads: int = 0  # for torch; 0 leaves it to torch
     metrics_port: int = 0  # 0: no metrics
+    metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
     watchdog_seconds: float = (
         900.0  # without a sign of life, after which the process ends itself; 0: no watch
     )
@@ -65,10 +67,12 @@ class CoordinatorSettings:
             raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
         if not 0 <= self.watchdog_seconds < float("inf"):
             raise ValueError(f"watchdog_seconds is {self.watchdog_seconds}, it must be 0 (no watch) or more")
-        if not 0 <= self.metrics_port <= 65_535:
-            raise ValueError(f"metrics_port is {self.metrics_port}, it must be 0 (off) to 65535")
+        self.endpoint()
         self.rules()
         self.plan()
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.metrics_host, self.metrics_port)
 
     def rules(self) -> Policy:
         return Policy(self.rounds, **asdict(self.policy))

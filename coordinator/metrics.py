@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily
 from coordinator.journal import ByView, RoundRecord
 from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from coordinator.service import Service
-from protocol.exposition import MeterCollector, exposed
+from protocol.exposition import Endpoint, MeterCollector, exposed
 from protocol.vitals import Check
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
@@ -79,9 +79,9 @@ class Metrics:
             self.attendance.updates.labels(verdict)
 
     def exposed(
-        self, port: int, checks: Mapping[str, Check] | None = None
+        self, at: Endpoint, checks: Mapping[str, Check] | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        return exposed(self.registry, port, checks)
+        return exposed(self.registry, at, checks)
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         if "roster" in details:

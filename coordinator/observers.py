@@ -40,7 +40,7 @@ def observed(
     metrics = Metrics(service)
     metrics.registry.register(Place(software, "coordinator", folder, settings.broker))
     sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]
-    with metrics.exposed(settings.metrics_port, checks):
+    with metrics.exposed(settings.endpoint(), checks):
         yield [Journal(service, sinks, model_bytes(service))]
     ledger.close()
     if not service.stopped:

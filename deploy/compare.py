@@ -25,7 +25,7 @@ SEED = re.compile(r"-s(eed)?\d+$")
 ROUNDING = 1e-9  # of a mean; the baseline alone must reach the whole of its own
 REPORTS = "reports"  # the view that each method's paper reports
 # Settings that do not make two runs different experiments.
-FREE = frozenset({"name", "seed", "broker", "compute", "metrics_port", "pictures"})
+FREE = frozenset({"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"})
 NEEDED = ("name", "method", "reports", "rounds", "seed", "payload", "wire")
 
 

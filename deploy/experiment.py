@@ -15,6 +15,7 @@ from edge_client.data import DataSettings, domains
 from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
+from protocol.exposition import LOOPBACK
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, decode, override, read_toml
 from protocol.topics import valid_name
@@ -73,6 +74,7 @@ class Experiment:
     security: str = "sealed"  # or "off": signed still, but the broker can read it
     compute: str = "auto"
     metrics_port: int = 0
+    metrics_host: str = LOOPBACK
 
     def __post_init__(self) -> None:
         valid_name(self.name)
@@ -185,7 +187,7 @@ def coordinator_settings(
         network=e.network, policy=rules, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security,
-        metrics_port=e.metrics_port, broker_words=words,
+        metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=words,
     )  # fmt: skip
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from protocol.settings import SettingsError, read_toml
+from protocol.exposition import LOOPBACK, Endpoint
+from protocol.settings import SettingsError, decode, read_toml
 
 SECONDS: Final = 5.0
 
 
 def health(settings: Path) -> tuple[bool, str]:
     """Whether all is well, and a line a check."""
-    port = read_toml(settings).get("metrics_port", 0)
-    if not port:
-        raise SettingsError(f"{settings} has no metrics_port, and health is asked for there; set one")
-    url = f"http://127.0.0.1:{port}/health"
+    url = endpoint(settings).url("/health")
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+        with directly.open(url, timeout=SECONDS) as answer:
             found = json.load(answer)
     except urllib.error.HTTPError as error:  # 503 says what is wrong
         if error.code != 503:
@@ -29,5 +29,18 @@ def health(settings: Path) -> tuple[bool, str]:
     except (OSError, ValueError) as error:
         told = getattr(error, "reason", error)
         return False, f"FAIL process: nothing answers on {url} ({told}); is it running?"
+    return not any(found.values()), lines_of(found)
+
+
+def endpoint(settings: Path) -> Endpoint:
+    """Of a settings file that may be a coordinator's or a device's."""
+    table = read_toml(settings)
+    port, host = table.get("metrics_port", 0), table.get("metrics_host", LOOPBACK)
+    if not port:
+        raise SettingsError(f"{settings} has no metrics_port, and health is asked for there; set one")
+    return decode(Endpoint, {"host": host, "port": port}, str(settings))
+
+
+def lines_of(found: Mapping[str, str]) -> str:
     lines = [f"FAIL {name}: {problem}" if problem else f"PASS {name}" for name, problem in found.items()]
-    return not any(found.values()), "\n".join(lines)
+    return "\n".join(lines)

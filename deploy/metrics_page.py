@@ -25,9 +25,9 @@ PAGE: Final = Path(__file__).parent.parent / "docs" / "metrics.md"
 INTRO: Final = f"""\
 # Metrics
 
-A coordinator or a device with `metrics_port` serves these under `/metrics`. Times are Unix times, bytes are bytes.
-A device's name is a label on two gauges only. What devices choose is a label for so many values and then `other`:
-{MAX_DEVICES:,} names, {MAX_DEVICES:,} domains, {MAX_VIEWS} views.
+A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
+Times are Unix times, bytes are bytes. A device's name is a label on two gauges only. What devices choose is a label
+for so many values and then `other`: {MAX_DEVICES:,} names, {MAX_DEVICES:,} domains, {MAX_VIEWS} views.
 
 `python -m deploy.metrics_page` writes this page from the code; `/metrics` gives the same meanings as `HELP`.
 """

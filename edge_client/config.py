@@ -8,6 +8,7 @@ from edge_client.data import DataSettings
 from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
+from protocol.exposition import LOOPBACK, Endpoint
 from protocol.seal import seals
 from protocol.topics import valid_device, valid_name
 
@@ -37,6 +38,7 @@ class DeviceSettings:
         0.0  # takes no new work while a zone of the board is hotter; 0: whatever its heat
     )
     metrics_port: int = 0  # 0: no metrics
+    metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
     watchdog_seconds: float = (
         900.0  # without a sign of life, after which the process ends itself; 0: no watch
     )
@@ -69,5 +71,7 @@ class DeviceSettings:
             raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
         if not 0 <= self.watchdog_seconds < float("inf"):
             raise ValueError(f"watchdog_seconds is {self.watchdog_seconds}, it must be 0 (no watch) or more")
-        if not 0 <= self.metrics_port <= 65_535:
-            raise ValueError(f"metrics_port is {self.metrics_port}, it must be 0 (off) to 65535")
+        self.endpoint()
+
+    def endpoint(self) -> Endpoint:
+        return Endpoint(self.metrics_host, self.metrics_port)

@@ -83,7 +83,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         wait_for_broker(inbox, settings.patience_seconds, watched.look)
         checks = health(agent, pulse, memory.folder, training.place)
         where = Place(software, "device", memory.folder, settings.broker)
-        metrics = watch_device(agent, settings.metrics_port, checks, where)
+        metrics = watch_device(agent, settings.endpoint(), checks, where)
         with metrics, watchdog(pulse, settings.watchdog_seconds):
             stop_on_signals(inbox)
             drain_on_signal(agent, inbox.put)

@@ -11,7 +11,7 @@ from edge_client.agent import Agent
 from edge_client.board import PREFIX, Board
 from edge_client.silence import SILENT_SECONDS
 from protocol.disk import LITTLE
-from protocol.exposition import MeterCollector, exposed
+from protocol.exposition import Endpoint, MeterCollector, exposed
 from protocol.place import Place
 from protocol.vitals import Check
 
@@ -75,11 +75,11 @@ class DeviceMetrics:
 
 @contextlib.contextmanager
 def watch_device(
-    agent: Agent, port: int, checks: Mapping[str, Check] | None = None, place: Place | None = None
+    agent: Agent, at: Endpoint, checks: Mapping[str, Check] | None = None, place: Place | None = None
 ) -> Iterator[None]:
     metrics = DeviceMetrics(agent)
     if place is not None:
         metrics.registry.register(place)
     agent.watchers = (*agent.watchers, metrics)
-    with exposed(metrics.registry, port, checks):
+    with exposed(metrics.registry, at, checks):
         yield

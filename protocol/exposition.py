@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, make_server
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily
 
 from protocol.meter import Meter
+from protocol.metrics_server import Page, Request, Response, bound, serving
 from protocol.reasons import Reason
 from protocol.vitals import Check
+
+LOOPBACK: Final = "127.0.0.1"  # where nobody else is told of
+HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
 
 
 class MetricsError(RuntimeError):
@@ -81,46 +85,59 @@ def still(counter: Counter[Any]) -> dict[Any, int]:
             continue
 
 
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, *words: Any) -> None:
-        """A scrape every few seconds is no news."""
-
-
-Application = Callable[..., Iterable[bytes]]  # WSGI
-
-
-def application(registry: CollectorRegistry, checks: Mapping[str, Check]) -> Application:
+def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str, Page]:
     """/metrics, and /health: each check with what is wrong, as JSON; 503 where anything is."""
-    metrics: Application = make_wsgi_app(registry)
 
-    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if environ.get("PATH_INFO") != "/health":
-            return metrics(environ, start_response)
+    written = make_wsgi_app(registry)
+
+    def metrics(request: Request) -> Response:
+        told: list[Any] = []
+        body = b"".join(written(request.environ(), lambda *words: told.extend(words)))
+        return Response(told[0], tuple(told[1]), body)
+
+    def health(request: Request) -> Response:
         found = {name: check() for name, check in checks.items()}
         status = "503 Service Unavailable" if any(found.values()) else "200 OK"
-        start_response(status, [("Content-Type", "application/json")])
-        return [json.dumps(found).encode()]
+        return Response(status, (("Content-Type", "application/json"),), json.dumps(found).encode())
 
-    return answer
+    return {"/metrics": metrics, "/health": health}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a party shows its metrics and its health: `metrics_host` and `metrics_port` of its settings."""
+
+    host: str
+    port: int  # 0: nowhere
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ValueError(f"metrics_port is {self.port}, it must be 0 (off) to 65535")
+        if not HOST.fullmatch(self.host):
+            raise ValueError(
+                f"metrics_host is {self.host!r}, it must be an address of this machine, or 0.0.0.0 for all of them"
+            )
+
+    def url(self, path: str) -> str:
+        """As this machine itself reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{path}"
 
 
 @contextlib.contextmanager
 def exposed(
-    registry: CollectorRegistry, port: int, checks: Mapping[str, Check] | None = None
+    registry: CollectorRegistry, at: Endpoint, checks: Mapping[str, Check] | None = None
 ) -> Iterator[None]:
-    """Serve a registry and the health checks while the `with` lasts; port 0 serves nothing."""
-    if not port:
+    """Serve a registry and the health checks while the `with` lasts."""
+    if not at.port:
         yield
         return
     try:
-        server = make_server("", port, application(registry, checks or {}), handler_class=_Quiet)
+        listening = bound(at.host, at.port)
     except OSError as error:
         raise MetricsError(
-            f"metrics_port is {port}, which cannot be used ({error.strerror}); take another, or 0 for none"
+            f"metrics_host {at.host} with metrics_port {at.port} cannot be used ({error.strerror}); "
+            "take another port, or 0 for none"
         ) from None
-    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-    try:
+    with serving(listening, pages(registry, checks or {})):
         yield
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -49,6 +49,7 @@ def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
     for name in stack.devices:
         device = decode(DeviceSettings, read_toml(stack.toml(name)))
         assert device.enrolled == "/protofleet/enrolled" and device.stays and device.metrics_port == 9100
+        assert device.metrics_host == told.metrics_host == "0.0.0.0"
         assert device.broker.tls.key == "/protofleet/enrolled/current/tls.key"
         assert (stack.fleet.party(name) / "current" / "tls.key").exists()
 

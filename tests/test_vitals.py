@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from deploy.cli import main
 from methods.liveness import tensors_work
-from protocol.exposition import exposed
+from protocol.exposition import Endpoint, exposed
 from protocol.vitals import STUCK, Pulse, disk_takes, loop_turns, watchdog
 from tests.fleets import free_port
 
@@ -122,7 +122,9 @@ def test_health_is_asked_of_the_process_that_runs(tmp_path, capsys):
     settings, port, wrong = tmp_path / "device.toml", free_port(), {"disk": ""}
     settings.write_text(f'name = "d"\nmetrics_port = {port}\n')
     assert main(["health", str(settings)]) == 1 and "is it running?" in capsys.readouterr().out
-    with exposed(CollectorRegistry(), port, {"loop": lambda: "", "disk": lambda: wrong["disk"]}):
+    with exposed(
+        CollectorRegistry(), Endpoint("127.0.0.1", port), {"loop": lambda: "", "disk": lambda: wrong["disk"]}
+    ):
         assert main(["health", str(settings)]) == 0
         assert capsys.readouterr().out == "PASS loop\nPASS disk\n"
         wrong["disk"] = "it is full"

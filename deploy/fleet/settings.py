@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -161,12 +162,25 @@ def settings_of(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")
+    if table.get("metrics_port") and "metrics_host" not in table:
+        table["metrics_host"] = reached_at(name, fleet.hosts[name].address)
     broker = dict(table.get("broker", {}))
     if broker.get("password") is not None:
         words = "settings are shipped in the clear and hold no secret; let the broker take certificates"
         raise SettingsError(f"device.broker.password of {name} is set, but {words}")
     broker.setdefault("tls", encode(tls_files(KEYS)))
     return decode(DeviceSettings, {**table, "broker": broker}, f"device ({name})")
+
+
+def reached_at(name: str, address: str) -> str:
+    """Where Prometheus finds a device's metrics. What a host's name means is another thing on the host itself."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        raise SettingsError(
+            f"device.metrics_port of {name} is set, but its address is the name {address!r}; set metrics_host to "
+            'the address at which Prometheus reaches it, or to "0.0.0.0" for all of its addresses'
+        ) from None
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

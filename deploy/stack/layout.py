@@ -13,6 +13,7 @@ from protocol.seal import COORDINATOR
 
 INSIDE: Final = Path("/protofleet")
 METRICS_PORT: Final = 9100
+EVERYWHERE: Final = "0.0.0.0"  # of a container: its address in the stack's network is not known before
 FLEET: Final = "fleet"  # the one container of many devices
 APART: Final = 12  # so many devices have a container each; more share one
 CONTAINER_USER: Final = 10001  # who runs in the containers where root starts the stack

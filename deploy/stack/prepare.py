@@ -18,7 +18,7 @@ from deploy import rabbitmq
 from deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
 from deploy.experiment import Experiment, coordinator_settings, device_settings
 from deploy.mosquitto import Listening
-from deploy.stack.layout import FLEET, INSIDE, METRICS_PORT, NODES, PROBE, Stack, owner, service
+from deploy.stack.layout import EVERYWHERE, FLEET, INSIDE, METRICS_PORT, NODES, PROBE, Stack, owner, service
 from edge_client.config import DeviceSettings
 from protocol.broker import BrokerAddress
 from protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
@@ -100,7 +100,7 @@ def _rewrite_for_container(folder: Path) -> None:
 
 
 def _write_parties(stack: Stack) -> None:
-    experiment = replace(stack.experiment, metrics_port=METRICS_PORT)
+    experiment = replace(stack.experiment, metrics_port=METRICS_PORT, metrics_host=EVERYWHERE)
     (stack.folder / "settings").mkdir(exist_ok=True)
     write = _settings_writer(stack)
     write(COORDINATOR, coordinator_inside(experiment))
@@ -137,6 +137,7 @@ def device_inside(stack: Stack, experiment: Experiment, name: str) -> DeviceSett
         folder=str(home / "state"),
         enrolled=str(home / "enrolled"),
         metrics_port=stack.port(name),
+        metrics_host=EVERYWHERE,
         stays=True,
     )
 

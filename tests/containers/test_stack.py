@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from deploy.dashboards.pages import PAGES
 from edge_client.board import Board
-from protocol.exposition import exposed
+from protocol.exposition import Endpoint, exposed
 from tests.containers.drawing import page
 from tests.containers.images import product, stand_in
 from tests.containers.stacks import STEP, RunningStack
@@ -96,7 +96,7 @@ def board(engine, folder):
         gateway = network["IPAM"]["Config"][0]["Gateway"]
         target = [{"targets": [f"{gateway}:{port}"], "labels": {"device": "board-9"}}]
         (stack.folder / "prometheus" / "targets" / "more.json").write_text(json.dumps(target))
-        return exposed(registry, port)
+        return exposed(registry, Endpoint("0.0.0.0", port))
 
     return join
 

@@ -18,7 +18,7 @@ from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
 from protocol.disk import Disk
-from protocol.exposition import MetricsError, exposed
+from protocol.exposition import Endpoint, MetricsError, exposed
 from tests.fleets import free_port
 from tests.worlds import POLICY, simulation
 
@@ -267,7 +267,7 @@ def test_metrics_say_what_the_meter_says(tmp_path):
     run.service.watchers[-1]._sinks.append(metrics)
     run.run()
     port = free_port()
-    with metrics.exposed(port):
+    with metrics.exposed(Endpoint("127.0.0.1", port)):
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     meter = run.service.link.meter
     found = sample(text, "protofleet_message_bytes_total", direction="up", kind="weights", method="fedavg")
@@ -279,9 +279,9 @@ def test_metrics_say_what_the_meter_says(tmp_path):
 def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
     run, _ = observed(tmp_path)
     port = free_port()
-    with Metrics(run.service).exposed(port):
-        taken = exposed(Metrics(run.service).registry, port)
-        with pytest.raises(MetricsError, match=f"metrics_port is {port}.*take another"):
+    with Metrics(run.service).exposed(Endpoint("127.0.0.1", port)):
+        taken = exposed(Metrics(run.service).registry, Endpoint("127.0.0.1", port))
+        with pytest.raises(MetricsError, match=f"metrics_port {port} cannot be used.*take another"):
             taken.__enter__()
 
 

@@ -1,0 +1,176 @@
+"""A small HTTP server for figures and health: whoever connects and says nothing, or little, holds up nobody.
+
+No connection has a thread of its own: one thread talks to all of them, and each path has one in which its answers
+are worked out, one after the other. At most CONNECTIONS are open; who comes beyond that is taken, and the one that
+has been there longest goes. A connection has one request and SECONDS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+CONNECTIONS: Final = 64
+SECONDS: Final = 10.0  # for a request to come and its answer to be taken
+MOST_HEAD: Final = 8192  # bytes of a request; it has no body
+FREEBIND: Final = 15  # IP_FREEBIND of Linux, which Python does not name
+
+log = logging.getLogger("protofleet")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    method: str
+    path: str
+    query: str
+    headers: Mapping[str, str]  # by their names in small letters
+
+    def environ(self) -> dict[str, str]:
+        """As WSGI has it."""
+        told = {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in self.headers.items()}
+        return {
+            **told,
+            "REQUEST_METHOD": "GET",
+            "PATH_INFO": self.path,
+            "QUERY_STRING": self.query,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        headers = (*self.headers, ("Content-Length", str(len(self.body))), ("Connection", "close"))
+        lines = [f"HTTP/1.1 {self.status}", *(f"{name}: {value}" for name, value in headers)]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
+
+
+Page = Callable[[Request], Response]
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Listening. An address that this machine does not have yet, as before DHCP, is taken with a warning."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "::" is all addresses of both kinds
+        _bind(made, host, address)
+        made.listen(CONNECTIONS)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _bind(made: socket.socket, host: str, address: Any) -> None:
+    try:
+        made.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        made.setsockopt(socket.IPPROTO_IP, FREEBIND, 1)
+        made.bind(address)
+        log.warning(
+            "metrics_host is %s, no address of this machine now; nobody can ask there until it is", host
+        )
+
+
+@contextlib.contextmanager
+def serving(listening: socket.socket, pages: Mapping[str, Page]) -> Iterator[None]:
+    """While the `with` lasts, on a thread of its own."""
+    loop, begun = asyncio.new_event_loop(), threading.Event()
+    server = MetricsServer(pages)
+
+    def run() -> None:
+        loop.run_until_complete(server.begin(listening))
+        begun.set()
+        loop.run_forever()
+        loop.run_until_complete(server.end())
+        loop.close()
+
+    thread = threading.Thread(target=run, name="metrics", daemon=True)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(SECONDS)
+
+
+class MetricsServer:
+    def __init__(self, pages: Mapping[str, Page]) -> None:
+        self._pages = pages
+        self._workers = {path: ThreadPoolExecutor(1, f"metrics {path}") for path in pages}
+        self._open: dict[asyncio.Task[Any], None] = {}  # the oldest first
+
+    async def begin(self, listening: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._connected, sock=listening, limit=MOST_HEAD)
+
+    async def end(self) -> None:
+        self._server.close()
+        for task in [*self._open]:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        for worker in self._workers.values():
+            worker.shutdown(wait=False, cancel_futures=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "start_server makes a task of each connection"
+        if len(self._open) >= CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.cancel()
+        self._open[task] = None
+        try:
+            await asyncio.wait_for(self._talk(reader, writer), SECONDS)
+            writer.close()
+        except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.TimeoutError, asyncio.CancelledError):
+            writer.transport.abort()  # it may never take what is on its way to it
+        finally:
+            self._open.pop(task, None)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = read_request(await reader.readuntil(b"\r\n\r\n"))
+        writer.transport.set_write_buffer_limits(0)  # so that `drain` waits for all of it
+        writer.write((await self._answer(request)).encode())
+        await writer.drain()
+
+    async def _answer(self, request: Request | None) -> Response:
+        if request is None:
+            return Response("400 Bad Request")
+        if request.path not in self._pages:
+            return Response("404 Not Found", body=f"there are {', '.join(self._pages)}\n".encode())
+        if request.method != "GET":
+            return Response("405 Method Not Allowed", (("Allow", "GET"),))
+        page, worker = self._pages[request.path], self._workers[request.path]
+        try:
+            return await asyncio.get_running_loop().run_in_executor(worker, page, request)
+        except Exception:
+            log.exception("%s cannot be answered", request.path)
+            return Response("500 Internal Server Error")
+
+
+def read_request(head: bytes) -> Request | None:
+    """None where it is no HTTP."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return None
+    path, _, query = words[1].partition("?")
+    pairs = (line.partition(":") for line in lines if line)
+    return Request(words[0], path, query, {name.strip().lower(): value.strip() for name, _, value in pairs})

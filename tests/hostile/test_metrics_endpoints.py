@@ -1,0 +1,113 @@
+"""Whoever connects to the metrics of a real process and says nothing holds up nobody, and only who may connects."""
+
+import socket
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import CoordinatorSettings
+from deploy.cli import main
+from deploy.experiment import Experiment
+from deploy.fleet.settings import read_fleet, settings_of
+from deploy.stack.__main__ import with_devices
+from deploy.stack.layout import Stack
+from deploy.stack.prepare import prepare
+from edge_client.config import DeviceSettings
+from protocol.settings import decode, read_toml
+from tests.fleets import free_port
+from tests.hostile.federation import Federation
+
+TINY = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
+SOON = 10.0  # seconds; milliseconds where nothing else runs
+
+
+@pytest.fixture
+def federation(tmp_path):
+    with Federation(tmp_path, "board-1") as made:
+        yield made
+
+
+def answer(port, path="/metrics", host="127.0.0.1", timeout=SOON):
+    with urllib.request.urlopen(f"http://{host}:{port}{path}", timeout=timeout) as told:
+        return told.read().decode()
+
+
+def serves(federation, port, host="127.0.0.1"):
+    def tried():
+        try:
+            return "protofleet_" in answer(port, host=host)
+        except OSError:
+            return False
+
+    federation.wait_until(tried, f"metrics at {host}:{port}")
+
+
+def threads_of(process):
+    lines = Path(f"/proc/{process.child.pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Threads:"))
+
+
+def test_five_hundred_connections_that_say_little_hold_up_neither_scrapes_nor_probes(federation):
+    coordinator = federation.coordinator()
+    serves(federation, federation.metrics_port)
+    answer(federation.metrics_port, "/health")
+    before = threads_of(coordinator)
+    for said in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nX: "):
+        with ExitStack() as held:
+            for _ in range(500):
+                idle = socket.create_connection(("127.0.0.1", federation.metrics_port), SOON)
+                held.enter_context(idle).sendall(said)
+            for path, words in (("/metrics", "protofleet_round"), ("/health", "loop")):
+                began = time.monotonic()
+                assert words in answer(federation.metrics_port, path)
+                assert time.monotonic() - began < SOON
+            assert threads_of(coordinator) <= before + 2
+
+
+def test_metrics_are_served_on_the_loopback_unless_the_settings_say_otherwise(federation):
+    federation.coordinator()
+    serves(federation, federation.metrics_port)
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        answer(federation.metrics_port, host="127.0.0.2")
+
+
+FLEET = """\
+root = "root"
+[device]
+metrics_port = {port}
+[hosts.board-1]
+address = "127.0.0.3"
+"""
+
+
+def test_a_deployed_device_is_scraped_at_the_address_of_the_fleets_file(federation, tmp_path, capsys):
+    port = free_port()
+    (tmp_path / "fleet.toml").write_text(FLEET.format(port=port))
+    shipped = settings_of(read_fleet(tmp_path / "fleet.toml"), federation.name, "board-1")
+    federation.coordinator()
+    federation.device("board-1", metrics_port=shipped.metrics_port, metrics_host=shipped.metrics_host)
+    serves(federation, port, "127.0.0.3")
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        answer(port)
+    settings = next(tmp_path.glob("board-1-*.toml"))
+    federation.wait_until(lambda: main(["health", str(settings)]) == 0, "the probe to follow the address")
+    assert "PASS loop" in capsys.readouterr().out
+
+
+def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback_of_its_container(
+    federation, tmp_path
+):
+    """As Prometheus does it, which has a container of its own: by a name that is another address each time."""
+    stack = Stack(tmp_path / "stack", with_devices(decode(Experiment, TINY), 1))
+    prepare(stack)
+    told = decode(CoordinatorSettings, read_toml(stack.toml("coordinator")))
+    (name,) = stack.devices
+    device = decode(DeviceSettings, read_toml(stack.toml(name)))
+    assert (told.metrics_port, told.metrics_host) == (device.metrics_port, device.metrics_host)
+    federation.coordinator(metrics_host=told.metrics_host)
+    serves(federation, federation.metrics_port, "127.0.0.4")
+    assert "loop" in answer(federation.metrics_port, "/health", "127.0.0.5")
