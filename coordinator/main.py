@@ -56,6 +56,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
             inbox,
             will=made.will(topics.coord_state),
             subscriptions=topics.coordinator_subscriptions(),
+            returns=lambda: made.hears_itself,
         )
         return made
 

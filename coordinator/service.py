@@ -56,6 +56,7 @@ from protocol.messages import (
 )
 from protocol.party import Worker
 from protocol.reasons import Rejected
+from protocol.seal import COORDINATOR
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
@@ -168,6 +169,8 @@ class Service:
 
     def _heard(self, received: Received, now: float) -> None:
         match received.message:
+            case State() if received.sender == COORDINATOR:
+                self._outranked(received)
             case Hello() as hello:
                 self._greeted(hello, now)
             case State(online=False, reason=reason) | Bye(reason):
@@ -177,6 +180,15 @@ class Service:
                 self.happen(Left(received.sender, reason), now)
             case Update() as update:
                 self._answered(update, received.object, now)
+
+    def _outranked(self, later: Received) -> None:
+        """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""
+        mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
+        self.stopped = (
+            f"a later coordinator conducts this federation: it has {theirs}, this one has epoch {mine}; only one may "
+            "run. Where there is no other, this machine's clock has gone back"
+        )
+        self.finished = True
 
     def _greeted(self, hello: Hello, now: float) -> None:
         self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one

@@ -95,7 +95,7 @@ def _topics(federation: str, name: str) -> dict[str, Any]:
 
 
 def _may(row: Row, verb: str, role: str) -> bool:
-    return (row.writer if verb == "write" else row.reader) == role
+    return role in ({row.writer} if verb == "write" else {row.reader, *([row.writer] if row.echoes else [])})
 
 
 def _key(federation: str, row: Row, name: str) -> str:

@@ -50,6 +50,12 @@ class Admission:
         self._known = known
         self._frames: dict[str, Bucket] = {}
         self._blocks: dict[str, Bucket] = {}
+        self._own_name = Bucket(FRAME_RATE, FRAME_BURST)
+
+    def own_name(self, now: float) -> None:
+        """What comes in the coordinator's own name: a broker that was taken over may say it as often as it likes."""
+        if not self._own_name.take(now):
+            raise Rejected(Reason.FLOOD, f"more than {FRAME_RATE:g} a second in our own name")
 
     def frame(self, device: str, now: float) -> None:
         """Before anything of an envelope is looked at."""

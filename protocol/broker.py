@@ -13,6 +13,7 @@ from protocol.tls import BrokerError as BrokerError
 from protocol.tls import TlsFiles as TlsFiles
 from protocol.tls import explain_tls, settle, tls_context
 
+TAKEN_OVER: Final = 142
 # Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
 FINAL: Final[Mapping[int, str]] = {
     132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
@@ -21,7 +22,7 @@ FINAL: Final[Mapping[int, str]] = {
     135: "it does not allow this; check user name and password, and its ACL",
     138: "it has banned this client",
     140: "it wants a way of authentication that we do not have",
-    142: "another process has connected under the same name; only one may run",
+    TAKEN_OVER: "another process has connected under the same name; only one may run",
     149: "a packet was larger than it takes; raise the broker's max_packet_size",
     152: "its administrator has ended this session",
     154: "it keeps no retained messages, but our births and wills are retained",

@@ -18,7 +18,7 @@ from protocol.link import INLINE, WINDOW, Link, Received, Taken
 from protocol.messages import Bye, Hello, Manifest, Message, Refusal, State, Update, Want
 from protocol.meter import DOWN
 from protocol.reasons import Reason, Rejected
-from protocol.seal import Header
+from protocol.seal import COORDINATOR, Header, verified
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
@@ -52,6 +52,7 @@ class CoordinatorLink(Link):
         self._broadcasts: dict[bytes, Broadcast] = {}
         self._fetches: dict[str, tuple[Fetch, Received]] = {}
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
+        self.hears_itself = False  # so it would hear a later coordinator too
 
     @property
     def wake_at(self) -> float:
@@ -85,6 +86,8 @@ class CoordinatorLink(Link):
         """What is complete after this frame. Raises Rejected where the frame was at fault."""
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
+        if topic == self.topics.coord_state:
+            return self._in_our_name(frame, now)
         opened: list[tuple[Header, Message, Attachment]] = []
 
         def take() -> Taken:
@@ -107,6 +110,22 @@ class CoordinatorLink(Link):
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
             self.meter.rejected[fault.reason] += 1
             raise
+
+    def _in_our_name(self, frame: bytes, now: float) -> list[Received]:
+        """What we have said comes back, and is nothing. Of a later coordinator it is passed on.
+
+        Nobody's bytes: the page of the wire counts what crosses between devices and their coordinator.
+        """
+        try:
+            self.admission.own_name(now)
+            header, _ = verified(frame, {COORDINATOR: self.me.keys.public})
+        except Rejected as fault:
+            self.meter.rejected[fault.reason] += 1
+            raise
+        self.hears_itself |= header.epoch == self.epoch
+        if header.federation != self.topics.federation or header.epoch <= self.epoch:
+            return []
+        return [Received(COORDINATOR, State(True), header.run, header.epoch)]
 
     def _fence(self, device: str) -> None:
         """Tell the older of two processes of one name that it is; the newer one does not mind."""

@@ -14,7 +14,7 @@ import logging
 import queue
 import selectors
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from paho.mqtt.client import Client, DisconnectFlags, MQTTMessage
@@ -23,7 +23,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from protocol.broker import FINAL, BrokerAddress, BrokerError, explain
+from protocol.broker import FINAL, TAKEN_OVER, BrokerAddress, BrokerError, explain
 from protocol.callbacks import HeardErrors, never_raises
 from protocol.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
 from protocol.reconnect import Backoff, Ending, Reconnecting
@@ -56,8 +56,10 @@ class Mqtt:
         session_seconds: int = 0,
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
+        returns: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._broker, self._inbox = broker, inbox
+        """`returns`: whether to connect again after another process has come under this name."""
+        self._broker, self._inbox, self._returns = broker, inbox, returns
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
@@ -185,8 +187,9 @@ class Mqtt:
 
     def _refused(self, reason: ReasonCode) -> Ending:
         words = FINAL.get(reason.value)
+        final = words is not None and not (reason.value == TAKEN_OVER and self._returns())
         advice = f"{words}; " if words else ""
-        return Ending(f"{self._broker}: {advice}it said {reason} ({reason.value})", final=words is not None)
+        return Ending(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
 
     def _paho(self, client_id: str, will: Will | None) -> Client:
         client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)

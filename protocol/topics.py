@@ -22,10 +22,11 @@ class Row:
     pattern: str
     writer: Party
     reader: Party
+    echoes: bool = False  # its writer hears it too: who else speaks in its name
 
 
 TABLE: Final = (
-    Row("coord_state", "coord/state", "coordinator", "device"),
+    Row("coord_state", "coord/state", "coordinator", "device", echoes=True),
     Row("device_state", "dev/{device}/state", "device", "coordinator"),
     Row("round", "round", "coordinator", "device"),
     Row("down", "down/{device}", "coordinator", "device"),
@@ -100,7 +101,7 @@ class Topics:
         return tuple(self.prefix + row.pattern.format(device=mine) for row in rows)
 
     def coordinator_subscriptions(self) -> tuple[str, ...]:
-        rows = [row for row in TABLE if row.reader == "coordinator"]
+        rows = [row for row in TABLE if row.reader == "coordinator" or row.echoes]
         return tuple(self.prefix + row.pattern.format(device="+") for row in rows)
 
     def parse(self, topic: str) -> Place | None:

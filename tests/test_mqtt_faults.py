@@ -218,3 +218,12 @@ def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
             except queue.Empty:
                 continue
         assert heard.count(DISCONNECT) == goodbyes
+
+
+def test_who_may_come_back_after_a_takeover_does_and_others_do_not(scripted, peer):
+    """A coordinator hears under its own name which of two is the later one; a device has no such way."""
+    broker = scripted([WELCOME, disconnect(142)], [WELCOME])
+    coordinator = peer("c", broker.address, returns=lambda: True)
+    lost = coordinator.next(Disconnected)
+    assert not lost.final and "another process" in lost.reason
+    coordinator.next(Connected)

@@ -31,6 +31,13 @@ from tests.hostile.proxy import TakenOver
 
 RUN = "run"
 CLASSES, SIZE = 3, 8
+AHEAD = """
+import sys, time
+from deploy.cli import main
+clock, ahead = time.time, float(sys.argv[1])
+time.time = lambda: clock() + ahead
+sys.exit(main(sys.argv[2:]))
+"""
 
 
 class Federation:
@@ -65,8 +72,11 @@ class Federation:
 
     # -- who takes part
 
-    def coordinator(self, **more: Any) -> Process:
-        """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings."""
+    def coordinator(self, ahead: float = 0.0, **more: Any) -> Process:
+        """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings.
+
+        Its clock is so many seconds ahead of that of everybody else.
+        """
         given = {"policy": Rules(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
         made = CoordinatorSettings(
@@ -76,7 +86,8 @@ class Federation:
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         self.metrics_port = made.metrics_port
-        return self._start("coordinator", "coordinator", encode(made), "--events")  # with all its observers
+        options = ("--events",)  # with all its observers
+        return self._start("coordinator", "coordinator", encode(made), *options, ahead=ahead)
 
     def device(self, name: str, **more: Any) -> Process:
         """The product's own device, with pictures of its own."""
@@ -161,11 +172,14 @@ class Federation:
     def last_words(self) -> str:
         return "; ".join(process.last_word() for process in self.processes)
 
-    def _start(self, name: str, job: str, settings: dict[str, object], *options: str) -> Process:
+    def _start(
+        self, name: str, job: str, settings: dict[str, object], *options: str, ahead: float = 0.0
+    ) -> Process:
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
         file.write_text(write_toml(settings))
-        made = Process(name, [sys.executable, "-m", "deploy.cli", job, str(file), *options], log)
+        program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "deploy.cli"]
+        made = Process(name, [sys.executable, *program, job, str(file), *options], log)
         self.processes.append(made)
         made.start()
         return made

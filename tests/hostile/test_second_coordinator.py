@@ -1,0 +1,68 @@
+"""Two coordinators of one federation, of which the later one goes on."""
+
+import threading
+import time
+
+import pytest
+
+from tests.hostile.device import honest
+from tests.hostile.federation import Federation
+
+
+class Gate(threading.Event):
+    """Work that is done once it is open: until then a run does not end under a test's hands."""
+
+    def work(self, task):
+        return honest(task) if self.is_set() or task.round == 1 else None
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_one(tmp_path, gate):
+    with Federation(tmp_path, "one", "two", rounds=3) as f:
+        first = f.coordinator(folder=str(tmp_path / "first"))
+        one, two = f.raw("one", gate.work), f.raw("two", gate.work)
+        one.wait("receipt")
+        before = one.epoch
+        time.sleep(1.1)  # an epoch is a second of the clock
+        second = f.coordinator(folder=str(tmp_path / "second"))
+        assert f.wait_for_end(first) == 1
+        one.wait_until(lambda: one.epoch > before, "the later coordinator")
+        words = first.last_word()
+        assert str(one.epoch) in words and str(before) in words, words
+        assert "Traceback" not in f.log_of(first)
+        gate.set()
+        assert f.wait_for_end(second) == 0, second.last_word()
+        two.wait("finished")
+
+
+def test_a_second_coordinator_whose_clock_is_behind_ends_and_the_run_of_the_first_goes_on(tmp_path, gate):
+    with Federation(tmp_path, "one", "two", rounds=3) as f:
+        first = f.coordinator(ahead=3600.0, folder=str(tmp_path / "first"))
+        one, two = f.raw("one", gate.work), f.raw("two", gate.work)
+        one.wait("receipt")
+        second = f.coordinator(folder=str(tmp_path / "second"))
+        assert f.wait_for_end(second) == 1
+        assert str(one.epoch) in second.last_word(), second.last_word()
+        gate.set()
+        assert f.wait_for_end(first) == 0, first.last_word()
+        two.wait("finished")
+
+
+def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, gate):
+    """And goes on in the middle of its own run."""
+    with Federation(tmp_path, "one") as f:
+        first = f.coordinator(folder=str(tmp_path / "first"))
+        one = f.raw("one", gate.work)
+        one.wait("receipt")
+        time.sleep(1.1)
+        second = f.coordinator(folder=str(tmp_path / "second"), rounds=40)
+        assert f.wait_for_end(first) == 1
+        again = f.coordinator(folder=str(tmp_path / "first"))
+        assert f.wait_for_end(second) == 1
+        gate.set()
+        assert f.wait_for_end(again) == 0, again.last_word()
+        one.wait("finished")
