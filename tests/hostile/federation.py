@@ -150,6 +150,12 @@ class Federation:
         pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
+    def answers(self) -> bool:
+        """Whether there is a coordinator that can be asked for its metrics."""
+        with contextlib.suppress(OSError):
+            return bool(self.metrics())
+        return False
+
     def wait_until(self, check: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := check()):

@@ -1,31 +1,126 @@
-"""Whatever a device gets wrong is refused, counted and said; the run goes on beside it."""
+"""Whatever a device gets wrong is refused, counted and said; the run goes on beside it, and after a restart."""
 
-import numpy as np
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
 
 from coordinator.config import Rules
-from tests.hostile.device import Answer, honest
+from protocol.reasons import Reason
+from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
+from tests.hostile.lies import LIES, Lie
 
-SHORT = Rules(quorum=1, gather=2, patience_seconds=4.0, grace_seconds=1.0)
+pytestmark = pytest.mark.slow
+TOGETHER = {reason: lie for reason, lie in LIES.items() if reason is not Reason.NO_ROOM}
+ASKED = {reason: lie for reason, lie in TOGETHER.items() if lie.asked}
+COUNTED = {reason for reason, lie in TOGETHER.items() if lie.counted}
+REFUSED = {  # a device says such an answer again to the next coordinator
+    Reason.TOO_LARGE, Reason.BAD_CLAIM, Reason.WRONG_ARRAYS, Reason.WRONG_DTYPE, Reason.WRONG_SHAPE,
+    Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS,
+}  # fmt: skip
 
 
-def not_finite(task):
-    if task.round == 1:
-        return Answer({name: np.full_like(value, np.nan) for name, value in task.arrays.items()})
-    return honest(task)
+@dataclass
+class Story:
+    rounds: list[dict[str, Any]]
+    code: int
+    first: dict[Reason, float]  # what each coordinator has counted
+    second: dict[Reason, float]
+    log: str
+    dropped: set[str]  # says the ledger
+    verdicts: dict[Reason, list[tuple[str, str]]]
 
 
-def test_a_refused_answer_is_in_every_record_and_the_run_goes_on(tmp_path):
-    with Federation(tmp_path, "liar", "neighbour", rounds=2, policy=SHORT) as f:
-        coordinator = f.coordinator()
-        liar, neighbour = f.raw("liar", not_finite), f.raw("neighbour")
-        assert f.wait_for_end(coordinator) == 0, f.last_words()
-        (_, words), *_ = liar.verdicts()
-        assert words.endswith("is not finite") and neighbour.finished.wait(20)
-        assert f.rounds()[0]["dropped"] == {"liar": words}
-        assert f.ledger("SELECT json_extract(details, '$.reason') FROM moments WHERE what = 'dropped'")[
-            0
-        ] == (words,)
-        assert [line["participants"] for line in f.rounds()[1:]] == [["liar", "neighbour"]] * 2
-        assert words in f.log_of(coordinator), "--events shows it as well"
-        assert "Traceback" not in f.log_of(coordinator)
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """All lies in round 1, which an honest device holds open; the coordinator is killed, and its next one hears them.
+
+    Once for all, as the processes are what takes the time.
+    """
+    policy = Rules(quorum=1, gather=len(ASKED) + 1, grace_seconds=0.5, patience_seconds=40.0)
+    names = ["honest", *(reason.value for reason in TOGETHER)]
+    with Federation(tmp_path_factory.mktemp("lies"), *names, rounds=2, policy=policy) as f:
+        first, lied = f.coordinator(), threading.Event()
+        neighbour = f.raw("honest", lambda task: honest(task) if lied.is_set() else None)
+        liars = {reason: liar(f, reason, lie, lied) for reason, lie in ASKED.items()}
+        outsiders(f, neighbour)
+        before = counted(f, COUNTED)
+        first.kill()
+        second = f.coordinator()
+        after = counted(f, REFUSED)
+        lied.set()
+        for device in liars.values():
+            if device.answered:  # same question, same answer, for ever
+                leave(device)
+        code = f.wait_for_end(second)
+        dropped = {device for (device,) in f.ledger("SELECT device FROM moments WHERE what = 'dropped'")}
+        log = f.log_of(first) + f.log_of(second)
+        return Story(
+            f.rounds(), code, before, after, log, dropped, {r: d.verdicts() for r, d in liars.items()}
+        )
+
+
+def liar(f: Federation, reason: Reason, lie: Lie, lied: threading.Event) -> Device:
+    made = f.raw(reason.value, lambda task: None, hello=lie.hello)
+    made.work = lambda task: honest(task) if lied.is_set() else lie.work(made, task)
+    return made
+
+
+def outsiders(f: Federation, neighbour: Device) -> None:
+    """Those who have no task: one does not fit, and one answers what it was not asked."""
+    unfit = LIES[Reason.UNFIT]
+    f.raw(Reason.UNFIT.value, hello=unfit.hello)
+    uninvited = f.raw(Reason.NOT_INVITED.value, says_hello=False)
+    heard = neighbour.wait("task")
+    place = heard.header["round"], heard.header["phase"], heard.fields["broadcast"][0]
+    uninvited.wait("state")
+    uninvited.answer(place, Answer())
+
+
+def leave(device: Device) -> None:
+    device.says_hello = False
+    device.say("bye", {"reason": "drained"})
+
+
+def counted(f: Federation, reasons: set[Reason]) -> dict[Reason, float]:
+    """What a coordinator has counted, once it has counted all of these."""
+    found: dict[Reason, float] = {}
+
+    def look() -> bool:
+        metrics = f.metrics()
+        found.update({r: metrics[f'protofleet_rejected_total{{reason="{r.value}"}}'] for r in Reason})
+        return all(found[reason] for reason in reasons)
+
+    try:
+        f.wait_until(lambda: f.answers() and look(), "every lie to be counted")
+    except AssertionError as error:
+        raise AssertionError(f"never counted: {[r.value for r in reasons if not found.get(r)]}") from error
+
+    return found
+
+
+def test_there_is_a_lie_for_every_reason():
+    assert set(LIES) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", sorted(COUNTED))
+def test_what_a_device_gets_wrong_is_counted_under_its_reason(story, reason):
+    assert story.first[reason] > 0
+
+
+@pytest.mark.parametrize("reason", sorted(REFUSED))
+def test_a_refused_answer_is_refused_again_by_the_next_coordinator(story, reason):
+    assert story.second[reason] > 0 and reason.value in story.dropped
+    assert {verdict for verdict, _ in story.verdicts[reason]} == {"refused"}
+    assert story.rounds[0]["dropped"][reason.value] in {words for _, words in story.verdicts[reason]}
+
+
+def test_a_run_in_which_every_lie_was_told_ends_well(story):
+    assert story.code == 0, story.log[-2000:]
+    assert "Traceback" not in story.log
+    assert [line["round"] for line in story.rounds] == [1, 2, 3]
+    assert all("honest" in line["participants"] for line in story.rounds)
