@@ -1,12 +1,23 @@
 # What a device is and holds, as key=value lines. Reads only; runs in any POSIX shell.
 # Arguments: deep | quick. Deep also asks torch and the broker, which takes seconds.
+# What belongs to the device's own user is read by that user: a link of its could lead root to any file.
+cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
 say() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr '\n' ' ')"; }
 has() { command -v "$1" >/dev/null 2>&1; }
 briefly() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
-patiently() { if has timeout; then timeout 90 "$@"; else "$@"; fi 2>/dev/null; }
 there() { for place; do [ -e "$place" ] && { echo "$place"; return; }; done; }
 sum() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
+as_user() { # command ...: in the groups that may use a GPU
+  if [ "$(id -u)" != 0 ] || ! id protofleet >/dev/null 2>&1; then "$@" </dev/null 2>/dev/null; return; fi
+  of=$(cut -d: -f1,3 /etc/group | sed -n 's/^\(video\|render\)://p' | tr '\n' ',')
+  env HOME=/var/lib/protofleet setpriv --reuid=protofleet --regid=protofleet ${of:+--groups=${of%,}} ${of:---clear-groups} \
+    --no-new-privs -- "$@" </dev/null 2>/dev/null
+}
+known() { grep -aE '^(torch|torch_problem|cuda|cert_until|broker)=' | cut -c1-500; } # of what a program of that user says
+theirs() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }
+their_sum() { held=$(theirs "$1" | sha256sum | cut -d' ' -f1); [ "$held" != "$nothing" ] && echo "$held"; }
+nothing=$(sha256sum </dev/null | cut -d' ' -f1)
 
 say arch "$(uname -m)"
 say kernel "$(uname -r)"
@@ -54,9 +65,10 @@ done
 [ -r /etc/protofleet/device.settings ] && say settings "$(cat /etc/protofleet/device.settings)"
 say unit "$(sum /etc/systemd/system/protofleet-device.service)"
 id protofleet >/dev/null 2>&1 && say user protofleet
-say tls "$(sum /var/lib/protofleet/keys/current/tls.crt)"
-say roots "$(sum /var/lib/protofleet/keys/current/roots)"
-say coordinator "$(sum /var/lib/protofleet/keys/current/coordinator.record)"
+say tls "$(their_sum /var/lib/protofleet/keys/current/tls.crt)"
+say roots "$(their_sum /var/lib/protofleet/keys/current/roots)"
+say coordinator "$(their_sum /var/lib/protofleet/keys/current/coordinator.record)"
+status=$(theirs /run/protofleet/status.json)
 if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
   for key in ActiveState SubState NRestarts UnitFileState; do
     say "$key" "$(systemctl show -p $key --value protofleet-device.service)"
@@ -64,26 +76,26 @@ if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
   pid=$(systemctl show -p MainPID --value protofleet-device.service)
   say agent "$pid"
   [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container counts processes anew
-    say agent "$(sed -n 's/^ "pid": \([0-9]*\),$/\1/p' /run/protofleet/status.json 2>/dev/null)"
+    say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
   [ "$pid" != 0 ] && {
     say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p; s|^protofleet.release=||p')"
     say running_unit "$(tr '\0' '\n' <"/proc/$pid/environ" | sed -n 's/^PROTOFLEET_UNIT=//p')"
   }
 fi
-[ -r /run/protofleet/status.json ] && say status "$(cat /run/protofleet/status.json)"
+[ -n "$status" ] && say status "$status"
 
 if [ "$1" = deep ]; then # then: an interpreter that has our program, the broker's host and port
   has python3 && [ -n "${3:-}" ] && {
     briefly python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
       && say broker_tcp yes || say broker_tcp no
   }
-  connected=$(grep -qs '"connected": true' /run/protofleet/status.json && echo connected)
+  connected=$(printf '%s' "$status" | grep -q '"connected": true' && echo connected)
   for python in "${2:-}" $top/current/bin/python; do
-    [ -x "$python" ] && { patiently "$python" -m deploy.fleet.probe tell $connected; break; }
+    as_user test -x "$python" && { as_user timeout 90 "$python" -m deploy.fleet.probe tell $connected | known; break; }
   done
-  has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && patiently python3 -c '
+  has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && as_user timeout 90 python3 -c '
 import torch
 print("torch=" + torch.__version__)
-print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))'
+print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))' | known
 fi
 say end yes

@@ -1,7 +1,13 @@
 # The steps of a deployment, as root on the device. Each can be broken off anywhere and done again.
+#
+# /var/lib/protofleet and /run/protofleet belong to the device's own user, who may be somebody else by now: root neither
+# reads nor writes there, as a link could lead it anywhere. What has to be done there is done by that user.
 set -eu
+umask 022
+cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
 top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
+user=protofleet builder=protofleet-build
 unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
 fail() { echo "$*" >&2; exit 1; }
 try() { # what it means when it fails, command ...: its last word is said as well
@@ -9,18 +15,26 @@ try() { # what it means when it fails, command ...: its last word is said as wel
     shift
     said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | grep . | tail -n 1)"
 }
+as_user() { # user command ...: with nothing of root's in its hands, neither the lock nor the rest of this script
+    whom=$1
+    shift
+    env HOME=/var/lib/protofleet setpriv --reuid="$whom" --regid="$whom" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
+}
 as_device() { # release program ...: a container becomes another user by itself
     run=$top/releases/$1
-    if [ -e "$run/image" ]; then shift; "$run/bin/$@"; else shift; runuser -u protofleet -- "$run/bin/$@"; fi
+    shift
+    if [ -e "$run/image" ]; then "$run/bin/$@" </dev/null 9>&-; else as_user $user "$run/bin/$@"; fi
 }
+told() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: of that user, which may be a pipe
 show() { systemctl show -p "$1" --value $name; }
 # A file is replaced in one moment, and is on the disk before it has its name.
 put() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
 prepare() {
-    id protofleet >/dev/null 2>&1 || useradd --system --home-dir /var/lib/protofleet --shell /usr/sbin/nologin protofleet
+    id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir /var/lib/protofleet --shell /usr/sbin/nologin $user
+    id $builder >/dev/null 2>&1 || useradd --system --user-group --home-dir /nonexistent --shell /usr/sbin/nologin $builder
     install -d -m 0755 $top $top/releases $top/wheels $top/kept $top/blocked $top/incoming $etc
-    install -d -m 0700 -o protofleet -g protofleet /var/lib/protofleet
+    install -d -m 0700 -o $user -g $user /var/lib/protofleet
 }
 
 # Python carries a pip to put into every environment; run from where it lies, it need not be copied first.
@@ -87,9 +101,9 @@ END
 }
 
 request() { # release name federation
-    install -d -m 0700 -o protofleet -g protofleet $keys
+    as_user $user mkdir -p -m 0700 $keys
     as_device "$1" protofleet enrol request "$2" --federation "$3" --folder $keys >&2
-    cat $keys/pending/request
+    told 65536 $keys/pending/request
 }
 
 enrol() { # release root's-fingerprint
@@ -134,11 +148,11 @@ hold() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/n
 state() {
     for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
     if [ -e $top/current/image ]; then # a container counts processes anew
-        echo "agent=$(sed -n 's/^ "pid": \([0-9]*\),$/\1/p' /run/protofleet/status.json 2>/dev/null)"
+        echo "agent=$(told 65536 /run/protofleet/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
     else
         echo "agent=$(show MainPID)"
     fi
-    [ ! -r /run/protofleet/status.json ] || echo "status=$(tr '\n' ' ' </run/protofleet/status.json)"
+    echo "status=$(told 65536 /run/protofleet/status.json | tr '\n' ' ')"
 }
 
 words() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
@@ -172,12 +186,17 @@ go_back() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its
 forget() {
     systemctl disable -q --now $name 2>/dev/null || :
     systemctl reset-failed $name 2>/dev/null || :
-    for key in $keys/current/*.key $keys/set*/*.key $keys/pending/*.key; do
+    # shellcheck disable=SC2016
+    as_user $user sh -c 'for key in "$1"/current/*.key "$1"/set*/*.key "$1"/pending/*.key; do
         [ ! -e "$key" ] || shred -u "$key" 2>/dev/null || rm -f "$key"
-    done
-    rm -rf $keys
+    done' sh $keys || :
+    rm -rf $keys # takes links away and follows none
 }
 
+case $1 in # a release's name may have come from a device, as what it says that it has kept
+    build | load | request | enrol | check | switch | block | allow)
+        case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is no release's name, which has digits from 0 to f alone" ;; esac ;;
+esac
 # One deployment at a time; what was left behind by one that died comes to its end first.
 case $1 in
     state | words) ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -15,6 +16,9 @@ from deploy.run_errors import RunError
 CONNECT_SECONDS: Final = 10
 FAILED_TO_CONNECT: Final = 255  # of ssh itself; any other code is the remote command's
 AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # evaluated by the shell there
+CONTROL: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)  # a device's words must not steer the operator's terminal
 
 # What ssh says, and what it means for the person who deploys. The first that fits counts.
 MEANINGS: Final = (
@@ -99,7 +103,7 @@ class Ssh:
             raise UnreachableError(
                 f"{self.name}: no end after {seconds:.0f} s; does it still answer?"
             ) from None
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Said(done.returncode, CONTROL.sub("", done.stdout), CONTROL.sub("", done.stderr))
 
     def _meaning(self, said: Said) -> str:
         for words, meaning in MEANINGS:
