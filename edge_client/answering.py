@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from edge_client.pictures import save_picture
@@ -12,9 +13,12 @@ from methods.plan import Plan
 from methods.weights import place_of
 from protocol.link import Received
 from protocol.messages import Task
+from protocol.seal import COORDINATOR
 
 if TYPE_CHECKING:
     from edge_client.agent import Agent
+
+log = logging.getLogger("protofleet.device")
 
 
 class Watcher(Protocol):
@@ -27,6 +31,12 @@ def build_up(agent: Agent, plan: Plan, run: str, epoch: int) -> ClientHalf:
     half = agent.build(plan)
     if (saved := agent.memory.half()) is not None:
         half.restore(to_torch(saved))
+    if lost := agent.memory.lost:  # its round may be over, and nobody would ask for it
+        task = Task(lost.round, lost.phase, None, 0.0)
+        received = Received(COORDINATOR, task, run, agent.memory.book.epoch, bytes.fromhex(lost.base))
+        again = work_out(agent, half, received, lost.question, plan.variant.reports)
+        if again.object != lost.object:
+            log.error("round %d %s, worked out again, is another answer than before", lost.round, lost.phase)
     return half
 
 

@@ -9,66 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
-import logging
 import os
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
+from edge_client.book import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
+from edge_client.recall import Files, recalled
 from protocol.disk import Disk
 from protocol.messages import Arrays
-from protocol.settings import decode
-from protocol.store import DamagedError, NewerFormatError, ObjectStore
+from protocol.store import DamagedError, ObjectStore
 
-HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
-KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones
-FORMAT: Final = 1
-UNKNOWN_BOOTS: Final = 1 << 20  # more than a device can have had since an older generation was written
-
-log = logging.getLogger("protofleet.device")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    question: str
-    round: int
-    phase: str
-    base: str
-    object: str
-    examples: int
-    metrics: Mapping[str, float]
+__all__ = ["FORMAT", "Answer", "Book", "Memory", "TakenOverError", "read_book", "sealed", "written"]
 
 
 class TakenOverError(RuntimeError):
     """A later start of this device goes on in its folder: what this one has worked out is nobody's any more."""
 
 
-@dataclass
-class Book:
-    """The contents of the JSON file."""
-
-    boot: int = 0
-    run: str = ""
-    epoch: int = 0  # the highest of a coordinator that was heard: an older one is not listened to
-    plan: str = ""
-    half: str = ""  # object with the half's state
-    broadcast: str = ""  # last one that is here in full
-    answers: list[Answer] = field(default_factory=list)
-
-
 class Memory:
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.disk = disk or Disk(durable)
         self.folder = folder
-        self._path, self._previous = folder / "device.json", folder / "device.previous.json"
+        self._files = Files(folder)
         self.store = ObjectStore(folder / "objects", disk=self.disk)
-        self.fallbacks = 0
-        self._half_before = ""  # of the generation before this one
-        self.book = self._recalled()
+        found = recalled(self._files, self.store)
+        self.book, self.fallbacks = found.book, int(found.went_back)
+        self.lost = found.lost  # an answer that has to be worked out again, before anything else is learned
+        self._half_before = found.half_before  # of the generation before this one
         self._own = self.book.boot  # a higher one on the disk is of a process that has taken over
 
     def boot(self, clock: int) -> int:
@@ -100,8 +68,8 @@ class Memory:
         with self._alone():
             self._demand_own()
             self._turn_to(Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch))
-            self.disk.remove(self._previous)
-            self._half_before = ""
+            self.disk.remove(self._files.previous)
+            self._half_before, self.lost = "", None
         self.store.sweep()
         self.store.keep(set())
 
@@ -123,7 +91,7 @@ class Memory:
                 answers=[*answers, answer][-KEPT_ANSWERS:],
             )  # fmt: skip
             self._turn_to(book, keep=True)
-            self._half_before = before.half
+            self._half_before, self.lost = before.half, None
 
     def next_bytes(self, base: bytes) -> int:
         """About what the answer to this broadcast and the state behind it will take of the disk."""
@@ -163,99 +131,25 @@ class Memory:
 
     def _boot_on_disk(self) -> int:
         try:
-            return read_book(self._path.read_bytes()).boot
+            return read_book(self._files.newest.read_bytes()).boot
         except (FileNotFoundError, DamagedError):
             return 0
 
     def _named(self) -> set[str]:
         return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}
 
-    def _recalled(self) -> Book:
-        faults: list[str] = []
-        found: list[Book] = []
-        for path in (self._path, self._previous):
-            with contextlib.suppress(FileNotFoundError):
-                try:
-                    # Without the first file the second one is: a version before this one moved it first.
-                    newest = not found and not faults
-                    found.append(self._whole(read_book(path.read_bytes(), path), newest))
-                except DamagedError as error:
-                    faults.append(f"{path} is damaged ({error})")
-        self._half_before = found[1].half if len(found) > 1 else ""
-        if found and not faults:
-            return found[0]
-        if found and faults[0].startswith(str(self._previous)):
-            log.warning("%s; it is the older one, the device goes on", faults[0])
-            return found[0]
-        if found:
-            self.fallbacks += 1
-            log.error("%s; going back to what was before the last answer", faults[0])
-            return replace(found[0], boot=found[0].boot + UNKNOWN_BOOTS)
-        if not faults and self.store.names():
-            faults.append(f"{self._path} is gone")
-        if faults:
-            raise DamagedError(
-                f"{'; '.join(faults)}; put it back from a copy, or remove {self.folder} and let the device begin anew"
-            )
-        return Book()
-
-    def _whole(self, book: Book, newest: bool) -> Book:
-        """With those objects that are here, or DamagedError where it is nothing without one that is not."""
-        if book.half and not self.store.has(bytes.fromhex(book.half)):
-            raise DamagedError(f"{self.store.folder / book.half}.body is gone or damaged")
-        answers = [a for a in book.answers if self.store.has(bytes.fromhex(a.object))]
-        if (
-            newest and book.answers and book.answers[-1] not in answers
-        ):  # the state after it can not make it again
-            raise DamagedError(f"{self.store.folder / book.answers[-1].object}.body is gone or damaged")
-        here = book.broadcast and self.store.has(bytes.fromhex(book.broadcast))
-        return replace(book, answers=answers, broadcast=book.broadcast if here else "")
-
     def _write(self, book: Book, keep: bool = False) -> None:
-        """Anew; what it takes the place of is kept where it is another generation."""
-        target = self._path.with_suffix(".new")
-        target.write_bytes(written(book))
+        """Anew, and a copy; what it takes the place of is kept where it is another generation."""
+        files, text = self._files, written(book)
+        target = files.newest.with_suffix(".new")
+        target.write_bytes(text)
         self.disk.sync(target)
-        if keep and self._path.exists():
-            self.disk.link(self._path, self._previous)
-        self.disk.rename(target, self._path)
+        if keep and files.newest.exists():
+            self.disk.link(files.newest, files.previous)
+        files.copy.unlink(missing_ok=True)  # none rather than one of another generation
+        self.disk.rename(target, files.newest)
         self.disk.sync(self.folder)
-
-
-def written(book: Book) -> bytes:
-    table = asdict(book)
-    return json.dumps({"format": FORMAT, "seal": sealed(table), "book": table}).encode()
-
-
-def sealed(table: object) -> str:
-    """A flipped bit in a number is no fault to JSON."""
-    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
-
-
-def read_book(text: bytes, path: Path = Path("device.json")) -> Book:
-    """The contents of the JSON file; DamagedError, or NewerFormatError."""
-    try:
-        table = json.loads(text)
-        found = table.get("format", 0)
-        if type(found) is int and found > FORMAT:
-            raise NewerFormatError(path, found, FORMAT)
-        if found != 0:  # format 0 was the bare table
-            if table["seal"] != sealed(table["book"]):
-                raise ValueError("it is not what was written")
-            table = table["book"]
-        answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
-        book = decode(Book, table)
-        book.answers = answers
-        names = [book.plan, book.half, book.broadcast]
-        names += [name for a in answers for name in (a.question, a.base, a.object)]
-        if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
-            raise ValueError(f"{bad[0][:40]!r} is no SHA-256")
-        if not 0 <= book.epoch < 1 << 63:
-            raise ValueError(f"epoch is {book.epoch}")
-        if not 0 <= book.boot < 1 << 63 or len(answers) > KEPT_ANSWERS:
-            raise ValueError(f"boot is {book.boot}, and there are {len(answers)} answers")
-    except NewerFormatError:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None
-    return book
+        with contextlib.suppress(
+            OSError
+        ):  # it is for the day on which the file rots: a full disk can do without
+            files.copy.write_bytes(text)

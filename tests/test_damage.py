@@ -3,6 +3,7 @@
 import random
 import shutil
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -188,35 +189,83 @@ def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken,
     assert_same(unbroken("fedpall"), run)
 
 
+def answered_and_killed(folder, method, until=lambda run: run.agents["device-1"].memory.last_round == 2):
+    """A run whose device has worked and died; and where its files are."""
+    run = simulation(folder, method)
+    agent = run.agents["device-1"]
+    run.run(until=lambda: until(run))
+    run.kill("device-1")
+    objects, book = folder / "device-1" / "objects", agent.memory.book
+    return run, {
+        "file": folder / "device-1" / "device.json",
+        "copy": folder / "device-1" / "device.copy.json",
+        "half": objects / f"{book.half}.body",
+        "answer": objects / f"{book.answers[-1].object}.body",
+    }
+
+
+def fallbacks(run):
+    registry = DeviceMetrics(run.agents["device-1"]).registry
+    return registry.get_sample_value("protofleet_device_fallbacks")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_book_of_a_device_is_replaced_by_its_copy(tmp_path, unbroken, caplog, damage):
+    run, files = answered_and_killed(tmp_path, "fedpall")
+    DAMAGE[damage](files["file"])
+    run.boot_device("device-1")
+    assert "device.json is" in caplog.text and "its copy has taken its place" in caplog.text
+    assert fallbacks(run) == 1 and run.agents["device-1"].memory.last_round == 2
+    run.run()
+    assert_same(unbroken("fedpall"), run)
+
+
 @pytest.mark.parametrize(
     ("method", "what", "damage"),
-    [*(("fedavg", "file", damage) for damage in DAMAGE), ("fedpall", "file", "flipped"),
-     ("fedpall", "half", "flipped"), ("fedpall", "half", "gone"),
-     ("fedavg", "answer", "cut short"), ("fedpall", "answer", "flipped")],
+    [("fedavg", "answer", "cut short"), ("fedavg", "file and copy", "gone"), ("fedpall", "half", "flipped"),
+     ("fedpall", "half", "gone"), ("fedpall", "answer", "flipped"), ("fedpall", "file and copy", "empty")],
 )  # fmt: skip
 def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
     tmp_path, unbroken, caplog, method, what, damage
 ):
     """It has answered, and died before anybody took the answer."""
-    run = simulation(tmp_path, method)
-    agent = run.agents["device-1"]
-    run.run(until=lambda: agent.memory.last_round == 2)
-    book = agent.memory.book
-    run.kill("device-1")
-    objects = tmp_path / "device-1" / "objects"
-    path = {"file": tmp_path / "device-1" / "device.json", "half": objects / f"{book.half}.body",
-            "answer": objects / f"{book.answers[-1].object}.body"}[what]  # fmt: skip
-    DAMAGE[damage](path)
+    run, files = answered_and_killed(tmp_path, method)
+    for name in what.split(" and "):
+        DAMAGE[damage](files[name])
     run.boot_device("device-1")
-    memory = run.agents["device-1"].memory
-    quiet = (what, damage) == ("file", "gone")  # as after a crash between two renames
-    assert memory.fallbacks == (not quiet) and ("going back to what was before" in caplog.text) == (not quiet)
-    assert memory.last_round < 2 or method == "fedpall"
-    assert DeviceMetrics(run.agents["device-1"]).registry.get_sample_value("protofleet_device_fallbacks") == (
-        not quiet
-    )
+    assert "going back to what was before the last answer" in caplog.text and fallbacks(run) == 1
+    assert run.agents["device-1"].memory.last_round < 2 or method == "fedpall"
     run.run()
     assert_same(unbroken(method), run)
+
+
+def a_round_later(run):
+    """The answer has been accepted, the round is over, and nobody will ask for it again."""
+    return (run.service.machine.round, run.service.machine.asked) == (3, "train")
+
+
+@pytest.mark.parametrize("what", ["file", "half", "answer"])
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(
+    tmp_path, unbroken, caplog, what, damage
+):
+    """FedPall's devices keep what they learn: without it, the next round would begin one step earlier."""
+    run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
+    DAMAGE[damage](files[what])
+    run.boot_device("device-1")
+    assert what == "file" or "and working it out again" in caplog.text
+    run.run()
+    assert_same(unbroken("fedpall"), run)
+
+
+def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_path, caplog):
+    run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
+    files["half"].unlink()
+    run.boot_device("device-1")
+    memory = run.agents["device-1"].memory
+    memory.lost = replace(memory.lost, object="ab" * 32)
+    run.run()
+    assert "round 2 mix, worked out again, is another answer than before" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
@@ -238,7 +287,8 @@ def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp
     for _ in range(3):
         run.boot_device("device-1")
     before = run.agents["device-1"].memory.book.boot
-    (tmp_path / "device-1" / "device.json").write_bytes(b"rot")
+    for name in ("device.json", "device.copy.json"):
+        (tmp_path / "device-1" / name).write_bytes(b"rot")
     memory = Memory(tmp_path / "device-1", durable=False)
     assert memory.boot(0) > before
 
