@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protocol.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
+from protocol.weak_keys import check_keys
 
 KEY: Final = 32  # bytes
 
@@ -99,6 +100,10 @@ def load_public(path: Path) -> Public:
     if [len(key) for key in keys] != [KEY, KEY]:
         sizes = " and ".join(str(len(key)) for key in keys) or "no"
         raise KeyFileError(f"{path} holds {sizes} bytes, it must be two keys of {KEY}: signing, receiving")
+    try:
+        check_keys(*keys)
+    except ValueError as error:
+        raise KeyFileError(f"{path} cannot be used: {error}") from None
     return Public(*keys)
 
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protocol.seal import COORDINATOR
 from protocol.statements import Reader, StatementError, Why, Writer, body_of, state
 from protocol.topics import valid_name
+from protocol.weak_keys import check_keys
 
 RECORD: Final = "record"
 REVOCATIONS: Final = "revocations"
@@ -48,6 +49,7 @@ class Record:
             raise ValueError(f"{self.name!r} cannot be a {self.role}: that name is for the coordinator alone")
         if len(self.sign) != KEY or len(self.receive) != KEY:
             raise ValueError(f"keys of {len(self.sign)} and {len(self.receive)} bytes, they must have {KEY}")
+        check_keys(self.sign, self.receive)
         if not 0 <= self.not_before < self.not_after <= LATEST:
             raise ValueError(f"it would be valid from {self.not_before} to {self.not_after}")
 

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protocol.records import KEY, Record, Revocations, Role, check_dates, read_record, read_revocations
 from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
+from protocol.weak_keys import check_sign
 
 ROOTS: Final = "roots"
 MAX_ROOTS: Final = 2  # the old and the new one, while a root is being replaced
@@ -103,3 +104,8 @@ def _roots(body: bytes) -> Roots:
     if not keys or len(set(keys)) < len(keys) or any(len(key) != KEY for key in keys) or not authorities:
         raise fields.wrong(f"{len(keys)} root keys and {len(authorities)} authorities")
     return Roots(federation, version, keys, authorities)
+    for key in keys:
+        try:
+            check_sign(key)
+        except ValueError as error:
+            raise fields.wrong(f"a root that cannot be: {error}") from None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
@@ -85,12 +86,16 @@ def request_certificate(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def read_request(data: bytes, name: str) -> x509.CertificateSigningRequest:
     """Raises ValueError where it is none, is made out to another name, or its signature is not its own."""
-    request = x509.load_der_x509_csr(data)
-    if not request.is_signature_valid:
+    try:
+        request = x509.load_der_x509_csr(data)
+        signed = request.is_signature_valid
+        _public_key(request)
+    except (x509.InvalidVersion, UnsupportedAlgorithm) as error:
+        raise ValueError(f"its TLS part cannot be used: {error}") from None
+    if not signed:
         raise ValueError("its TLS part is not signed by its own key")
     if (found := common_name(request.subject)) != name:
         raise ValueError(f"its TLS part is made out to {found!r}, not to {name!r}")
-    _public_key(request)
     return request
 
 

@@ -15,6 +15,7 @@ from protocol.records import KEY
 from protocol.seal import COORDINATOR
 from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
 from protocol.topics import valid_name
+from protocol.weak_keys import check_keys
 
 REQUEST: Final = "request"
 BROKER: Final = "broker"
@@ -55,6 +56,8 @@ class Request:
         for host in self.hosts:
             if not host or len(host) > 253 or not host.isprintable() or set(host) & set(" /,*"):
                 raise ValueError(f"{host!r} is neither a host name nor an address")
+            certificates.alternative(host)
+        check_keys(self.sign, self.receive)
         read_request(self.csr, self.name)
 
     @property

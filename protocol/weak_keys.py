@@ -1,0 +1,43 @@
+"""Public keys of small order: points that anybody can make, which keep no secret and prove nothing.
+
+Sealing to such an X25519 key raises, as all that is sealed to it could be opened by everybody. A signature under such
+an Ed25519 key is good for messages that nobody has signed. There are five such points of each curve, in several
+encodings; no honest key is one of them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+KEY: Final = 32  # bytes
+FIELD: Final = 2**255 - 19
+PROBE: Final = X25519PrivateKey.from_private_bytes(bytes(KEY))  # any does: all multiply by the cofactor
+
+
+def check_keys(sign: bytes, receive: bytes) -> None:
+    """ValueError with the way out. Both have the length of a key."""
+    check_sign(sign)
+    if _is_weak(receive):
+        raise ValueError(_words("receive", "whatever is sealed to it, everybody can open"))
+
+
+def check_sign(sign: bytes) -> None:
+    # The map of RFC 7748, section 4.1, takes points of small order to such.
+    y = int.from_bytes(sign, "little") % 2**255 % FIELD
+    u = (1 + y) * pow(1 - y, -1, FIELD) % FIELD if y != 1 else 0
+    if _is_weak(u.to_bytes(KEY, "little")):
+        raise ValueError(_words("sign", "signatures under it can be made without a private key"))
+
+
+def _is_weak(receive: bytes) -> bool:
+    try:
+        PROBE.exchange(X25519PublicKey.from_public_bytes(receive))
+    except ValueError:  # the very check that sealing makes
+        return True
+    return False
+
+
+def _words(use: str, why: str) -> str:
+    return f"its key to {use} with is a point of small order ({why}); make new keys on its machine"
