@@ -65,6 +65,9 @@ class Trust:
         stale = told.version < self.revoked.version
         if stale or (told.version == self.revoked.version and told.serials != self.revoked.serials):
             words = f"revocation list {told.version} is offered, but list {self.revoked.version} is held here"
+            words += (
+                "; was the operator's folder put back from a copy? then revoke again who was revoked since"
+            )
             raise StatementError(Why.SUPERSEDED, words)
         return replace(self, revoked=told)
 

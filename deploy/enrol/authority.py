@@ -62,6 +62,8 @@ class Authority:
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
         self.folder, self.durable, self._clock, self._claim = folder, durable, clock, Claim(folder)
         self.register, self._waiting = load_register(folder), False
+        if self.register.listed is None:  # what its lists have said, under this version, cannot be known
+            self.register = self.register.with_lists(self.now())
         self.roots = [_load_root(folder, number) for number in self.register.roots]
 
     @property
@@ -180,18 +182,14 @@ class Authority:
         return issue_roots(told, [root.key for root in signed_by or self.roots])
 
     def revoked_statement(self) -> bytes:
-        version = max(1, self.register.version)
-        told = Revocations(self.federation, version, self.register.revoked_serials(self.now()))
-        return issue_revocations(told, self.keys)
+        listed = frozenset(self.register.listed or ())
+        return issue_revocations(Revocations(self.federation, self.register.version, listed), self.keys)
 
     def crl(self) -> bytes:
         """A list of each authority that holds: Mosquitto refuses everybody whose authority has none."""
-        serials = self.register.revoked_serials(self.now())
-        lists = []
-        for root, began in zip(self.roots, self.register.began, strict=True):
-            steps = self.register.version - began
-            lists.append(certificates.revocation_list(root.tls, serials, steps))
-        return b"".join(lists)
+        # A version may be ahead of the clock, after many in one second or a clock that was wrong for a while.
+        made, serials = _date(min(self.register.version, self.now() + SKEW // 2)), self.register.listed or ()
+        return b"".join(certificates.revocation_list(root.tls, serials, made) for root in self.roots)
 
     def authorities(self) -> bytes:
         return b"".join(root.tls.cert.public_bytes(PEM) for root in self.roots)
@@ -205,7 +203,7 @@ def make_authority(
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     make_root(folder, valid_name(federation), 1, years, clock(), durable)
-    save_register(folder, Register(federation, version=1), durable)
+    save_register(folder, Register(federation).with_lists(int(clock())), durable)
     made = Authority(folder, durable, clock)
     made.save()
     return made
@@ -242,6 +240,9 @@ def _date(seconds: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
 
 
-def renumbered(register: Register, roots: tuple[int, ...], began: tuple[int, ...]) -> Register:
-    """Another set of roots, which every party has to hear of."""
-    return replace(register, roots=roots, began=began, roots_version=register.roots_version + 1)
+def renumbered(register: Register, roots: tuple[int, ...], now: int) -> Register:
+    """Another set of roots, which every party has to hear of, and so other lists."""
+    version = max(
+        register.roots_version + 1, now
+    )  # as serial numbers do: it grows, whatever backup was restored
+    return replace(register, roots=roots, roots_version=version).with_lists(now)

@@ -22,7 +22,6 @@ PEM: Final = serialization.Encoding.PEM
 DER: Final = serialization.Encoding.DER
 SKEW: Final = dt.timedelta(hours=1)  # how far a clock may be behind
 PublicKey: TypeAlias = ec.EllipticCurvePublicKey
-STEP: Final = dt.timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +98,11 @@ def read_request(data: bytes, name: str) -> x509.CertificateSigningRequest:
     return request
 
 
-def revocation_list(authority: Authority, serials: Iterable[int], version: int) -> bytes:
-    """PEM. OpenSSL prefers, of two lists that Mosquitto holds, the one with the later date: so that date is
-    the version, counted from the authority's first second. It ends with the authority, for a list that has
-    ended shuts everybody out; how new it is, the operator who copies it knows."""
-    began = authority.cert.not_valid_before_utc
-    at = began + version * STEP
+def revocation_list(authority: Authority, serials: Iterable[int], made: dt.datetime) -> bytes:
+    """PEM. OpenSSL prefers, of two lists that Mosquitto holds, the one with the later date, and refuses everybody
+    while that date is still to come: so it is put back by as much as a clock may be behind. It ends with the
+    authority, for a list that has ended shuts everybody out; how new it is, the operator who copies it knows."""
+    at = max(made - SKEW, authority.cert.not_valid_before_utc)
     built = x509.CertificateRevocationListBuilder().issuer_name(authority.cert.subject)
     built = built.last_update(at).next_update(authority.cert.not_valid_after_utc)
     for serial in sorted(serials):

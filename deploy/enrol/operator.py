@@ -124,7 +124,7 @@ def begin_rotation(authority: Authority, years: float) -> Authority:
         raise SettingsError(words)
     number = register.roots[-1] + 1
     make_root(authority.folder, authority.federation, number, years, authority.now(), durable=True)
-    authority.register = renumbered(register, (*register.roots, number), (*register.began, register.version))
+    authority.register = renumbered(register, (*register.roots, number), authority.now())
     begun = _with_roots(authority, signed_by=[*authority.roots, authority.load_root(number)])
     refresh(begun, "broker", "coordinator")
     return begun
@@ -137,7 +137,7 @@ def finish_rotation(authority: Authority, force: bool) -> Authority:
     if (left := behind(authority)) and not force:
         raise SettingsError(finish_advice(authority) + f"; --force leaves {len(left)} behind")
     both, register = authority.roots, authority.register
-    authority.register = renumbered(register, register.roots[1:], register.began[1:])
+    authority.register = renumbered(register, register.roots[1:], authority.now())
     finished = _with_roots(authority, signed_by=both)
     for name in ("root.key", "tls-ca.key"):
         (authority.folder / "roots" / str(both[0].number) / name).unlink()

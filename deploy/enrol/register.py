@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from protocol.keyfiles import write_file
+from protocol.records import MAX_SERIALS
 from protocol.settings import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
@@ -39,9 +40,10 @@ class Entry:
 class Register:
     federation: str
     roots: tuple[int, ...] = (1,)  # numbers of those that hold, the newest last
-    began: tuple[int, ...] = (0,)  # the version of the lists when each of them was made
+    began: tuple[int, ...] = ()  # in registers of an earlier form; nobody asks
     roots_version: int = 1
     version: int = 0  # of the revocation lists
+    listed: tuple[int, ...] | None = None  # serials in the lists of this version; None: of an earlier form
     last_serial: int = 0
     entries: tuple[Entry, ...] = field(default_factory=tuple)
 
@@ -63,15 +65,20 @@ class Register:
             replace(e, revoked_at=now, reason=reason) if e.serial in serials and not e.revoked_at else e
             for e in self.entries
         )
-        return replace(self, entries=tuple(marked), version=self.version + 1)
+        return replace(self, entries=tuple(marked)).with_lists(now)
+
+    def with_lists(self, now: int) -> Register:
+        """New lists, of a version that none has had, whatever backup was restored. Between two versions nothing goes
+        from them, not even what has expired: whoever holds a list takes no other one of its version."""
+        listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
+        if len(listed) > MAX_SERIALS:
+            words = f"{len(listed)} revoked certificates hold still, and a list takes {MAX_SERIALS}"
+            raise SettingsError(f"{words}; enrol a new federation, or wait until the first of them expire")
+        return replace(self, listed=tuple(listed), version=max(self.version + 1, now))
 
     def without_old_checks(self, now: float) -> Register:
         kept = (e for e in self.entries if e.part != CHECK or now <= e.not_after)
         return replace(self, entries=tuple(kept))
-
-    def revoked_serials(self, now: float) -> frozenset[int]:
-        """What has expired needs no revocation any more."""
-        return frozenset(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
 
 
 def load_register(folder: Path) -> Register:
