@@ -89,13 +89,19 @@ def issue_roots(roots: Roots, keys: Sequence[Ed25519PrivateKey]) -> bytes:
 
 
 def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
-    return _roots(body_of(ROOTS, data, roots))
+    """What one of these roots has signed."""
+    body_of(ROOTS, data, roots)
+    return first_roots(data)
 
 
 def first_roots(data: bytes) -> Roots:
-    """Roots that nobody vouches for but themselves: a person has to compare the fingerprint."""
+    """Roots that nobody vouches for but themselves: a person has to compare the fingerprint.
+
+    Each has signed, so whoever knows one of them as honest knows that it has taken in the others.
+    """
     told = _roots(unverified_body(ROOTS, data))
-    body_of(ROOTS, data, told.keys)
+    for key in told.keys:
+        body_of(ROOTS, data, [key])
     return told
 
 
@@ -106,9 +112,9 @@ def _roots(body: bytes) -> Roots:
     fields.end()
     if not keys or len(set(keys)) < len(keys) or any(len(key) != KEY for key in keys) or not authorities:
         raise fields.wrong(f"{len(keys)} root keys and {len(authorities)} authorities")
-    return Roots(federation, version, keys, authorities)
     for key in keys:
         try:
             check_sign(key)
         except ValueError as error:
             raise fields.wrong(f"a root that cannot be: {error}") from None
+    return Roots(federation, version, keys, authorities)

@@ -47,7 +47,7 @@ from protocol.records import RECORD, REVOCATIONS, Revocations
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
 from protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured, same_fingerprint
-from protocol.trust import ROOTS, Trust, first_roots
+from protocol.trust import ROOTS, Roots, Trust, first_roots
 
 PENDING: Final = "pending"
 KEPT: Final = 2  # sets of files: who is just reading the one before shall find all of it
@@ -118,15 +118,17 @@ def believed(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approv
     told = roots_within(data)
     if (folder / CURRENT).exists():
         trust = load_trust(folder / CURRENT).with_roots(told)
+        approval = read_approval(data, trust.roots.keys)
     else:
-        roots = first_roots(told)
-        if not confirm(fingerprint(roots.keys[-1])):
-            raise StatementError(
-                Why.UNKNOWN_ROOT, "the root's fingerprint is not the one you compared it with"
-            )
-        trust = Trust(roots, Revocations(roots.federation))
-    approval = read_approval(data, trust.roots.keys)
+        trust = _compared(first_roots(told), confirm)
+        approval = read_approval(data, trust.roots.keys[-1:])  # all of it by the very root that was compared
     return trust.with_revocations(approval.revoked), approval
+
+
+def _compared(roots: Roots, confirm: Confirm) -> Trust:
+    if not confirm(fingerprint(roots.keys[-1])):
+        raise StatementError(Why.UNKNOWN_ROOT, "the root's fingerprint is not the one you compared it with")
+    return Trust(roots, Revocations(roots.federation))
 
 
 def current_serial(folder: Path) -> int:
