@@ -77,8 +77,10 @@ def join(authority: Authority, folder: Path, name: str, days: float, hosts: tupl
     """Request, approval and installation in one step: both ends are on this machine."""
     if (folder / CURRENT).exists():
         return
-    _, data = make_request(folder, authority.federation, name, hosts, fresh=False, durable=authority.durable)
-    approval = approve(authority, look_at(authority, data), days)
+    made, data = make_request(
+        folder, authority.federation, name, hosts, fresh=False, durable=authority.durable
+    )
+    approval = approve(authority, look_at(authority, data, name, made.part), days)
     wanted = authority.fingerprint
 
     def confirm(seen: str) -> bool:

@@ -47,7 +47,7 @@ def request(o: Options) -> int:
 
 def approve(o: Options) -> int:
     authority = Authority(o.root)
-    asked = operator.look_at(authority, read_armoured(REQUEST, o.request))
+    asked = operator.look_at(authority, read_armoured(REQUEST, o.request), o.name, o.part)
     r = asked.request
     hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
     print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
@@ -123,13 +123,18 @@ def renew(o: Options) -> int:
     authority = Authority(o.root)
     if bool(o.names) == (o.due is not None):
         raise SettingsError("say whom to renew: names, or --due DAYS for all that end by then")
-    names = o.names or [entry.name for entry in _due(authority, o.due)]
+    names, code = o.names or [entry.name for entry in _due(authority, o.due)], 0
     for name in names:
-        operator.renew(authority, name, o.days)
-        _tell_approval(authority, name)
+        try:
+            operator.renew(authority, name, o.days)
+        except StatementError as error:  # what one party once sent in keeps nothing from the others
+            print(f"protofleet: {name} is not renewed: {error}", file=sys.stderr)
+            code = 1
+        else:
+            _tell_approval(authority, name)
     if not names:
         print(f"nobody has to be renewed within {o.due:g} days")
-    return 0
+    return code
 
 
 def revoke(o: Options) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,8 @@ from protocol.statements import StatementError, Why, armoured, fingerprint, read
 
 DAYS: Final = 365.0
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -31,8 +34,19 @@ class Asked:
         return fingerprint(self.data)
 
 
-def look_at(authority: Authority, data: bytes) -> Asked:
+def look_at(authority: Authority, data: bytes, name: str = "", part: str = "device") -> Asked:
+    """A request for this name (empty: for any) and part: what somebody else asks to be is not for them to choose."""
     request = read_request_file(data)
+    taken = authority.register.latest(request.name)
+    if taken is not None and taken.part != request.part:
+        words = f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
+        raise StatementError(Why.WRONG_ROLE, words)
+    if request.part != part:
+        raise StatementError(Why.WRONG_ROLE, _other_part(request, part))
+    if name and request.name != name:
+        raise StatementError(
+            Why.WRONG_NAME, f"{name} was expected, the request is to be enrolled as {request.name}"
+        )
     if request.federation != authority.federation:
         words = (
             f"{request.name} asks for federation {request.federation}, this root is of {authority.federation}"
@@ -41,26 +55,34 @@ def look_at(authority: Authority, data: bytes) -> Asked:
     return Asked(request, data)
 
 
+def _other_part(request: Request, part: str) -> str:
+    hosts = f" for {', '.join(request.hosts[:3])}" if request.hosts else ""
+    words = f"{request.name} asks to be enrolled as a {request.part}{hosts}, not as a {part}"
+    return f"{words}; if that is meant, `protofleet enrol approve --part {request.part}` approves it"
+
+
 def approve(authority: Authority, asked: Asked, days: float = DAYS, replace: bool = False) -> bytes:
     """The approval, also written to approvals/<name>.approval. An earlier record of the name stays good until
     it expires: the party may be in the middle of a run."""
     request = asked.request
     taken = authority.register.latest(request.name)
-    if taken is not None and taken.part != request.part:
-        raise SettingsError(
-            f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
-        )
-    if taken is not None and taken.holds(authority.now()) and not replace:
-        held = look_at(authority, authority.request(request.name)).request
-        if (held.sign, held.receive, held.csr_key) != (request.sign, request.receive, request.csr_key):
-            words = f"{request.name} is enrolled with other keys"
-            raise SettingsError(
-                f"{words}; if they are really replaced, say --replace, else it is an intruder"
-            )
+    if taken is not None and taken.holds(authority.now()) and not replace and not same_keys(authority, asked):
+        words = f"{request.name} is enrolled with other keys"
+        raise SettingsError(f"{words}; if they are really replaced, say --replace, else it is an intruder")
     root = root_for(authority, request)
     issued = authority.issue(request, days, asked.fingerprint, root)
     authority.keep(issued, asked.data)
     return _hand_out(authority, request, issued)
+
+
+def same_keys(authority: Authority, asked: Asked) -> bool:
+    """As those that were approved last for this name; what cannot be read any more is like no other."""
+    new = asked.request
+    try:
+        held = look_at(authority, authority.request(new.name), new.name, new.part).request
+    except StatementError:
+        return False
+    return (held.sign, held.receive, held.csr_key) == (new.sign, new.receive, new.csr_key)
 
 
 def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
@@ -71,7 +93,8 @@ def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
     if latest.revoked_at:
         words = f"{name} was revoked on {day(latest.revoked_at)}; it needs new keys: enrol request --new-keys"
         raise SettingsError(words)
-    return approve(authority, look_at(authority, authority.request(name)), days)
+    asked = look_at(authority, authority.request(name), name, latest.part)
+    return approve(authority, asked, days)
 
 
 def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[Entry]:
@@ -94,13 +117,21 @@ def refresh(authority: Authority, *parts: str) -> list[str]:
     for entry in authority.register.holding(authority.now()):
         if parts and entry.part not in parts:
             continue
-        if entry.root not in authority.register.roots:  # it has ended meanwhile
-            renew(authority, entry.name)
+        try:
+            _refresh(authority, entry)
+        except StatementError as error:  # what one party once sent in keeps nothing from the others
+            log.warning("%s gets no new approval: %s", entry.name, error)
         else:
-            asked = look_at(authority, authority.request(entry.name))
-            _hand_out(authority, asked.request, authority.issued(entry))
-        told.append(entry.name)
+            told.append(entry.name)
     return told
+
+
+def _refresh(authority: Authority, entry: Entry) -> None:
+    if entry.root not in authority.register.roots:  # it has ended meanwhile
+        renew(authority, entry.name)
+        return
+    asked = look_at(authority, authority.request(entry.name), entry.name, entry.part)
+    _hand_out(authority, asked.request, authority.issued(entry))
 
 
 def root_for(authority: Authority, request: Request) -> Root:

@@ -8,6 +8,7 @@ from typing import Any
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
+PARTS = ("device", "coordinator", "broker")
 ROOT_HELP = "the operator's folder, as `enrol root` made it"
 
 
@@ -56,6 +57,10 @@ def _approve(steps: Jobs) -> None:
     step.add_argument("request", type=Path)
     step.add_argument("--days", type=float, default=365.0, help="how long it holds (default: 365)")
     step.add_argument("--replace", action="store_true", help="the name gets other keys than it has")
+    step.add_argument("--name", default="", help="whose request it shall be; any other is refused")
+    step.add_argument(
+        "--part", default="device", choices=PARTS, help="what may be asked for (default: device)"
+    )
     _vouching(step, "the request")
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from deploy.enrol import cutting
 from deploy.enrol.authority import ROOTS_FILE, Authority
-from deploy.enrol.operator import Asked, approve, look_at, refresh, renew
+from deploy.enrol.operator import Asked, approve, look_at, refresh, renew, same_keys
 from deploy.enrol.requests import REQUEST
 from deploy.fleet.facts import Facts
 from deploy.fleet.settings import Fleet, settings_of
@@ -115,9 +115,7 @@ class Operator:
     def approval(self, name: str, request: str) -> str:
         """The answer to a device's request; a person compares the fingerprint of keys that are new to us."""
         with self._lock:
-            asked = look_at(self._authority, from_armour(REQUEST, request.encode(), f"the request of {name}"))
-            if asked.request.name != name:
-                raise RunError(f"{name} asks to be enrolled as {asked.request.name}")
+            asked = self._asked(name, request)
             if self._known(name, asked):
                 renew(self._authority, name)
             elif not self._vouch(name, asked.fingerprint):
@@ -125,6 +123,14 @@ class Operator:
             else:
                 approve(self._authority, asked, replace=self._replace)
             return (Path(self.fleet.root) / "approvals" / f"{name}.approval").read_text()
+
+    def _asked(self, name: str, request: str) -> Asked:
+        """A device may ask for nothing but to be this device; what it sends harms no other device's deployment."""
+        try:
+            data = from_armour(REQUEST, request.encode(), f"the request of {name}")
+            return look_at(self._authority, data, name, "device")
+        except StatementError as error:
+            raise RunError(f"{name} was not approved: {error}") from None
 
     def let_back_in(self, name: str) -> str:
         """Brokers deny a revoked name all topics, whatever its new keys; what was done about it."""
@@ -146,8 +152,7 @@ class Operator:
         latest = self._authority.register.latest(name)
         if latest is None:
             return False
-        held, new = look_at(self._authority, self._authority.request(name)).request, asked.request
-        same = (held.sign, held.receive, held.csr_key) == (new.sign, new.receive, new.csr_key)
+        same = same_keys(self._authority, asked)
         if same and latest.revoked_at:
             words = f"{name} was revoked with the keys that it still has"
             raise RunError(f"{words}; `protofleet deploy revoke {name}` destroys them, then deploy again")
