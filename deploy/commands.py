@@ -85,7 +85,12 @@ def coordinator(options: argparse.Namespace) -> int:
 def add_device(jobs: Jobs) -> None:
     job = jobs.add_parser("device", help="take part in runs with the data of this machine")
     job.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
-    job.add_argument("--enrolled", default="", metavar="DIR", help="whose root has to have signed them")
+    job.add_argument(
+        "--enrolled",
+        default="",
+        metavar="DIR",
+        help="its root has to have signed them; plain ones are refused",
+    )
     job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     job.set_defaults(command=device)
 

@@ -32,8 +32,14 @@ def read_given(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
 
 
 def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
-    """`enrolled` is the folder whose roots are believed. SettingsError or StatementError with the way out."""
+    """`enrolled` is the folder whose roots are believed, and nobody else. SettingsError or StatementError with the
+    way out."""
     if not is_signed(path):
+        if enrolled:
+            words = f"{path} is not signed, and with --enrolled only settings are taken that the root of {enrolled}"
+            raise SettingsError(
+                f"{words} has signed; sign them, or start without --enrolled if they are your own"
+            )
         return Given(decode(DeviceSettings, override(read_toml(path), changes)))
     if not enrolled:
         raise SettingsError(f"{path} is signed; say --enrolled FOLDER, whose root has to have signed it")

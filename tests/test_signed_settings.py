@@ -1,8 +1,14 @@
 """Settings that the root has signed: what a device takes, and what it refuses in which words."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from deploy.enrol.fleet import enrol_fleet
+from deploy.fleet import probe
 from edge_client.given import read_given
 from protocol.settings import SettingsError
 from protocol.signed import SETTINGS, SignedSettings, is_signed, issue_settings
@@ -79,3 +85,40 @@ def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path)
     signed()
     with pytest.raises(SettingsError, match="say --enrolled FOLDER"):
         read_given(tmp_path / "device.settings", "", [])
+
+
+def started(folder, *words):
+    """`protofleet device ...` as a process: its exit code and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "device", *words], cwd=folder, capture_output=True, text=True,
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("start", ["", "\n" * 300])
+def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off(
+    signed, fleet, tmp_path, start
+):
+    signed()
+    path = tmp_path / "device.settings"
+    mine = f'security = "off"\nenrolled = "{fleet.party("a")}"\n'
+    path.write_text(start + mine + TEXT.format(folder=tmp_path / "begun"))
+    code, said = started(tmp_path, str(path), "--enrolled", str(fleet.party("a")))
+    assert code == 2 and len(said.splitlines()) == 1, said
+    assert (
+        "device.settings is not signed, and with --enrolled only settings are taken that the root of" in said
+    )
+    assert not (tmp_path / "begun").exists()
+
+
+def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
+    fleet, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "plain").write_text('name = "a"\n')
+    monkeypatch.setattr(probe, "SETTINGS", tmp_path / "plain")
+    monkeypatch.setattr(probe, "KEYS", fleet.party("a"))
+    assert probe.main(["settings", str(tmp_path / "plain")]) == 1
+    assert "is not signed" in capsys.readouterr().err
+    probe.tell_enrolment(connected=False)
+    assert "broker=the settings that are installed are not taken: " in capsys.readouterr().out

@@ -72,6 +72,8 @@ def tell_enrolment(connected: bool) -> None:
     from edge_client.given import verified
     from protocol.broker import preflight
     from protocol.enrolled import CURRENT, TLS_CERT
+    from protocol.settings import SettingsError
+    from protocol.statements import StatementError
 
     cert = KEYS / CURRENT / TLS_CERT
     if cert.exists():
@@ -80,8 +82,11 @@ def tell_enrolment(connected: bool) -> None:
     if connected:
         print("broker=ok")
     elif SETTINGS.exists() and cert.exists():
-        given = verified(SETTINGS, str(KEYS), ())
-        print(f"broker={preflight(given.settings.broker) or 'ok'}".replace("\n", " "))
+        try:
+            words = preflight(verified(SETTINGS, str(KEYS), ()).settings.broker) or "ok"
+        except (SettingsError, StatementError) as error:
+            words = f"the settings that are installed are not taken: {error}"
+        print(f"broker={words}".replace("\n", " "))
     sys.stdout.flush()
 
 
