@@ -26,7 +26,8 @@ class Rules:
     grace_seconds: float = 10.0
     settle_seconds: float = 2.0
     spares: int = 0
-    straggler_factor: float = 0.0
+    straggler_factor: float = 2.5
+    straggler_seconds: float = 0.5
     flaps: int = 5
     flap_seconds: float = 300.0
 

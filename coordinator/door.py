@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.events import Answered, Drop
-from coordinator.machine import Phase
+from coordinator.events import Answered, Drop, Phase
 from protocol.disk import NoRoom
 from protocol.messages import Update
 from protocol.reasons import Problem, Reason, Rejected

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TypeAlias
 
 from protocol.reasons import Problem
+
+
+class Phase(Enum):
+    """What a coordinator is at."""
+
+    GATHERING = auto()  # waiting for enough devices to start a round
+    THINKING = auto()  # the server half is at work on its thread
+    COLLECTING = auto()  # an ask is out; waiting for answers or the deadline
+    FINISHED = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +30,9 @@ class Policy:
     settle_seconds: float = 2.0  # how long a quorum waits for more before a round starts
     spares: int = 0  # so many more are invited; the first `cohort` answers make the phase
     straggler_factor: float = (
-        0.0  # a quorum waits for the rest so many times the median answer takes; 0: patience
+        2.5  # a quorum waits for the rest so many times the median answer takes; 0: patience
     )
+    straggler_seconds: float = 0.5  # and at least so long
     flaps: int = 5  # losses of the connection within flap_seconds: it is asked, but not counted on; 0: never
     flap_seconds: float = 300.0
 
@@ -44,7 +55,13 @@ class Policy:
             raise ValueError(f"straggler_factor is {self.straggler_factor}, it must be 0 (off) or at least 1")
         if self.flaps < 0 or self.flaps == 1:
             raise ValueError(f"flaps is {self.flaps}, it must be 0 (off) or at least 2")
-        for name in ("patience_seconds", "grace_seconds", "settle_seconds", "flap_seconds"):
+        for name in (
+            "patience_seconds",
+            "grace_seconds",
+            "settle_seconds",
+            "flap_seconds",
+            "straggler_seconds",
+        ):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}, it must be 0 or more")
         if self.patience_seconds == 0:
@@ -99,6 +116,8 @@ class Save:
 class Rollback:
     """Put the server half back to the last Save."""
 
+    why: str = field(default="", compare=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Advance:
@@ -137,11 +156,12 @@ class Accept:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Acknowledge again an answer that is already in."""
+    """Say again what was said of an answer."""
 
     device: str
     round: int
     phase: str
+    problem: Problem | None = None  # why it was refused; None: it was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,4 +199,7 @@ class Recovered:
     closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
     accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base
     roster: tuple[str, ...] = ()
+    earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(
+        default_factory=dict
+    )  # device -> round, its bases
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

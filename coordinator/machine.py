@@ -8,10 +8,8 @@ Rules for whoever edits this file:
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from coordinator.events import (
     Accept,
@@ -26,6 +24,7 @@ from coordinator.events import (
     Finish,
     Joined,
     Left,
+    Phase,
     Policy,
     Recovered,
     Repeat,
@@ -34,16 +33,11 @@ from coordinator.events import (
     Send,
     Woke,
 )
+from coordinator.gathering import Gathering
 from coordinator.pace import Pace
 from coordinator.steadiness import Steadiness
+from coordinator.verdicts import Verdicts
 from protocol.reasons import Problem, Reason
-
-
-class Phase(Enum):
-    GATHERING = auto()  # waiting for enough devices to start a round
-    THINKING = auto()  # the server half is at work on its thread
-    COLLECTING = auto()  # an ask is out; waiting for answers or the deadline
-    FINISHED = auto()
 
 
 @dataclass
@@ -58,23 +52,25 @@ class RoundMachine:
     base: bytes = b""  # broadcast that the open phase stands on
     roster: set[str] = field(default_factory=set)
     cohort: tuple[str, ...] = ()
-    _answered: set[str] = field(default_factory=set)
-    _accepted: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    _answered: set[str] = field(default_factory=set)  # and accepted
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _deadline: float | None = None
-    _settled: float | None = None
+    _counted: frozenset[str] = frozenset()  # in the last phase that was closed
     _opened: float = 0.0
     _resumed: int = 0  # a round that an earlier process began: its answers are ready, and no measure of time
     _ahead: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
 
     def __post_init__(self) -> None:
-        self.pace = Pace(self.policy.straggler_factor)
+        self.gathering = Gathering(self.policy, self.seed)
+        self.pace = Pace(self.policy.straggler_factor, self.policy.straggler_seconds)
         self.steadiness = Steadiness(self.policy.flaps, self.policy.flap_seconds)
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
         self.roster, self._ahead = set(past.roster), list(past.ahead)
+        self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
         self._take_up(past)
         if self.round > self._last_round:
             return [*self._finish()]
@@ -85,7 +81,7 @@ class RoundMachine:
         self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
         self._resumed = past.round
         self._closed = dict(past.closed)
-        self._accepted = {phase: dict(devices) for phase, devices in past.accepted.items()}
+        self.verdicts.begin_round(past.accepted)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -94,8 +90,7 @@ class RoundMachine:
             case Left(device):
                 return [*self._leave(device, now)]
             case Answered():
-                self.pace.answered((event.round, event.phase), event.device, now)
-                return [*self._answer(event), *self._maybe_close(now)]
+                return [*self._answer(event, now), *self._maybe_close(now)]
             case Advanced(None):
                 return [*self._end_round(now)]
             case Advanced(str(phase), base):
@@ -107,14 +102,17 @@ class RoundMachine:
     @property
     def wake_at(self) -> float | None:
         if self.phase is Phase.GATHERING:
-            return self._settled
+            return self.gathering.settled
         if self.phase is not Phase.COLLECTING or self._deadline is None:
             return None
-        if len(self._answered) < self._quorum:
+        if len(self._answered) < self._quorum and not self._hopeless:
             return self._deadline
         latest = self._deadline
-        if not self.evaluating:
-            latest = min(latest, self._opened + self.pace.seconds(self.asked, self._quorum))
+        if not (
+            self.evaluating and self._missing & self._counted
+        ):  # at the end everybody who took part is measured
+            least = 0 if self._hopeless else self._quorum
+            latest = min(latest, self._opened + self.pace.seconds(least))
         if self._missing and self._missing <= set(self._absent):
             latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
         return latest
@@ -137,7 +135,12 @@ class RoundMachine:
 
     @property
     def _missing(self) -> set[str]:
-        return set(self.cohort) - self._answered
+        return set(self.cohort) - self._answered - self.verdicts.refused.keys()
+
+    @property
+    def _hopeless(self) -> bool:
+        """So many are refused that there will be no quorum."""
+        return len(self._answered) + len(self._missing) < self._quorum
 
     @property
     def _enough(self) -> bool:
@@ -147,11 +150,11 @@ class RoundMachine:
 
     def _steady(self, now: float) -> set[str]:
         """Of those present, who can be counted on."""
-        return self.roster - self.steadiness.unsteady(now)
+        return self.roster - self.steadiness.unsteady(now) - self.verdicts.suspects
 
     def _join(self, device: str, now: float) -> Iterator[Command]:
         self.roster.add(device)
-        if device not in self.steadiness.unsteady(now):
+        if device in self._steady(now):
             self._absent.pop(device, None)
         if self.phase is Phase.FINISHED:
             yield Dismiss(device)
@@ -166,60 +169,45 @@ class RoundMachine:
         if device in self.cohort:
             self._absent.setdefault(device, now)
         if self.phase is Phase.GATHERING and len(self.roster) < self.policy.quorum:
-            self._settled = None
+            self.gathering.settled = None
         yield from self._maybe_close(now)
 
     def _maybe_start(self, now: float) -> Iterator[Command]:
         if self.phase is not Phase.GATHERING or len(self.roster) < self.policy.quorum:
             return
-        p, here = self.policy, len(self.roster)
-        gather = p.gather if (self.round, self.attempt) == (1, 0) else 0
-        ready = here >= gather and len(self._steady(now)) >= p.quorum
-        latest = now + (p.settle_seconds if ready else p.patience_seconds)
-        self._settled = latest if self._settled is None else min(self._settled, latest)
-        if now >= self._settled or (ready and here == (gather or self._seats)):
+        first = (self.round, self.attempt) == (1, 0)
+        if self.gathering.is_complete(len(self.roster), len(self._steady(now)), first, now):
             yield from self._start(now)
 
-    @property
-    def _seats(self) -> int:
-        return self.policy.cohort and self.policy.cohort + self.policy.spares
-
     def _start(self, now: float) -> Iterator[Command]:
-        unsteady, dice = (
-            self.roster - self._steady(now),
-            random.Random(f"{self.seed}/{self.round}/{self.attempt}"),
-        )
-        size = len(self.roster) if self.evaluating else self._seats or len(self.roster)
-        drawn = _drawn(dice, self.roster - unsteady, size)
-        drawn += _drawn(dice, unsteady, size - len(drawn))  # they take the seats that are left
-        self.cohort = tuple(sorted(drawn))
-        self.phase, self._settled = Phase.THINKING, None
-        self._absent = {device: now for device in drawn if device in unsteady}
+        steady = self._steady(now)
+        self.cohort = self.gathering.draw(steady, self.roster - steady, self.round, self.attempt)
+        self.phase, self.gathering.settled = Phase.THINKING, None
+        self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
         yield Advance(self.round, None, ())
 
     def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
-        known = self._accepted.setdefault(phase, {})
+        known, self.verdicts.refused = self.verdicts.known(phase, base), {}
         if closed := self._closed.get(phase):
             self.cohort = closed
-            if all(device in known and known[device] == base for device in closed):
+            if known.issuperset(closed):
                 yield Advance(self.round, phase, closed)
                 return
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
-        self._answered = {d for d in self.cohort if known.get(d) == base and d in known}
+        self._answered = known.intersection(self.cohort)
         self.phase = Phase.COLLECTING
         self._opened, self._deadline = now, now + self.policy.patience_seconds
-        if self.attempt == 0 and self.round != self._resumed:
-            self.pace.asked((self.round, phase), self._missing, now)
+        first = self.attempt == 0 and self.round != self._resumed  # else answers may be ready
+        self.pace.asked(self._missing if first else set(), now)
         for device in sorted(self._missing):
             yield Send(device, self.round, phase, self.policy.patience_seconds)
         yield from self._maybe_close(now)
 
-    def _answer(self, event: Answered) -> Iterator[Command]:
+    def _answer(self, event: Answered, now: float) -> Iterator[Command]:
         device, place = event.device, (event.device, event.round, event.phase)
-        known = self._accepted.get(event.phase, {}) if event.round == self.round else {}
-        if device in known and known[device] == event.base:
+        if self._was_accepted(event):
             yield Repeat(*place)
         elif self.phase is not Phase.COLLECTING or (event.round, event.phase) != (self.round, self.asked):
             yield Drop(*place, "late", Problem(Reason.LATE, f"round {self.round} is in hand"))
@@ -227,12 +215,21 @@ class RoundMachine:
             yield Drop(*place, "refused", Problem(Reason.NOT_INVITED, "not in this round's cohort"))
         elif event.base != self.base:
             yield Drop(*place, "late", Problem(Reason.LATE, "computed from another broadcast"))
+        elif said := self.verdicts.refused.get(device):
+            yield Repeat(*place, said)
         elif event.problem:
+            self.verdicts.refuse(device, event.problem)
             yield Drop(*place, "refused", event.problem)
         else:
             self._answered.add(device)
-            self._accepted[event.phase][device] = event.base
+            self.verdicts.accept(event.phase, device, event.base)
+            self.pace.answered(device, now)
             yield Accept(*place)
+
+    def _was_accepted(self, event: Answered) -> bool:
+        if event.round == self.round:
+            return event.device in self.verdicts.known(event.phase, event.base)
+        return self.verdicts.was_accepted(event.device, event.round, event.phase, event.base)
 
     def _maybe_close(self, now: float) -> Iterator[Command]:
         if self.phase is not Phase.COLLECTING or self._deadline is None:
@@ -245,20 +242,23 @@ class RoundMachine:
             return
         self.cohort = tuple(sorted(self._answered))  # later phases: only who answered this one
         self.phase, self._deadline = Phase.THINKING, None
-        self._closed[self.asked] = self.cohort
+        self._closed[self.asked], self._counted = self.cohort, frozenset(self.cohort)
         yield Close(self.round, self.asked, self.cohort)
         yield Advance(self.round, self.asked, self.cohort)
 
     def _again(self, now: float) -> Iterator[Command]:
-        """Too few answered in time: the same round once more, from its beginning."""
+        """Too few answers: the same round once more, from its beginning."""
+        words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
+        why = words + self.verdicts.words_of_the_refused() + _listed("; silent: ", self._missing)
         self.attempt += 1
         self.phase, self._deadline, self._closed = Phase.GATHERING, None, {}
-        yield Rollback()
+        yield Rollback(why)
         yield from self._maybe_start(now)
 
     def _end_round(self, now: float) -> Iterator[Command]:
+        self.verdicts.end_round(self.round)
         self.round, self.attempt = self.round + 1, 0
-        self._accepted, self._closed, self._answered = {}, {}, set()
+        self._closed, self._answered = {}, set()
         if self._ahead:
             self._take_up(self._ahead.pop(0))
             yield Save(self.round, self.attempt, self.cohort)
@@ -285,5 +285,5 @@ class RoundMachine:
         return max(0.0, (self._deadline or now) - now)
 
 
-def _drawn(dice: random.Random, devices: set[str], most: int) -> list[str]:
-    return dice.sample(sorted(devices), max(0, min(most, len(devices))))
+def _listed(words: str, devices: set[str]) -> str:
+    return words + ", ".join(sorted(devices)) if devices else ""

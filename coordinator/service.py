@@ -227,7 +227,8 @@ class Service:
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
                 self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
-            case Rollback():
+            case Rollback(why):
+                log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
                 self.story.restore()
             case Advance():
@@ -240,8 +241,9 @@ class Service:
                 self._holds[device] = (*self._holds.get(device, ())[: MAX_HOLDS - 1], self.machine.base)
                 self.link.admission.frame_was_useful(device)
                 self.link.send(device, Receipt(round, phase, "accepted"))
-            case Repeat(device, round, phase):
-                self.link.send(device, Receipt(round, phase, "accepted"))
+            case Repeat(device, round, phase, problem):
+                verdict, words = ("refused", problem.words) if problem else ("accepted", "")
+                self.link.send(device, Receipt(round, phase, verdict, words))
             case Drop(device, round, phase, verdict, problem):
                 self._fetched.pop(device, None)
                 self.link.meter.rejected[problem.reason] += 1

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from coordinator.events import Recovered
+from coordinator.guests import guests_in, members_in, names_in
 from coordinator.index import FencedError, Index, RunMismatchError
 from methods.base import Member
 from protocol.disk import Disk
@@ -40,15 +41,6 @@ class Accepted:
     object: bytes
     examples: int
     metrics: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """A device as a checkpoint remembers it."""
-
-    member: Member
-    domain: str
-    present: bool
 
 
 class Spool:
@@ -168,7 +160,7 @@ class Spool:
             return None
         past = [self._past(row) for row in self._usable]
         members = {d: g.member for row in reversed(self._usable) for d, g in guests_in(row[4]).items()}
-        return replace(past[0], ahead=tuple(past[1:])), members
+        return replace(past[0], ahead=tuple(past[1:]), earlier=self._earlier(past[0].round)), members
 
     def domains(self) -> dict[str, str]:
         """Of the devices that `recover` names."""
@@ -192,6 +184,15 @@ class Spool:
         closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
         roster = tuple(device for device, guest in guests_in(guests).items() if guest.present)
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster)
+
+    def _earlier(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
+        """Of each device its newest accepted answers in rounds that are over."""
+        found: dict[str, tuple[int, dict[str, bytes]]] = {}
+        query = "SELECT device, round, phase, base FROM accepted WHERE round < ? ORDER BY round"
+        for device, number, phase, base in self._db.execute(query, (before,)):
+            known = found.get(device)
+            found[device] = (number, {**(known[1] if known and known[0] == number else {}), phase: base})
+        return found
 
     def _lost(self, round: int, phase: str, device: str) -> None:
         log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
@@ -231,13 +232,18 @@ class Spool:
     def _forget_but(self, kept: Sequence[Generation]) -> None:
         marks = ", ".join("?" * len(kept))
         self._db.execute(f"DELETE FROM checkpoint WHERE id NOT IN ({marks})", [row[0] for row in kept])
-        for table in ("accepted", "closed"):
-            self._db.execute(f"DELETE FROM {table} WHERE round < ?", (min(row[1] for row in kept),))
+        oldest = (min(row[1] for row in kept),)
+        self._db.execute("DELETE FROM closed WHERE round < ?", oldest)
+        # Of each device the newest verdicts stay: it repeats its answer until it has heard them.
+        newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
+        self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)
 
     def _prune(self) -> None:
         """Objects that no row names any more."""
         self.snapshots.keep({bytes.fromhex(row[5]) for row in self._generations()})
-        kept = {bytes(row[0]) for row in self._db.execute("SELECT object FROM accepted")}
+        oldest = min((row[1] for row in self._generations()), default=0)
+        rows = self._db.execute("SELECT object FROM accepted WHERE round >= ?", (oldest,))
+        kept = {bytes(row[0]) for row in rows}
         for folder in (self.folder / "updates").glob("*"):
             self.store(folder.name).keep(kept)
 
@@ -252,43 +258,3 @@ def worth_keeping(rows: Sequence[Generation]) -> list[Generation]:
             break
         kept.append(row)
     return kept
-
-
-def names_in(text: object) -> list[str]:
-    """A column that holds a list of names, or DamagedError."""
-    found = _json(text)
-    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise DamagedError("a list of devices is none")
-    return found
-
-
-def members_in(text: object) -> dict[str, Member]:
-    """The members of a checkpoint, or DamagedError."""
-    return {device: guest.member for device, guest in guests_in(text).items()}
-
-
-def guests_in(text: object) -> dict[str, Guest]:
-    """The devices of a checkpoint, or DamagedError. Format 0 had neither their domains nor who was present."""
-    guests = {}
-    for row in _list(_json(text)):
-        match row:
-            case [str(device), int(examples), [*counts], *rest] if all(isinstance(n, int) for n in counts):
-                domain, present = rest if len(rest) == 2 else ("", False)
-                member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
-                guests[device] = Guest(member, str(domain), bool(present))
-            case _:
-                raise DamagedError("a row of the roster is none")
-    return guests
-
-
-def _list(found: object) -> list[object]:
-    if not isinstance(found, list):
-        raise DamagedError("the roster is no list")
-    return found
-
-
-def _json(text: object) -> object:
-    try:
-        return json.loads(text)  # type: ignore[arg-type]  # a column may hold anything
-    except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None

@@ -58,6 +58,13 @@ class BrokerChoice:
 
 
 @dataclass(frozen=True)
+class LocalRules(Rules):
+    """Devices that share one machine: who is quick there is chance, and a repeated run must count the same."""
+
+    straggler_factor: float = 0.0
+
+
+@dataclass(frozen=True)
 class Experiment:
     name: str
     rounds: int
@@ -68,7 +75,7 @@ class Experiment:
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, Origin] = field(default_factory=dict)  # if not all are from data.source
     devices: Fleet = field(default_factory=Fleet)
-    policy: Rules | None = None  # by default everybody is waited for
+    policy: LocalRules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Pictures = field(default_factory=Pictures)
     security: str = "sealed"  # or "off": signed still, but the broker can read it
@@ -119,10 +126,10 @@ class Experiment:
         """Whose accuracy the run is about: "global" or "personal"."""
         return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan().variant.reports
 
-    def rules(self) -> Rules:
+    def rules(self) -> LocalRules:
         """Everybody is there at the first round, or who is drawn for it would depend on who was quick to start."""
         everybody = len(self.shards())
-        rules = self.policy or Rules(quorum=everybody, settle_seconds=0.0)
+        rules = self.policy or LocalRules(quorum=everybody, settle_seconds=0.0)
         return replace(rules, gather=rules.gather or everybody)
 
     def _sources(self) -> dict[str, DataSettings]:

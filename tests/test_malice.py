@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from coordinator.claims import Limits
-from coordinator.events import Policy
-from coordinator.machine import Phase
+from coordinator.events import Phase, Policy
 from protocol.keys import Keys
 from protocol.reasons import Reason
 from tests.malice import KEY, encoded, in_world, with_table

@@ -11,13 +11,14 @@ from coordinator.events import (
     Drop,
     Joined,
     Left,
+    Phase,
     Policy,
     Recovered,
     Send,
     Woke,
 )
-from coordinator.machine import Phase
-from tests.coordinator.test_machine import AnyWeather, answer, machine, started
+from coordinator.machine import RoundMachine
+from tests.coordinator.test_machine import WRONG, AnyWeather, answer, machine, started
 
 HARD = Policy(
     rounds=3, quorum=2, cohort=2, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, spares=2,
@@ -91,27 +92,63 @@ def test_a_quorum_waits_for_the_rest_so_many_times_the_median_answer_takes():
     answer(m, "a", now=3.0)
     assert m.wake_at == 101.0, "no quorum, no hurry"
     answer(m, "b", now=5.0)
-    assert m.wake_at == 1.0 + 3 * 3.0, "of 2 s and 4 s"
-    assert closed(m.handle(Woke(), 10.0)) == ("a", "b")
+    assert m.wake_at == 1.0 + 3 * 4.0, "of 2 s and 4 s the later"
+    assert closed(m.handle(Woke(), 13.0)) == ("a", "b")
 
 
-def test_a_fleet_that_slows_down_gets_more_time_as_its_late_answers_are_measured_too():
-    m = machine(quorum=1, cohort=3, rounds=50, patience_seconds=1000.0, straggler_factor=1.5)
+def test_by_default_a_silent_device_of_four_costs_no_phase_three_times_the_others_time():
+    m = RoundMachine(Policy(rounds=6))
+    now = 0.0
+    for device in "abcd":
+        m.handle(Joined(device), now)
+    now = m.wake_at
+    m.handle(Woke(), now)
+    while m.phase is not Phase.FINISHED:
+        phase = "train" if m.round <= 6 else "evaluate"
+        m.handle(Advanced(phase, b"%d" % m.round), now)
+        begun, number = now, m.round
+        for seconds, device in enumerate("abc", start=10):
+            answer(m, device, now=begun + seconds, round=number, phase=phase, base=m.base)
+            m.handle(Joined("d"), begun + seconds)  # it says hello as often as it likes
+        now = m.wake_at
+        m.handle(Woke(), now)
+        assert 12.0 < now - begun <= 3 * 12.0, number
+        m.handle(Advanced(None), now)
+
+
+def test_a_fleet_that_slows_down_gets_more_time_at_once():
+    m = machine(quorum=1, cohort=3, rounds=50, patience_seconds=1000.0, straggler_factor=1.5, gather=3)
     started(m, "abc")
-    quick = {"a": 1.0, "b": 1.0, "c": 1.0}
-    now = to_round(m, 10, "abc", quick)
-    for _ in range(30):  # from here on b and c take 8 s, and come after the deadline
-        number, begun = m.round, now
-        answer(m, "a", now=begun + 1, round=number)
-        patient = m.wake_at - begun
-        if patient > 8:
-            break
-        m.handle(Woke(), m.wake_at)
-        for device in "bc":
-            answer(m, device, now=begun + 8, round=number)
-        m.handle(Advanced(None), begun + 8), m.handle(Advanced("train", b"base"), begun + 8)
-        now = begun + 8
-    assert patient == 1.5 * 8, "the median has become theirs"
+    now = to_round(m, 10, "abc", {"a": 1.0, "b": 1.0, "c": 1.0})
+    answer(m, "a", now=now + 1, round=10)
+    assert m.wake_at == now + 1000.0, "one of three is no measure"
+    answer(m, "b", now=now + 8, round=10)
+    assert m.wake_at == now + 1.5 * 8
+
+
+def test_who_answers_before_it_can_have_worked_does_not_shut_out_the_others():
+    m = machine(quorum=1, patience_seconds=1000.0, straggler_factor=2.5, gather=4)
+    started(m, "abcd")
+    answer(m, "a", now=0.001)
+    assert m.wake_at == 1000.0
+    answer(m, "b", now=20.0)
+    assert m.wake_at == 50.0
+
+
+def test_milliseconds_are_no_measure_of_anybody():
+    m = machine(quorum=2, gather=3, straggler_factor=2.5, straggler_seconds=0.5)
+    started(m, "abc")
+    answer(m, "a", now=0.001), answer(m, "b", now=0.002)
+    assert m.wake_at == 0.5
+
+
+def test_refused_answers_are_no_measure_of_time():
+    m = machine(quorum=1, gather=4, straggler_factor=2.5, patience_seconds=100.0)
+    started(m, "abcd")
+    for device in "ab":
+        answer(m, device, now=0.001, problem=WRONG)
+    answer(m, "c", now=10.0)
+    assert m.wake_at == 100.0
 
 
 def test_answers_that_were_ready_are_no_measure_of_time():
@@ -122,15 +159,29 @@ def test_answers_that_were_ready_are_no_measure_of_time():
     assert m.wake_at == 100.0, "a crash must not cut off those who are still at work"
 
 
-def test_the_last_evaluation_is_not_hurried():
-    m = machine(quorum=1, rounds=1, cohort=0, patience_seconds=50.0, straggler_factor=1.0, settle_seconds=1.0)
+def at_the_last_evaluation(devices, took_part):
+    m = machine(quorum=1, rounds=1, patience_seconds=50.0, straggler_factor=2.0, gather=len(devices))
+    started(m, devices)
+    for device in took_part:
+        answer(m, device, now=2.0)
+    m.handle(Woke(), m.wake_at or 2.0)
+    m.handle(Advanced(None), 100.0), m.handle(Advanced("evaluate", b"end"), 100.0)
+    return m
+
+
+def test_at_the_end_whoever_took_part_is_waited_for_however_many_images_it_has_to_test():
+    m = at_the_last_evaluation("abc", took_part="abc")
     for device in "ab":
-        m.handle(Joined(device), 0.0)
-    m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
-    answer(m, "a", now=2.0), answer(m, "b", now=2.0)
-    m.handle(Advanced(None), 2.0), m.handle(Advanced("evaluate", b"end"), 2.0)
-    answer(m, "a", now=3.0, round=2, phase="evaluate", base=b"end")
-    assert m.wake_at == 52.0
+        answer(m, device, now=103.0, round=2, phase="evaluate", base=b"end")
+    assert m.wake_at == 150.0
+
+
+def test_at_the_end_who_was_silent_all_along_is_not_waited_for():
+    m = at_the_last_evaluation("abc", took_part="ab")
+    answer(m, "a", now=103.0, round=2, phase="evaluate", base=b"end")
+    assert m.wake_at == 150.0
+    answer(m, "b", now=104.0, round=2, phase="evaluate", base=b"end")
+    assert m.wake_at == 108.0
 
 
 def flap(m, device, times, now):

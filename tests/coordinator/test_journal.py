@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from coordinator.config import CoordinatorSettings
+from coordinator.events import Phase
 from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
 from coordinator.ledger import Ledger
-from coordinator.machine import Phase
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
@@ -243,7 +243,7 @@ def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
 
 def test_late_and_refused_answers_are_in_the_record(tmp_path):
     moments = Moments()
-    policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0)
+    policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, straggler_factor=0.0)
     run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
     run.world.run(lambda: len(run.service.machine.roster) == 3)
     run._workers["device-1"].seconds = 45.0

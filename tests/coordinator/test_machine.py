@@ -18,6 +18,7 @@ from coordinator.events import (
     Finish,
     Joined,
     Left,
+    Phase,
     Policy,
     Recovered,
     Repeat,
@@ -26,13 +27,15 @@ from coordinator.events import (
     Send,
     Woke,
 )
-from coordinator.machine import Phase, RoundMachine
+from coordinator.machine import RoundMachine
 from protocol.reasons import Problem, Reason
 
 DEVICES = [f"d{i}" for i in range(5)]
 PHASES = ("train", "mix")
-WRONG_SHAPE = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
-POLICY = Policy(rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0)
+POLICY = Policy(
+    rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, straggler_factor=0.0
+)  # fmt: skip
+WRONG = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
 
 
 class AnyWeather(RuleBasedStateMachine):
@@ -47,6 +50,7 @@ class AnyWeather(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now, self.said = 0.0, []
+        self.reborn = 0  # so much was said by earlier processes
         self.machine = self.machine_class(self.policy)
         self.thinking = None  # the Advance that the worker has in hand
         self.disk = {"save": None, "closed": {}, "accepted": {}}
@@ -89,7 +93,7 @@ class AnyWeather(RuleBasedStateMachine):
         back=st.integers(0, 1),
         phase=st.sampled_from(PHASES),
         stale=st.booleans(),
-        problem=st.sampled_from([None, None, None, WRONG_SHAPE]),
+        problem=st.sampled_from([None, None, None, WRONG]),
     )
     def answer(self, device, back, phase, stale, problem):
         base = b"?" if stale else self.base(phase)
@@ -128,6 +132,7 @@ class AnyWeather(RuleBasedStateMachine):
     @rule()
     def crash(self):
         """Only the disk is left; devices that are there say hello again."""
+        self.reborn = len(self.said)
         present, self.machine, self.thinking = (
             sorted(self.machine.roster),
             self.machine_class(self.policy),
@@ -174,6 +179,19 @@ class AnyWeather(RuleBasedStateMachine):
                 assert ended.setdefault((number, attempt, phase), devices) == devices
 
     @invariant()
+    def who_has_answered_is_not_asked_again(self):
+        """Neither after an answer that was accepted nor after a refused one, as long as the question is open."""
+        said = set()
+        for command in self.said[self.reborn :]:
+            match command:
+                case Save() | Close() | Rollback():
+                    said = set()
+                case Accept(device) | Drop(device, verdict="refused") if device in self.machine.cohort:
+                    said |= {device} if command.round == self.machine.round else set()
+                case Send(device):
+                    assert device not in said
+
+    @invariant()
     def an_answer_is_accepted_once(self):
         accepted = Counter(
             (c.device, c.round, c.phase, a)
@@ -218,7 +236,7 @@ class AnyWeather(RuleBasedStateMachine):
     @invariant()
     def never_stands_still_when_everybody_has_answered(self):
         m = self.machine
-        assert m.phase is not Phase.COLLECTING or set(m.cohort) - m.answered
+        assert m.phase is not Phase.COLLECTING or set(m.cohort) - m.answered - m.verdicts.refused.keys()
 
     def teardown(self):
         """With faults over and a quorum present, the run ends: liveness."""
@@ -226,6 +244,8 @@ class AnyWeather(RuleBasedStateMachine):
             self.happen(Joined(device))
         for _ in range(200):
             if self.machine.phase is Phase.FINISHED:
+                self.join(DEVICES[0])
+                assert self.machine.phase is Phase.FINISHED and isinstance(self.said[-1], Dismiss)
                 return
             if self.thinking is not None:
                 self.server_half_is_done()
@@ -241,7 +261,9 @@ TestAnyWeather = AnyWeather.TestCase
 
 
 def machine(**rules):
-    return RoundMachine(Policy(**{"rounds": 2, "quorum": 2, "settle_seconds": 0.0, **rules}))
+    return RoundMachine(
+        Policy(**{"rounds": 2, "quorum": 2, "settle_seconds": 0.0, "straggler_factor": 0.0, **rules})
+    )
 
 
 def started(m, devices="abc", phase="train"):
@@ -305,12 +327,11 @@ def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
     started(m)
     answer(m, "a")
     assert answer(m, "a") == [Repeat("a", 1, "train")]
-    problem = Problem(Reason.NOT_FINITE, "means is not finite")
-    (drop,) = answer(m, "b", problem=problem)
-    assert drop == Drop("b", 1, "train", "refused", problem)
+    (drop,) = answer(m, "b", problem=WRONG)
+    assert drop == Drop("b", 1, "train", "refused", WRONG)
     (drop,) = answer(m, "z")
-    assert drop.problem.words == "not in this round's cohort"
-    (drop,) = answer(m, "b", base=b"other")
+    assert "not in this round's cohort" in str(drop.reason)
+    (drop,) = answer(m, "c", base=b"other")
     assert drop.verdict == "late"
 
 
@@ -364,3 +385,94 @@ def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_fir
 def test_impossible_rules_are_refused_with_their_value(rules):
     with pytest.raises(ValueError, match="is -?[01]"):
         Policy(**{"rounds": 1, **rules})
+
+
+def dropped_or_repeated(commands):
+    return [c for c in commands if isinstance(c, Drop | Repeat)]
+
+
+def test_a_refused_device_has_answered_and_holds_nobody_up():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    assert answer(m, "b", problem=WRONG) == [Drop("b", 1, "train", "refused", WRONG)]
+    answer(m, "a")
+    assert Close(1, "train", ("a", "c")) in answer(m, "c")
+
+
+def test_a_refused_device_is_not_asked_the_same_again_and_hears_the_same_verdict():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    answer(m, "b", problem=WRONG)
+    assert m.handle(Joined("b"), 2.0) == []
+    assert answer(m, "b", problem=WRONG) == [Repeat("b", 1, "train", WRONG)]
+    assert answer(m, "b") == [Repeat("b", 1, "train", WRONG)], "one question, one answer"
+
+
+def test_a_device_whose_answer_was_refused_is_asked_the_next_question():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    answer(m, "b", problem=WRONG), answer(m, "a"), answer(m, "c")
+    m.handle(Advanced(None), 2.0)
+    assert [c.device for c in m.handle(Advanced("train", b"next"), 2.0)] == ["a", "b", "c"]
+
+
+def test_a_round_that_refusals_leave_without_a_quorum_begins_again_with_others_first():
+    m = machine(quorum=2, cohort=2, gather=4, patience_seconds=50.0)
+    for device in "abcd":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    first = m.cohort
+    for device in first:
+        last = answer(m, device, problem=WRONG)
+    assert Rollback() in last and not set(m.cohort) & set(first)
+    assert [c.device for c in m.handle(Advanced("train", b"base"), 2.0)] == sorted(set("abcd") - set(first))
+
+
+def test_where_everybody_is_refused_for_ever_rounds_begin_again_no_faster_than_patience():
+    m = machine(quorum=2, gather=3, patience_seconds=50.0)
+    now, attempts = 0.0, 0
+    started(m)
+    while now < 500.0:
+        for device in sorted(set(m.cohort) - m.verdicts.refused.keys()):
+            commands = answer(m, device, now=now, problem=WRONG)
+        assert m.phase is Phase.GATHERING and isinstance(commands[-1], Rollback)
+        assert "policy.quorum is 2; refused: a (means is (9, 64)" in commands[-1].why
+        now = m.wake_at
+        m.handle(Woke(), now), m.handle(Advanced("train", b"base"), now)
+        attempts += 1
+    assert attempts == 10
+
+
+def test_a_refused_and_a_silent_device_together_cost_no_more_than_the_others_pace():
+    m = machine(quorum=4, gather=5, patience_seconds=600.0, straggler_factor=2.5)
+    started(m, "abcde")
+    answer(m, "a", now=2.0), answer(m, "b", now=3.0), answer(m, "e", now=3.0, problem=WRONG)
+    assert m.wake_at == 600.0, "c and d may still make a quorum"
+    answer(m, "c", now=4.0)
+    assert m.wake_at == 600.0
+    answer(m, "d", now=4.0, problem=WRONG)
+    assert m.phase is Phase.GATHERING
+
+
+@pytest.mark.parametrize("rounds_later", [1, 2, 30])
+def test_an_accepted_answer_is_accepted_whenever_it_is_said_again(rounds_later):
+    m = machine(quorum=2, gather=3, rounds=50)
+    started(m)
+    answer(m, "a"), answer(m, "b"), answer(m, "c")
+    for number in range(2, 2 + rounds_later):
+        m.handle(Advanced(None), 2.0), m.handle(Advanced("train", b"%d" % number), 2.0)
+        for device in "ab":
+            answer(m, device, round=number, base=b"%d" % number)
+        m.handle(Left("c"), 2.0), m.handle(Woke(), 100.0)
+    assert answer(m, "c") == [Repeat("c", 1, "train")]
+    assert answer(m, "a", round=number - 1, base=b"?")[0].verdict == "late"
+    (late,) = answer(m, "c", base=b"other")
+    assert late.verdict == "late"
+
+
+def test_an_accepted_answer_is_still_accepted_after_a_crash_in_a_later_round():
+    m = machine(quorum=2)
+    m.resume(Recovered(2, 0, ("a", "b"), earlier={"c": (1, {"train": b"base"})}))
+    assert answer(m, "c") == [Repeat("c", 1, "train")]
+    m.handle(Advanced("train", b"two"), 2.0)
+    assert answer(m, "c") == [Repeat("c", 1, "train")]

@@ -10,7 +10,15 @@ from protocol.reasons import Reason, Rejected
 from protocol.store import ObjectStore
 from tests.worlds import assert_same, part, shard, simulation
 
-PATIENT = Policy(rounds=2, quorum=2, cohort=3, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
+PATIENT = Policy(
+    rounds=2,
+    quorum=2,
+    cohort=3,
+    patience_seconds=30.0,
+    grace_seconds=3.0,
+    settle_seconds=1.0,
+    straggler_factor=0.0,
+)
 
 
 def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tmp_path):

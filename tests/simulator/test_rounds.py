@@ -10,7 +10,9 @@ from tests.simulator.federation import Federation, close_files, tally_known
 from tests.simulator.run import judge
 from tests.simulator.scenario import draw
 
-CALM = Policy(rounds=4, quorum=2, patience_seconds=60.0, grace_seconds=5.0, settle_seconds=1.0)
+CALM = Policy(
+    rounds=4, quorum=2, patience_seconds=60.0, grace_seconds=5.0, settle_seconds=1.0, straggler_factor=0.0
+)
 DEVICES = tuple(f"d{i}" for i in range(5))
 
 

@@ -1,0 +1,51 @@
+"""An answer that was judged is judged: its device holds nobody up, and hears the same however often it asks."""
+
+import numpy as np
+
+from coordinator.config import Rules
+from tests.hostile.device import Answer, honest
+from tests.hostile.federation import Federation
+
+PATIENT = Rules(quorum=2, gather=3, patience_seconds=300.0, settle_seconds=1.0)
+
+
+def refused(task):
+    """Its hello stays: it is there, answers each question at once, and each answer is refused."""
+    return Answer({"weights.none": np.zeros(3, np.float32)}) if task.phase == "train" else honest(task)
+
+
+def test_a_device_whose_answers_are_refused_holds_no_phase_open(tmp_path):
+    with Federation(tmp_path, "one", "two", "wrong", policy=PATIENT, rounds=3) as f:
+        coordinator = f.coordinator()
+        one, wrong = f.raw("one"), f.raw("wrong", refused, again=0.5)
+        f.raw("two")
+        assert f.wait_for_end(coordinator, 120) == 0, f.last_words()
+        assert [line["participants"] for line in f.rounds()[:3]] == [["one", "two"]] * 3
+        assert max(line["seconds"] for line in f.rounds()) < 60.0 < PATIENT.patience_seconds
+        assert {v for v, _ in one.verdicts()} == {"accepted"}
+        assert [v for v, _ in wrong.verdicts()].count("refused") == 3
+        tasks = [(h.header["round"], h.header["phase"]) for h in wrong.heard if h.kind == "task"]
+        asked_again = [place for place in tasks if place[1] == "train" and tasks.count(place) > 2]
+        assert not asked_again, "two: once by the ask, once more where a hello crossed it"
+
+
+def test_an_answer_that_is_said_again_after_its_round_is_still_accepted(tmp_path):
+    with Federation(tmp_path, "one", "two", policy=Rules(quorum=2), rounds=3) as f:
+        coordinator = f.coordinator()
+        one = f.raw("one")
+        hold = []
+
+        def waits(task):
+            """In round 2 until the answer of round 1 was said again."""
+            if task.round == 2 and task.phase == "train" and not hold:
+                hold.append(one.wait_until(lambda: any(p[0] == 1 for p in one.answered), "round 1"))
+                place = next(place for place in one.answered if place[0] == 1)
+                before = len(one.verdicts())
+                one.answer(place, one.answered[place])
+                one.wait_until(lambda: len(one.verdicts()) > before, "a receipt")
+            return honest(task)
+
+        f.raw("two", waits)
+        assert f.wait_for_end(coordinator, 120) == 0, f.last_words()
+        assert hold and {v for v, _ in one.verdicts()} == {"accepted"}
+        assert not f.ledger("SELECT details FROM moments WHERE what = 'dropped'")
