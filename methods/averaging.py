@@ -12,6 +12,7 @@ from torch import Tensor
 
 from methods.base import Payload, Reply
 from methods.bridge import LazyPayload
+from methods.liveness import step_made
 
 SLICE: Final = 1 << 20  # numbers summed at a time, in float64: 8 MB
 
@@ -61,6 +62,7 @@ class WeightedMean(Mapping[str, Tensor]):
 
 def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
     """Numbers [start, stop) of an array laid flat; from the disk, only they are read."""
+    step_made()
     if isinstance(payload, LazyPayload):
         return payload.flat(name, start, stop)
     return payload[name].reshape(-1)[start:stop]

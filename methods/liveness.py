@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook
-from torch.optim.optimizer import register_optimizer_step_post_hook
+
+_CALLS: Final[list[Callable[[], None]]] = []  # of the process, as torch's own hooks are
 
 
 def on_every_step(call: Callable[[], None]) -> None:
-    """`call` is made, on the thread that computes, after each step of any optimizer and each pass through any module.
+    """`call` is made, on the thread that computes, at each `step_made` and each pass through any module.
 
     It holds for the whole process, so it belongs into a program's start and nowhere else.
     """
-    register_optimizer_step_post_hook(lambda *_: call())
+    _CALLS.append(call)
     register_module_forward_hook(lambda *_: call())
+
+
+def step_made() -> None:
+    """A sign of life, for every loop whose length others decide and that passes through no module."""
+    for call in _CALLS:
+        call()
 
 
 def tensors_work(place: torch.device | str = "cpu") -> str:

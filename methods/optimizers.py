@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from methods.base import Payload
+from methods.liveness import step_made
 
 BETA1: Final = 0.9
 BETA2: Final = 0.999
@@ -37,6 +38,7 @@ class Optimizer:
         for w, memory in zip(self.parameters, self.memory, strict=True):
             if w.grad is not None:
                 self._move(w, w.grad, memory)
+        step_made()
 
     def _move(self, w: Tensor, gradient: Tensor, memory: dict[str, Tensor]) -> None:
         raise NotImplementedError

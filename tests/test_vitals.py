@@ -21,10 +21,17 @@ from tests.fleets import free_port
 
 ROOT = Path(__file__).parent.parent
 
-# A device's shell with a party whose loop hangs, or whose work does: with optimizer steps, or without.
+# A device's shell with a party whose loop hangs, or whose work does: with signs of life, or without.
 HANGING = """\
-import queue, sys, threading, time, torch
+import queue, sys, time, torch
+from methods.averaging import weighted_mean
+from methods.base import Reply
 from methods.liveness import on_every_step
+from methods.local import LocalHyper, train
+from methods.maths.finch import partition
+from methods.maths.hyperspheres import spread
+from methods.maths.means import merge_class_means
+from tests.methods.tiny import shard, tiny
 from protocol.party import ThreadWorker, serve
 from protocol.transport import Done, Stop
 from protocol.vitals import Pulse, watchdog
@@ -44,18 +51,32 @@ def hang(seconds=60):
     until = time.monotonic() + seconds
     while time.monotonic() < until: time.sleep(0.01)
 
-def steps(seconds=2.0):
-    weight = torch.nn.Parameter(torch.zeros(1)); optimizer = torch.optim.SGD([weight], lr=0.1)
+def slowly(more, seconds=3.0):
     until = time.monotonic() + seconds
-    optimizer.step()
     while time.monotonic() < until:
-        optimizer.step(); time.sleep(0.01)
+        more(); time.sleep(0.01)
 
-steps(0)  # torch imports much at the first
+def train_once():
+    model = tiny()
+    loss = lambda x, y: torch.nn.functional.cross_entropy(model(x), y)
+    train(model, shard(0), loss, LocalHyper(epochs=1), torch.Generator())
+
+def average_once():
+    sent = [Reply(name, 1, {"w": torch.ones(8)}) for name in "ab"]
+    dict(weighted_mean(sent, ["w"]))
+
+WORK = {  # each a loop of the server's halves, or of the devices'
+    "training": train_once,
+    "spreading anchors": lambda: spread(torch.rand(3, 4), 2, 0.1, 0.9, 0.0),
+    "clustering": lambda: partition(torch.rand(30, 4)),
+    "averaging": average_once,
+    "merging": lambda: merge_class_means([(torch.ones(3, 4), torch.ones(3))] * 2),
+}
+for once in WORK.values(): once()  # much is imported at the first
 worker = ThreadWorker(inbox, pulse)
 if how == "loop": inbox.put(Done(hang))
 if how == "work": worker.submit(hang, lambda result: None)
-if how == "slow": worker.submit(steps, lambda result: inbox.put(Stop("done")))
+if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(Stop("done")))
 import protocol.party; protocol.party.TURN_SECONDS = 0.2
 with watchdog(pulse, 1.0):
     serve(Party(), inbox, time.monotonic, pulse)
@@ -76,8 +97,9 @@ def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
     assert f"{how} has shown no sign of life" in done.stderr and "in hang" in done.stderr
 
 
-def test_work_may_last_as_long_as_it_makes_steps():
-    done = run_hanging("slow")  # twice as long as the watchdog waits
+@pytest.mark.parametrize("how", ["training", "spreading anchors", "clustering", "averaging", "merging"])
+def test_work_may_last_as_long_as_it_makes_steps(how):
+    done = run_hanging(how)  # three times as long as the watchdog waits
     assert (done.returncode, done.stdout.strip()) == (0, "ended by itself"), done.stderr
 
 

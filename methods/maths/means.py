@@ -11,6 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from methods.liveness import step_made
+
 ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
 
 
@@ -38,6 +40,7 @@ def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
     means, counts = next(remaining)
     dtype, sums, total = means.dtype, _weighed(means, counts), counts
     for means, counts in remaining:
+        step_made()
         sums, total = sums + _weighed(means, counts), total + counts
     return means_of(sums, total).to(dtype), total
 
