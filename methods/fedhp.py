@@ -50,6 +50,7 @@ from methods.nets.base import Net
 from methods.optimizers import Adam
 from methods.wants import Want
 from methods.weights import place_of, snapshot
+from protocol.settings import SettingsError
 
 Aggregation = Literal["normalised", "counts", "paper"]
 Reduction = Literal["sum", "mean"]
@@ -59,6 +60,7 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans], Tensor], Tensor]] = {
     "counts": partial(aggregate, by_counts=True),
     "paper": aggregate_as_printed,
 }
+MOST_WORK = 10**13  # multiplications for the first anchors: an hour or so of a core
 FARTHEST = 1e6  # a number of a prototype, which starts at length 1; squares of it stay far from infinity
 
 
@@ -99,6 +101,7 @@ class Server(ServerHalf):
 
     def first_anchors(self) -> Tensor:
         h, generator = self.hyper, seeded(self.seed, "server", "anchors")
+        demand_affordable(h.init_steps, self.model.classes, self.model.embedding_size)
         start = torch.rand(self.model.classes, self.model.embedding_size, generator=generator)
         anchors = spread(start, h.init_steps, h.init_lr, h.init_momentum, h.init_weight_decay)
         return anchors.to(place_of(self.model))
@@ -148,6 +151,16 @@ class Server(ServerHalf):
         found = margins(self.prototypes)
         by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
         return {**by_class, "margin.mean": float(found.mean())}
+
+
+def demand_affordable(steps: int, classes: int, size: int) -> None:
+    """Each step is quadratic in the classes. Refused before it is begun, by whoever states the run."""
+    each = classes * classes * size
+    if steps * each > MOST_WORK:
+        raise SettingsError(
+            f"init_steps is {steps}: for {classes} classes of {size} numbers that is {steps * each:.1e} "
+            f"multiplications, over {MOST_WORK:.0e}; take {MOST_WORK // each} steps at most, or shorter embeddings"
+        )
 
 
 class Client(singleset.Client):

@@ -163,7 +163,7 @@ class Server(ServerHalf):
         classes, size = self.model.classes, self.model.embedding_size
         most = max((member.examples for member in self.cohort), default=0)
         return {
-            "features": Want(("n", size), low=-FARTHEST, high=FARTHEST, most=most),
+            "features": Want(("n", size), low=-FARTHEST, high=FARTHEST, most=most, row_per_example=True),
             "labels": Want(("n",), "int64", low=0, high=classes - 1, most=most),
         }
 

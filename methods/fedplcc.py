@@ -37,16 +37,18 @@ from methods.base import Ask, Method, Payload, Predict, Round, Samples
 from methods.cost import Cost, Sizes
 from methods.local import LocalHyper, demand, demand_one_of, embed, train
 from methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
-from methods.maths.finch import finch_star
+from methods.maths.finch import finch_star, finch_star_in_parts
 from methods.maths.geometry import unit
 from methods.nets.base import Net
 from methods.wants import Want
 from methods.weights import load_weights, weight_wants, weights_of
+from protocol.reasons import Problem, Reason
 
 Negative = Literal["clamp", "signed"]
 Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]
 
 FARTHEST = 1e6  # a number of a prototype, whatever the network; squares of it stay far from infinity
+MOST_ROWS = 32_768  # of one device: with up to 65,000 samples, it cannot have more
 
 
 @dataclass(frozen=True)
@@ -87,19 +89,21 @@ class Server(fedavg.Server):
 
     def round(self) -> Round:
         weights = weight_wants(self.model)
-        replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
+        replies = yield Ask("train", self.payload(), {**weights, **self.wants()}, crowded)
         load_weights(self.model, weighted_mean(replies, weights))
         sent = joined(table_of(reply.payload, "counts") for reply in replies)
         self.table = joined(self.global_clusters(label, sent) for label in range(self.model.classes))
 
     def wants(self) -> Mapping[str, Want]:
-        """FINCH leaves no cluster of one where there are two samples: a device has fewer rows than samples."""
+        """FINCH leaves no cluster of one where there are two samples: half as many rows, and one each of classes
+        with one sample."""
         most = max((member.examples for member in self.cohort), default=1)
         most, classes = max(most, 1), self.model.classes
+        rows = min((most + classes) // 2, MOST_ROWS)
         return {
-            "prototypes": Want(("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=most),
-            "labels": Want(("J",), "int64", low=0, high=classes - 1, most=most),
-            "counts": Want(("J",), "int64", low=1, high=most, most=most, of_examples=True),
+            "prototypes": Want(("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=rows),
+            "labels": Want(("J",), "int64", low=0, high=classes - 1, most=rows),
+            "counts": Want(("J",), "int64", low=1, high=most, most=rows, of_examples=True),
         }
 
     def global_clusters(self, label: int, sent: Table) -> Table:
@@ -107,7 +111,7 @@ class Server(fedavg.Server):
         rows, labels, counts = of_class(label, sent)
         if not len(rows):
             return of_class(label, self.table) if self.table else (rows, labels, counts.to(rows.dtype))
-        G, W = finch_star(rows, counts, weighted_centroid=self.hyper.weighted_centroid)
+        G, W = finch_star_in_parts(rows, counts, weighted_centroid=self.hyper.weighted_centroid)
         return G, labels[: len(G)], (W.double() / W.sum()).to(G.dtype)
 
     def payload(self) -> Payload:
@@ -184,6 +188,16 @@ class Client(fedavg.Client):
         cosines = unit(self.model.embed(x)) @ unit(G).T
         scores = cosines.new_full((len(x), self.model.classes), -2.0)
         return scores.scatter_reduce(1, labels.expand(len(x), -1), cosines, "amax")
+
+
+def crowded(payload: Payload) -> Problem | None:
+    """A class of several rows that has one with a single sample behind it: FINCH makes no such cluster."""
+    labels, counts = payload["labels"], payload["counts"]
+    several = labels.bincount() > 1
+    if len(alone := labels[several[labels] & (counts < 2)]):
+        words = f"class {int(alone[0])} has several prototypes, one of a single sample"
+        return Problem(Reason.BAD_CLAIM, f"{words}; FINCH puts two or more behind each")
+    return None
 
 
 def table_of(payload: Payload, weights: str) -> Table:

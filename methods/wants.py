@@ -31,6 +31,7 @@ class Want:
     most: int = 1 << 20  # the largest length that a named dimension may have
     optional: bool = False
     of_examples: bool = False  # whole numbers that count samples: together no more than the device has
+    row_per_example: bool = False  # its rows are samples: no more of them than the device has
 
     def most_bytes(self) -> int:
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
@@ -83,7 +84,10 @@ def problem_with(
     lengths: dict[str, int] = {}
     here = {name: want for name, want in wants.items() if name in payload}
     for name, want in here.items():
-        if problem := _form_problem(name, want, *sent.form(name), lengths):
+        dtype, shape = sent.form(name)
+        if problem := _form_problem(name, want, dtype, shape, lengths):
+            return problem
+        if problem := _rows_problem(name, want, shape, examples):
             return problem
     for name, want in here.items():
         if problem := _numbers_problem(name, want, sent, examples, norm):
@@ -106,6 +110,12 @@ def _form_problem(
         if isinstance(dim, str) and length > want.most:
             return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, over the limit of {want.most} for {dim}")
     return None
+
+
+def _rows_problem(name: str, want: Want, shape: tuple[int, ...], examples: int | None) -> Problem | None:
+    if not want.row_per_example or examples is None or shape[0] <= examples:
+        return None
+    return Problem(Reason.BAD_CLAIM, f"{name} has {shape[0]} rows, of a device with {examples} examples")
 
 
 def _numbers_problem(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from methods import fedhp
+from methods import fedhp, nets
 from methods.base import Ask, Member, Reply
 from methods.bridge import LazyPayload, to_numpy, to_torch
 from methods.maths.geometry import unit
@@ -22,6 +22,7 @@ from methods.maths.hyperspheres import (
     distance_cross_entropy,
 )
 from methods.weights import snapshot
+from protocol.settings import SettingsError
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (
     SHARDS,
@@ -311,3 +312,10 @@ def test_the_defaults_are_those_of_the_paper():
     h = fedhp.Hyper()
     assert (h.epochs, h.lr, h.momentum, h.weight_decay) == (5, 0.01, 0.9, 1e-4)
     assert (h.proto_lr, h.lam, h.lh_reduction, h.final_fit) == (0.005, 0.1, "sum", True)
+
+
+def test_anchors_that_would_take_hours_are_refused_before_they_are_begun():
+    model = nets.build("mlp", classes=20_000, image=(3, 8, 8))
+    hyper = fedhp.Hyper(init_steps=10_000)
+    with pytest.raises(SettingsError, match=r"init_steps is 10000.* take 1562 steps at most"):
+        fedhp.Server(model, hyper, 0)

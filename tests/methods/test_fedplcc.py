@@ -17,7 +17,7 @@ from methods.base import Ask, Member
 from methods.local import embed
 from methods.maths.contrast import corrected, own_mean, sparse_similarity, top_k, weighted_contrast
 from methods.maths.finch import partition
-from tests.methods.tiny import CLASSES, SHARDS, clients_of, floats, normal, play, same, server_of
+from tests.methods.tiny import CLASSES, SHARDS, Shard, clients_of, floats, normal, play, same, server_of
 
 HYPER = fedplcc.Hyper(epochs=2, batch=8, lr=0.05, lambda1=1.0)
 
@@ -181,20 +181,35 @@ def test_state_brings_a_server_back_to_the_bit():
 
 def test_more_rows_or_counts_than_samples_are_refused():
     server, clients = halves()
-    server.begin(1, [Member("device-1", 4)])
+    server.begin(1, [Member("device-1", 9)])
     ask = next(server.round())
     weights = {k: v for k, v in ask.payload.items() if k.startswith("weights")}
 
-    def problem(rows, label=0, count=1):
-        whole = torch.ones(rows, dtype=torch.int64)
-        return ask.problem_with(
-            {**weights, "prototypes": torch.ones(rows, 6), "labels": label * whole, "counts": count * whole}
-        )
+    def problem(labels, counts):
+        rows = {"labels": torch.tensor(labels), "counts": torch.tensor(counts)}
+        found = ask.problem_with({**weights, "prototypes": torch.ones(len(labels), 6), **rows}, 9)
+        return found and found.words
 
-    assert problem(4) is None
-    assert "over the limit of 4" in problem(5).words
-    assert "above 4" in problem(2, count=5).words and "below 1" in problem(2, count=0).words
-    assert "above 2" in problem(2, label=3).words
+    assert problem([0, 0, 0, 1], [2, 2, 3, 2]) is None
+    assert problem([2, 0, 1], [1, 1, 1]) is None, "a class may have one sample"
+    assert "class 1 has several prototypes, one of a single sample" in problem([0, 1, 1], [2, 3, 1])
+    assert "over the limit of 6" in problem([0] * 7, [2] * 7)
+    assert "add up to 10" in problem([0] * 5, [2] * 5)
+    assert "above 9" in problem([0], [10]) and "below 1" in problem([0], [0])
+    assert "above 2" in problem([3], [2])
+
+
+def test_an_honest_device_s_rows_are_never_too_many():
+    """Whatever its labels: of n samples of a class FINCH makes n / 2 clusters at most, or one."""
+    dice = torch.Generator().manual_seed(3)
+    for n in (1, 2, 3, 5, 8, 21, 60):
+        y = torch.randint(CLASSES, (n,), generator=dice)
+        client = clients_of(fedplcc.METHOD, HYPER, {"a": Shard(normal(n, 4, seed=n).float(), y)})["a"]
+        server = server_of(fedplcc.METHOD, HYPER)
+        server.begin(1, [Member("a", n)])
+        ask = next(server.round())
+        client.receive(ask.payload)
+        assert ask.problem_with(client.run(ask), n) is None
 
 
 @pytest.mark.parametrize(

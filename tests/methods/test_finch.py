@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from methods.maths.finch import by_first_member, finch_star, first_neighbours, levels, partition
+from methods.maths import finch
+from methods.maths.finch import (
+    by_first_member,
+    finch_star,
+    finch_star_in_parts,
+    first_neighbours,
+    levels,
+    partition,
+)
 
 
 def naive_neighbours(rows):
@@ -242,3 +250,22 @@ def products_of_all_pairs(rows, block=2048):
     """What no exact way can go without: half the table of cosines, in single precision."""
     for i, j in ((i, j) for i in range(0, len(rows), block) for j in range(i, len(rows), block)):
         np.matmul(rows[i : i + block], rows[j : j + block].T)
+
+
+def test_up_to_the_bound_parts_change_no_bit_and_beyond_it_weights_are_kept():
+    rows, weights = torch.randn(64, 5, generator=torch.Generator().manual_seed(1)), torch.arange(1, 65)
+    whole = finch_star(rows, weights)
+    assert all(map(torch.equal, finch_star_in_parts(rows, weights, most=64), whole))
+    means, total = finch_star_in_parts(rows, weights, most=10, weighted_centroid=True)
+    assert total.sum() == weights.sum() and 1 <= len(means) <= 5
+    expected = (rows.double() * weights.unsqueeze(1)).sum(0)
+    assert torch.allclose((means.double() * total.unsqueeze(1)).sum(0), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", [torch.rand, torch.zeros, torch.ones])
+def test_parts_bound_the_rows_that_are_clustered_together(how, monkeypatch):
+    seen = []
+    real = finch.partition
+    monkeypatch.setattr(finch, "partition", lambda x: (seen.append(len(x)), real(x))[1])
+    finch_star_in_parts(how(1001, 3), torch.ones(1001), most=16)
+    assert max(seen) <= 16 and sum(seen) <= 2 * 1001 + 16, "linear in all rows"
