@@ -1,0 +1,98 @@
+"""Whatever answers pass a question's wants: no server half raises on them, and none works without an end."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from methods import load, names
+from methods.base import Reply, ServerHalf
+from methods.plan import Network
+from methods.weights import snapshot
+from tests.methods.extremes import any_answer, any_member, any_settings
+from tests.methods.tiny import same
+from tests.worlds import CLASSES, plan
+
+METHODS = names()
+MOST = 40  # examples of a device
+SECONDS = 20.0  # of a round, on a machine that others use too; it takes some hundredths
+KNOWN = {"init_steps": 5, "server_epochs": 3}
+DRAWS = 25
+AS_SET = 1e6  # the norm of coordinator.claims.Limits
+
+
+def plan_for(method, dice):
+    made = load(method).Hyper.__dataclass_fields__
+    known = {name: value for name, value in KNOWN.items() if name in made}
+    network = dice.choice((Network("mlp"), Network("cnn_bn", feature_size=8)))
+    return replace(plan(method, **any_settings(load(method), dice, known)), network=network)
+
+
+def replies_to(ask, members, dice, norm):
+    """Of all the same, or each its own. An answer that the wants refuse is none."""
+    state, alike = dice.getstate(), dice.random() < 0.3
+    found = []
+    for member in members:
+        if alike:
+            dice.setstate(state)
+        payload = any_answer(ask, member, dice, norm)
+        if ask.problem_with(payload, member.examples, norm) is None:
+            found.append(Reply(member.device, dice.choice((0, member.examples)), payload))
+    return found
+
+
+def play_a_round(server: ServerHalf, number: int, dice: random.Random, norm: float) -> int:
+    """How many answers were good."""
+    members = [any_member(name, CLASSES, dice, MOST) for name in ("a", "b", "c")[: dice.randint(1, 3)]]
+    server.begin(number, members)
+    story, good = server.round(), 0
+    ask = next(story)
+    while replies := replies_to(ask, members, dice, norm):
+        good += len(replies)
+        try:
+            ask = story.send(replies)
+        except StopIteration:
+            break
+    return good
+
+
+@pytest.mark.parametrize("norm", [AS_SET, math.inf], ids=["the norm as set", "no norm"])
+@pytest.mark.parametrize("method", METHODS)
+def test_no_answer_that_is_taken_makes_a_server_half_raise_or_hang(method, norm):
+    good = 0
+    for seed in range(DRAWS):
+        dice = random.Random(f"{method}/{seed}")
+        made = plan_for(method, dice)
+        server = made.server_half()
+        for number in (1, 2, 3):
+            begun = time.monotonic()
+            good += play_a_round(server, number, dice, norm)
+            assert all(isinstance(value, float) for value in server.monitor().values())
+            assert time.monotonic() - begun < SECONDS, f"seed {seed}"
+            again = made.server_half()
+            again.restore(snapshot(server.state()))
+            assert same_bits(again.state(), server.state()), f"seed {seed}"
+            server = again
+    assert good > 2 * DRAWS, "most answers are good, or nothing is shown"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_within_the_norm_that_is_set_what_comes_of_extremes_is_numbers(method):
+    for seed in range(DRAWS):
+        dice = random.Random(f"{method}/finite/{seed}")
+        server = plan_for(method, dice).server_half()
+        play_a_round(server, 1, dice, AS_SET)
+        bad = [name for name, value in server.state().items() if not value.isfinite().all()]
+        assert not bad, f"seed {seed}"
+
+
+def same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """A NaN is one again."""
+    return same(
+        *({name: value.nan_to_num(12345.0) for name, value in state.items()} for state in (one, other))
+    )
