@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+LOCKED := $(PIP) install --require-hashes --only-binary=:all: --no-deps
+OURS   := $(PIP) install --no-deps --no-build-isolation --no-index -e .
+HASHED ?= yes
 JOBS   ?= 2
 INPUTS ?= 1000000
 SEEDS  ?= 2000
@@ -18,7 +21,7 @@ HOST   ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers check format bench fuzz crash simulate chaos soak audit clean data
-.PHONY: up down logs demo-compose images
+.PHONY: up down logs demo-compose images locks
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | sort | expand -t 14
@@ -94,8 +97,25 @@ $(BIN)/python:
 	  f"protofleet needs Python 3.10 to 3.13, {sys.executable} is {v[0]}.{v[1]}; say make PYTHON=python3.12 ...")'
 	@$(PYTHON) -m venv $(VENV) || { echo "on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/requirements-data.txt
+# Whoever has set pip up for a mirror is served by it: what counts is the hash of each file. HASHED=no takes builds of the
+# same versions that no lock knows, such as one's own torch.
+ifeq ($(HASHED),yes)
+$(VENV)/.run: $(BIN)/python pyproject.toml $(wildcard deploy/locks/*.txt)
 	@echo "installing into $(VENV) ..."
+	@$(LOCKED) -r deploy/locks/cpu.txt >/dev/null 2>&1 || true
+	@$(LOCKED) -r deploy/locks/torch.txt
+	@if $(BIN)/python -m pip check | grep -qE '^torch .* requires (nvidia|cuda|triton)'; then $(LOCKED) -r deploy/locks/cuda.txt; fi
+	@$(LOCKED) -r deploy/locks/device.txt -r deploy/locks/broker.txt
+	@$(LOCKED) -r deploy/locks/data.txt
+	@$(OURS)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@$(LOCKED) --no-warn-conflicts -r deploy/locks/dev.txt
+	@touch $@
+else
+$(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/requirements-data.txt
+	@echo "installing into $(VENV), by versions alone ..."
 	@$(PIP) install -c deploy/constraints.txt -e '.[broker]'
 	@$(PIP) install --no-deps -r deploy/requirements-data.txt
 	@touch $@
@@ -103,6 +123,10 @@ $(VENV)/.run: $(BIN)/python pyproject.toml deploy/constraints.txt deploy/require
 $(VENV)/.dev: $(VENV)/.run
 	@$(PIP) install --no-warn-conflicts -c deploy/constraints.txt -e '.[broker,dev]'
 	@touch $@
+endif
+
+locks: $(BIN)/python ## write deploy/locks anew, after a change of deploy/constraints.txt or pyproject.toml
+	@$(BIN)/python -m deploy.locks --folder $(VENV)/locks $(ARGS)
 
 # The tests need a real Mosquitto; it is installed where that is possible, else one line says how.
 .PHONY: mosquitto

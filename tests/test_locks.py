@@ -1,0 +1,105 @@
+"""Nothing is installed but files whose hashes are written down here."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from deploy.advisories import pinned
+from deploy.locks import HERE, Locked, normal, read_lock, read_wheel, with_wheels, write_lock
+from protocol.settings import read_toml
+
+LOCKS = sorted(HERE.glob("*.txt"))
+SOURCE = HERE.parent.parent
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+
+def wheel_of(folder, name="tiny", version="1.0"):
+    """As small as pip takes it."""
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr(f"{name}.py", "")
+        made.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constraints():
+    locked = {package.name: set() for path in LOCKS for package in read_lock(path.read_text())}
+    for path in LOCKS:
+        for package in read_lock(path.read_text()):
+            locked[package.name].add(package.version)
+    project = read_toml(SOURCE / "pyproject.toml")["project"]
+    asked = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    for line in asked:
+        assert normal(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: say make locks"
+    constraints = (HERE.parent / "constraints.txt").read_text()
+    for name, version in re.findall(r"(?m)^([A-Za-z0-9._-]+)==([^\s;]+)", constraints):
+        assert version in locked.get(normal(name), {version}), f"{name}=={version}: say make locks"
+    assert pinned(HERE / "device.txt"), "the audit reads the same form"
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
+def test_a_lock_names_no_host_and_is_written_as_it_is_read(path):
+    text = path.read_text()
+    assert "://" not in text and "index" not in text.splitlines()[1]
+    words = text.splitlines()[0].removeprefix("# ").partition(";")[0]
+    assert write_lock(read_lock(text), words) == text
+
+
+@pytest.mark.parametrize(
+    "line", ["tiny==1.0", "tiny>=1.0 \\\n    --hash=sha256:" + "0" * 64, "tiny==1.0 \\\n    --hash=md5:12"]
+)
+def test_a_line_without_a_version_or_its_hash_is_refused(line):
+    with pytest.raises(ValueError, match="is no `name==version`"):
+        read_lock(line)
+
+
+def test_a_file_whose_hash_is_another_is_not_installed(tmp_path):
+    wheel = read_wheel(wheel_of(tmp_path))
+    lock, target = tmp_path / "lock.txt", tmp_path / "target"
+    flipped = f"sha256:{int(wheel.hash[7:], 16) ^ 1:064x}"
+    how = [*PIP, "install", "-q", "--require-hashes", "--only-binary=:all:", "--no-deps", "--no-index"]
+    for good, allowed in ((True, wheel.hash), (False, flipped)):
+        lock.write_text(write_lock([Locked("tiny", "1.0", "", (allowed,))], "one"))
+        command = [*how, "--find-links", str(tmp_path), "--target", str(target / str(good)), "-r", str(lock)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode == 0) == good, done.stderr
+        assert (target / str(good) / "tiny.py").exists() == good
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_make_installs_nothing_without_a_hash_but_our_own_source():
+    command = ["make", "-n", "-B", "VENV=/nowhere", "/nowhere/.dev"]
+    said = subprocess.run(
+        command, cwd=SOURCE, capture_output=True, text=True, env={**os.environ, "MAKEFLAGS": ""}
+    ).stdout
+    installs = [line for line in said.splitlines() if "pip" in line and " install " in line]
+    ours = [line for line in installs if "-e ." in line]
+    assert len(installs) >= 7 and len(ours) == 1
+    assert all(
+        "--no-index" in line and "--no-deps" in line and "--no-build-isolation" in line for line in ours
+    )
+    for line in (line for line in installs if line not in ours):
+        assert "--require-hashes --only-binary=:all:" in line, line
+
+
+def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_path):
+    packages = [
+        Locked("tiny", "1.0", "", ("sha256:" + "0" * 64,)),
+        Locked("other", "2.0", "", ("sha256:" + "1" * 64,)),
+    ]
+    same, newer = (
+        read_wheel(wheel_of(tmp_path, version="1.0+cpu")),
+        read_wheel(wheel_of(tmp_path, version="1.1")),
+    )
+    assert list(with_wheels(packages, [same]))[0].hashes == ("sha256:" + "0" * 64, same.hash)
+    assert list(with_wheels(packages, [newer])) == [Locked("tiny", "1.1", "", (newer.hash,)), packages[1]]
+    assert read_wheel(tmp_path / "no.wheel") is None
