@@ -5,6 +5,7 @@ import queue
 import socket
 import ssl
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -237,6 +238,25 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     second = cutting.revoke_and_cut(again, "d2", "", secured.fleet.party("broker"))  # within the same second
     assert second.startswith("d2 is revoked")
     assert_both_say(secured.address("d2"), "has been revoked")
+
+
+def test_after_the_minutes_of_a_check_everybody_takes_the_next_approval_and_the_list_holds(secured):
+    """The certificate by which the broker was checked has ended, and what revoked it with it."""
+    fleet = secured.fleet
+
+    def take_next_approvals(authority):
+        for name in (COORDINATOR, "broker", "d2"):
+            operator.renew(authority, name)
+            data = party.read_approval_file(fleet.root / "approvals" / f"{name}.approval")
+            party.install(fleet.party(name), data, lambda seen: False, authority.now(), durable=False)
+
+    cutting.revoke_and_cut(fleet.authority(), "d1", "stolen", fleet.party("broker"))
+    take_next_approvals(fleet.authority())
+    later = Authority(fleet.root, durable=False, clock=lambda: time.time() + cutting.CHECK_SECONDS + 1)
+    take_next_approvals(later)
+    cutting.reload(fleet.party("broker"))
+    assert_both_say(secured.address("d1"), "has been revoked; enrol again")
+    assert preflight(secured.address("d2")) is None
 
 
 def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secured, join_as):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from protocol.keyfiles import KeyFileError
 from protocol.keys import Keys, load_keyring, load_public
+from protocol.reasons import Reason, Rejected
 from protocol.records import Record, read_record
-from protocol.seal import HPKE
+from protocol.seal import DOMAIN, HPKE, SEALED, Header, seal, unseal
 from protocol.statements import StatementError, Why, Writer, state
 from protocol.trust import Roots, first_roots, issue_roots
 from protocol.weak_keys import check_keys, check_sign
@@ -82,6 +83,20 @@ def test_a_public_key_file_with_such_a_key_is_named(tmp_path, sign, receive):
     for load in (load_public, lambda path: load_keyring(path.parent)):
         with pytest.raises(KeyFileError, match=r"a\.pub cannot be used: its key to .* small order"):
             load(tmp_path / "a.pub")
+
+
+@pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
+def test_what_is_sealed_by_a_point_of_small_order_is_dropped(key):
+    """A sender chooses what stands where the encapsulated key does."""
+    sender, receiver = Keys.new(), Keys.new()
+    header = Header(1, 0, SEALED, "hello", "north", "run", 1, "d1", 1, 1, "coordinator", 0, "", b"")
+    whole = seal(header, b"secret", sender.sign, receiver.public.receive)
+    start = len(whole) - 64 - len(b"secret") - 16 - 32
+    frame = whole[:start] + key + whole[start + 32 : -64]
+    frame += sender.sign.sign(DOMAIN + frame)
+    with pytest.raises(Rejected) as error:
+        unseal(frame, {"d1": sender.public}, receiver.receive)
+    assert error.value.reason is Reason.NOT_FOR_US
 
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
