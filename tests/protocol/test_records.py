@@ -172,6 +172,15 @@ def test_the_first_roots_must_at_least_be_signed_by_themselves():
         assert refusal(first_roots, issue_roots(replace(told, keys=keys), [OLD])) == Why.MALFORMED
 
 
+@pytest.mark.parametrize("keys", [(EVIL, OLD), (OLD, EVIL)])
+def test_a_root_is_one_only_where_each_root_beside_it_has_signed(keys):
+    told = Roots("north", 2, tuple(PUBLIC[key] for key in keys), (b"ca",))
+    for signers in ([EVIL], [OLD]):
+        assert refusal(first_roots, issue_roots(told, signers)) == Why.UNKNOWN_ROOT
+        assert refusal(trust_in(OLD).with_roots, issue_roots(told, signers)) == Why.UNKNOWN_ROOT
+    assert first_roots(issue_roots(told, [OLD, EVIL])) == told
+
+
 def test_a_file_survives_mail_and_names_itself_where_it_does_not(tmp_path):
     path = tmp_path / "d1.record"
     path.write_text("  " + armoured("record", SIGNED).replace("\n", "\r\n"))
