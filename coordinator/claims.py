@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from methods.base import Member
@@ -29,6 +29,9 @@ class Limits:
     examples: int = 1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
     answer_bytes: int = 1 << 30  # one answer, however much the method would take
     spool_bytes: int = 16 << 30  # answers on the disk, with what is reserved for those that are coming
+    domains: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # domain -> names or patterns of the devices that share it
     norm: float = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
 
     def __post_init__(self) -> None:
@@ -37,6 +40,11 @@ class Limits:
                 raise ValueError(f"limits.{name} is {getattr(self, name)}, it must be at least 1")
         if not self.norm > 0:
             raise ValueError(f"limits.norm is {self.norm:g}, it must be above 0; inf sets no bound")
+        for domain in self.domains:
+            if not is_domain(domain):
+                raise ValueError(
+                    f"limits.domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, printable ones"
+                )
         if self.examples > 1 << 40:
             raise ValueError(f"limits.examples is {self.examples}, it can be at most 2^40")
         if not self.answer_bytes <= min(self.spool_bytes, 1 << 30):
@@ -44,6 +52,10 @@ class Limits:
                 f"limits.answer_bytes is {self.answer_bytes}, it can be at most 2^30 and "
                 f"spool_bytes = {self.spool_bytes}"
             )
+
+
+def is_domain(name: str) -> bool:
+    return 0 < len(name) <= MAX_DOMAIN and name.isprintable()
 
 
 def unfit(hello: Hello, plan: Plan, limits: Limits) -> Problem | None:
@@ -56,7 +68,7 @@ def unfit(hello: Hello, plan: Plan, limits: Limits) -> Problem | None:
         words = f"it has {hello.classes} classes, this run has {plan.classes}"
     elif hello.counts and len(hello.counts) != plan.classes:
         words = f"it states counts of {len(hello.counts)} classes, this run has {plan.classes}"
-    elif len(hello.domain) > MAX_DOMAIN or not hello.domain.isprintable():
+    elif hello.domain and not is_domain(hello.domain):
         words = f"its domain has {len(hello.domain)} letters; {MAX_DOMAIN} at most, and printable ones"
     elif hello.examples > limits.examples:
         return Problem(

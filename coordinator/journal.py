@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from coordinator.events import (
     Accept,
@@ -31,6 +31,7 @@ from coordinator.events import (
     Save,
 )
 from coordinator.lines import read_rounds, sealed_line, whole_lines
+from coordinator.measured import counted, pooled
 from coordinator.service import Service
 from coordinator.story import Step
 from protocol.disk import Disk, is_full
@@ -40,6 +41,8 @@ from protocol.meter import DOWN, UP, Meter
 log = logging.getLogger("protofleet.coordinator")
 
 __all__ = ["Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
+
+SEEN: Final = "seen"  # a moment that only tells that a device lives; nobody keeps it
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByView = dict[str, dict[str, float]]  # view -> domain -> value
@@ -93,6 +96,7 @@ class Journal:
         self._began, self._thinking, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
+        self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
 
     def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
         match event:
@@ -107,8 +111,7 @@ class Journal:
 
     def answered(self, service: Service, update: Update, now: float) -> None:
         if (update.round, update.phase) == (service.machine.round, service.machine.asked):
-            known = self._metrics.setdefault(update.device, {})
-            known |= {k: v for k, v in update.metrics.items() if math.isfinite(v)}
+            self._measured(update.device, update.metrics)
 
     def stepped(self, service: Service, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
@@ -125,15 +128,23 @@ class Journal:
         phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._thinking, 3), asked=cohort)
         for device, answer in service.spool.answers(step.round, step.ask.phase).items():  # of an earlier life
             phase.answered.append(device)
-            self._metrics.setdefault(device, {}).update(answer.metrics)
+            self._measured(device, answer.metrics)
         self._record.phases.append(phase)
         self._asked_at = now
         self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
 
+    def _measured(self, device: str, metrics: Mapping[str, float]) -> None:
+        self._metrics.setdefault(device, {}).update(counted(metrics, self._service.measures))
+
     def _present(self, what: str, device: str, now: float, **more: str) -> None:
+        """A hello every few seconds, or a will that is said again, changes nothing: then it is only SEEN."""
         machine = self._service.machine
+        changed = self._presence.get(device) != what
+        self._presence[device] = what
         unsteady = len(machine.steadiness.unsteady(now))
-        self._tell(what, device=device, roster=len(machine.roster), unsteady=unsteady, **more)
+        self._tell(
+            what if changed else SEEN, device=device, roster=len(machine.roster), unsteady=unsteady, **more
+        )
 
     def _note(self, command: Command, now: float) -> None:
         match command:
@@ -185,7 +196,7 @@ class Journal:
         record.accuracy = self._by_domain(service, "accuracy.test")
         record.validation = self._by_domain(service, "accuracy.validation")
         record.loss = self._by_domain(service, "loss.test")
-        record.pooled = pooled(self._metrics.values())
+        record.pooled = pooled(self._metrics.values(), service.limits.examples)
         for sink in self._sinks:
             sink.round_ended(record)
 
@@ -213,20 +224,6 @@ class Journal:
     def _tell(self, what: str, **details: Any) -> None:
         for sink in self._sinks:
             sink.moment(what, details)
-
-
-def pooled(measured: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Test accuracy by view with every device weighted by its test samples, as FedSA reports it."""
-    right: dict[str, float] = {}
-    samples: dict[str, float] = {}
-    for metrics in measured:
-        weight = metrics.get("samples.test", 0.0)
-        for key, value in metrics.items():
-            if weight and key.startswith("accuracy.test."):
-                view = key.removeprefix("accuracy.test.")
-                right[view] = right.get(view, 0.0) + weight * value
-                samples[view] = samples.get(view, 0.0) + weight
-    return {view: right[view] / samples[view] for view in right}
 
 
 def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:

@@ -18,7 +18,6 @@ from protocol.exposition import Endpoint, MeterCollector, exposed
 from protocol.vitals import Check
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
-MAX_VIEWS: Final = 32
 VERDICTS: Final = ("accepted", "late", "refused")
 
 
@@ -64,7 +63,6 @@ class Metrics:
         self.registry = r = CollectorRegistry()
         self._service, self._method = service, service.plan.method
         self._device_names, self._domain_names = Names(MAX_DEVICES), Names(MAX_DEVICES)
-        self._view_names = Names(MAX_VIEWS)
         r.register(MeterCollector(service.link.meter, self._method))
         self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
         self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
@@ -153,4 +151,4 @@ class Metrics:
     def _measured(self, views: ByView) -> Iterator[tuple[str, str, float]]:
         for view, domains in views.items():
             for domain, value in domains.items():
-                yield self._domain_names.label(domain), self._view_names.label(view), value
+                yield self._domain_names.label(domain), view, value

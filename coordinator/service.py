@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from coordinator.backlog import Backlog
 from coordinator.claims import Limits, unfit
+from coordinator.domains import settle
 from coordinator.door import Door
 from coordinator.events import (
     Accept,
@@ -30,6 +32,7 @@ from coordinator.events import (
 from coordinator.farewells import Farewells
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
+from coordinator.measured import counted, names_of
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
 from coordinator.watcher import Watcher
@@ -87,6 +90,7 @@ class Service:
         self.now, self._resumed = 0.0, False
         self._here_at = float("inf")  # when to say again that it is here
         self._needs_counts = plan.load().needs_counts
+        self.measures = names_of(plan.variant.views)
         self._digest = plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
@@ -202,7 +206,7 @@ class Service:
             self.link.send(hello.device, Welcome(self.plan.encode()))
             return
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
-        self.domains[hello.device] = hello.domain or hello.device
+        settle(hello.device, hello.domain, self.domains, self.limits.domains)
         self._holds[hello.device] = hello.holds
         self.happen(Joined(hello.device), now)
 
@@ -213,6 +217,7 @@ class Service:
             self.spool.refuse(update.device, name)
             self.door.refuse(update, problem)
             return
+        update = replace(update, metrics=counted(update.metrics, self.measures))
         self._fetched[update.device] = Accepted(
             update.device, update.base, name, update.examples, update.metrics
         )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from coordinator.claims import Limits
 from coordinator.config import CoordinatorSettings, Rules, split_method
 from deploy.origin import Origin, placed
 from edge_client.config import DeviceSettings
@@ -112,6 +113,14 @@ class Experiment:
                 found[name.replace("_", "-")] = replace(own, part=i, parts=number)
         return found
 
+    def sharers(self) -> dict[str, tuple[str, ...]]:
+        """Domain -> the devices that have a part of it, and alone may say so."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, data in self.shards().items():
+            domain = data.domain or data.source
+            found[domain] = (*found.get(domain, ()), name)
+        return found
+
     def networks(self) -> dict[str, Network]:
         """Device name -> its own network, where the fleet is mixed."""
         mixed = self.devices.networks
@@ -193,7 +202,7 @@ def coordinator_settings(
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
         network=e.network, policy=rules, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
-        security=e.security,
+        security=e.security, limits=Limits(domains=e.sharers()),
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=words,
     )  # fmt: skip
 

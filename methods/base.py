@@ -166,10 +166,17 @@ class Method:
     reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
     needs_counts: bool = False  # devices state samples per class when they join
     mixed_networks: bool = False  # devices may run different networks of one embedding size
+    ways: tuple[str, ...] = ()  # all that its client half's `ways` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
     VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    @property
+    def views(self) -> frozenset[str]:
+        """What its devices measure: of each model `predict`, and its other ways behind the model's name."""
+        models = self.VIEWS if self.reports == "global" else ("personal",)
+        return frozenset(model + way for model in models for way in ("", *(f"-{way}" for way in self.ways)))
 
     def under(self, hyper: Any) -> Method:
         """The method as a run with these settings has it."""

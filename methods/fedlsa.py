@@ -193,4 +193,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights, "anchors": anchors})
 
 
-METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, cost=cost)
+METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, ways=("anchor",), cost=cost)

@@ -294,4 +294,7 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"classifier": parameters(C_g), "amplifier": parameters(A), **known})
 
 
-METHOD = Method("arXiv:2507.04781", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost)
+METHOD = Method(
+    "arXiv:2507.04781", Hyper, Server, Client,
+    reports="personal", mixed_networks=True, ways=("prototype",), cost=cost,
+)  # fmt: skip

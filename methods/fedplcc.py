@@ -222,4 +222,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G, "shares": G})
 
 
-METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, cost=cost)
+METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, ways=("prototype",), cost=cost)

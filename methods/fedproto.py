@@ -219,5 +219,5 @@ def variant(hyper: Hyper) -> Method:
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, cost=cost, variant=variant,
+    reports="personal", mixed_networks=True, ways=("prototype", "classifier"), cost=cost, variant=variant,
 )  # fmt: skip

@@ -281,5 +281,6 @@ def cost(sizes: Sizes) -> Cost:
 
 
 METHOD = Method(
-    "Zhou et al., AAAI 2025", Hyper, Server, Client, reports="personal", mixed_networks=True, cost=cost
-)
+    "Zhou et al., AAAI 2025", Hyper, Server, Client,
+    reports="personal", mixed_networks=True, ways=("prototype", "classifier"), cost=cost,
+)  # fmt: skip

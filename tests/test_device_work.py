@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from coordinator.events import Policy
-from coordinator.journal import pooled
+from coordinator.measured import pooled
 from edge_client.evaluate import evaluate
 from edge_client.pictures import Pictures
 from edge_client.work import work
@@ -59,7 +59,7 @@ def test_pooled_accuracy_weighs_devices_by_their_test_samples():
         {"accuracy.test.personal": 0.5, "samples.test": 10.0},
         {"accuracy.test.personal": 0.0},  # says not how many
     ]
-    assert pooled(measured) == {"personal": pytest.approx(0.875)}
+    assert pooled(measured, 1000) == {"personal": pytest.approx(0.875)}
 
 
 def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):

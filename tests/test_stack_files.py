@@ -54,6 +54,15 @@ def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
         assert (stack.fleet.party(name) / "current" / "tls.key").exists()
 
 
+def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
+    made = experiment(devices={"clients": {"mnist": 2, "synth": 1}})
+    assert made.sharers() == {"mnist": ("mnist-1", "mnist-2"), "synth": ("synth",)}
+    assert experiment(devices={"count": 2}).sharers() == {"digits": ("device-1", "device-2")}
+    prepare(stack := Stack(tmp_path / "s", made))
+    told = decode(CoordinatorSettings, read_toml(stack.toml("coordinator")))
+    assert told.limits.domains == made.sharers()
+
+
 def test_private_files_are_for_their_owner_alone(stack):
     private = [p for p in stack.folder.rglob("*") if p.suffix == ".key" or p.name == "password"]
     assert len(private) > 15

@@ -6,6 +6,7 @@ import pytest
 
 import methods
 from coordinator.events import Policy
+from coordinator.measured import names_of
 from deploy.world import Weather
 from methods import load, names
 from tests.worlds import POLICY, assert_same, final_state, simulation
@@ -30,6 +31,15 @@ def test_learns(unbroken):
     method, run = unbroken
     assert run.service.finished and run.service.machine.round == POLICY.rounds + 2
     assert min(accuracies(run, load(method).reports)) > 2 / 3  # twice chance
+
+
+def test_all_that_devices_measure_is_of_views_that_the_method_has(unbroken):
+    """A coordinator passes over others: one device could say as many as it likes."""
+    _, run = unbroken
+    names = names_of(run.service.plan.variant.views)
+    for agent in run.agents.values():
+        said = {name for answer in agent.memory.book.answers for name in answer.metrics}
+        assert {name for name in said if not name.startswith("seconds.")} <= names
 
 
 def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
