@@ -3,6 +3,9 @@
 A ledger that cannot be written (full disk, locked file) says so once, and goes on with what happens after there is
 room again: a moment "gap" says how many rows are missing. The run does not stop for it. A round has one row, however
 often a coordinator that died had to replay it.
+
+A row waits for the disk, and a device can cause rows. So that it holds up nobody: comings and goings are written with
+what happens next, and one device causes PER_DEVICE rows between two rounds; a row "left_out" counts the rest.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ import json
 import logging
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from coordinator.journal import RoundRecord
+from coordinator.journal import SEEN, RoundRecord
 
 log = logging.getLogger("protofleet.ledger")
+
+Row: TypeAlias = tuple[Any, ...]
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS boots (at REAL, epoch INTEGER, software TEXT, plan TEXT);
@@ -30,6 +36,8 @@ CREATE TABLE IF NOT EXISTS bytes (
     round INTEGER, direction TEXT, kind TEXT, payload INTEGER, wire INTEGER);
 CREATE TABLE IF NOT EXISTS accuracy (round INTEGER, view TEXT, domain TEXT, split TEXT, value REAL);
 """
+PRESENCE: Final = frozenset({"joined", "left"})
+PER_DEVICE: Final = 64
 MOMENT: Final = "INSERT INTO moments VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -38,6 +46,8 @@ class Ledger:
         self._db: sqlite3.Connection | None = None
         self._missing = 0  # rows, since it could last be written
         self._last_round = 0
+        self._waiting: list[Row] = []  # comings and goings
+        self._caused: Counter[str] = Counter()  # rows by each device, since a round ended
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
             self._db.executescript(SCHEMA)
@@ -47,7 +57,17 @@ class Ledger:
         self._write(("INSERT INTO boots VALUES (?, ?, ?, ?)", [(time.time(), epoch, software, plan)]))
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
-        self._write((MOMENT, [moment_row(what, details)]))
+        if what == SEEN:
+            return
+        if device := details.get("device"):
+            self._caused[device] += 1
+            if self._caused[device] > PER_DEVICE:
+                return
+        row = moment_row(what, details)
+        if what in PRESENCE:
+            self._waiting.append(row)
+        else:
+            self._write((MOMENT, [row]))
 
     def round_ended(self, record: RoundRecord) -> None:
         r = record
@@ -56,7 +76,7 @@ class Ledger:
         self._last_round = r.round
         row = (
             time.time(), r.round, r.attempt, r.kind, r.seconds, len(r.participants), len(r.late),
-            len(r.dropped), json.dumps(asdict(r)),
+            len(r.dropped), json.dumps(asdict(r), allow_nan=False),
         )  # fmt: skip
         crossed = [
             (r.round, way, kind, r.payload.get(way, {}).get(kind, 0), wire)
@@ -70,17 +90,26 @@ class Ledger:
             for domain, value in domains.items()
         ]
         self._write(
+            (MOMENT, self._left_out()),
             ("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row]),
             ("INSERT INTO bytes VALUES (?, ?, ?, ?, ?)", crossed),
             ("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?)", measured),
         )
 
     def close(self) -> None:
+        self._write((MOMENT, self._left_out()))
         if self._db:
             self._db.close()
 
-    def _write(self, *batches: tuple[str, list[tuple[Any, ...]]]) -> None:
+    def _left_out(self) -> list[Row]:
+        """And a new count for everybody."""
+        more = {device: n - PER_DEVICE for device, n in self._caused.items() if n > PER_DEVICE}
+        self._caused.clear()
+        return [moment_row("left_out", more)] if more else []
+
+    def _write(self, *rest: tuple[str, list[Row]]) -> None:
         """All of them or none."""
+        batches, self._waiting = ((MOMENT, self._waiting), *rest), []
         if self._db is None:
             return
         gap = [moment_row("gap", {"rows": self._missing})] if self._missing else []
@@ -103,8 +132,8 @@ class Ledger:
         self._db = None
 
 
-def moment_row(what: str, details: Mapping[str, Any]) -> tuple[Any, ...]:
+def moment_row(what: str, details: Mapping[str, Any]) -> Row:
     return (
         time.time(), what, details.get("round"), details.get("phase"), details.get("device"),
-        json.dumps(details),
+        json.dumps(details, allow_nan=False),
     )  # fmt: skip

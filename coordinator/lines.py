@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,8 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
 
 def sealed_line(table: Mapping[str, Any]) -> str:
-    return json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()}) + "\n"
+    text = json.dumps(table, allow_nan=False)
+    return json.dumps({**table, "seal": seal("round", text).hex()}, allow_nan=False) + "\n"
 
 
 def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
@@ -45,8 +47,22 @@ def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             with contextlib.suppress(ValueError, RecursionError):
                 table = json.loads(line)
                 if isinstance(table, dict) and _is_whole(table, table.pop("seal", None)):
-                    found.append((line, table))
+                    found.append((line, finite(table)))
     return found
+
+
+def finite(value: Any) -> Any:
+    """Without the numbers that are none, which earlier versions wrote where a device had measured them."""
+    match value:
+        case dict():
+            return {key: finite(inner) for key, inner in value.items() if not _is_odd(inner)}
+        case list():
+            return [finite(inner) for inner in value if not _is_odd(inner)]
+    return value
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _is_whole(table: dict[str, Any], sealed: object) -> bool:

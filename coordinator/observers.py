@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import CoordinatorSettings
-from coordinator.journal import Journal, RoundFile, RoundRecord, Sink
+from coordinator.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
 from coordinator.ledger import Ledger
 from coordinator.metrics import Metrics
 from coordinator.service import Service
@@ -60,8 +60,9 @@ class Events:
     """What happens, as JSON lines on standard output, for whoever shows it."""
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
-        print(json.dumps({"event": what, **details}), flush=True)  # noqa: T201
+        if what != SEEN:
+            print(json.dumps({"event": what, **details}, allow_nan=False), flush=True)  # noqa: T201
 
     def round_ended(self, record: RoundRecord) -> None:
-        print(json.dumps({"event": "round", **asdict(record)}), flush=True)  # noqa: T201
+        print(json.dumps({"event": "round", **asdict(record)}, allow_nan=False), flush=True)  # noqa: T201
         sys.stdout.flush()

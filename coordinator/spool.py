@@ -93,7 +93,7 @@ class Spool:
     def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
         """One moment for both: the answer counts, and nothing up to its sender's `heard` will be news again."""
         with self.index.transaction():
-            metrics = json.dumps(dict(answer.metrics))
+            metrics = json.dumps(dict(answer.metrics), allow_nan=False)
             self.index.put(
                 "accepted", round, phase, answer.device, answer.base, answer.object, answer.examples, metrics
             )

@@ -97,7 +97,7 @@ def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
 
 def write_summary(path: Path, summary: Mapping[str, Any], disk: Disk) -> None:
     target = path.with_suffix(".new")
-    target.write_text(json.dumps(summary, indent=1) + "\n")
+    target.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
     disk.sync(target)
     disk.rename(target, path)
     disk.sync(path.parent)

@@ -86,7 +86,7 @@ class Progress:
             self._live.__exit__(None, None, None)
 
     def say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(Text(text), soft_wrap=True)  # a peer's words may look like markup
 
     def line(self, line: str) -> None:
         try:
@@ -155,7 +155,7 @@ class Progress:
     def _domains(self) -> Table:
         table = Table.grid(padding=(0, 2))
         for domain, value in sorted(self._picture.accuracy.items()):
-            table.add_row(domain, ProgressBar(1.0, value, width=30), f"{value:6.1%}")
+            table.add_row(Text(domain), ProgressBar(1.0, value, width=30), f"{value:6.1%}")
         return table
 
     def _crossed(self) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.journal import read_rounds
+from coordinator.lines import finite
 from coordinator.summary import curve
 from deploy.charts import COLOURS, Bar, Line, bars, lines
 from deploy.gallery import gallery
@@ -68,7 +69,7 @@ def read_run(folder: Path) -> tuple[Rounds, dict[str, Any]]:
     if not path.exists():
         raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
     try:
-        summary: dict[str, Any] = json.loads(path.read_text())
+        summary: dict[str, Any] = finite(json.loads(path.read_text()))
     except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}") from None
     return read_rounds(folder / "rounds.jsonl"), summary

@@ -3,6 +3,7 @@
 import errno
 import gc
 import json
+import math
 import sqlite3
 import tracemalloc
 import urllib.request
@@ -12,8 +13,9 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from coordinator.events import Phase
+from coordinator.index import seal
 from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
-from coordinator.ledger import Ledger
+from coordinator.ledger import PER_DEVICE, Ledger
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
@@ -152,18 +154,68 @@ def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path
 def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(tmp_path, caplog):
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger(path, 1, "1.0", "{}")
-    ledger.moment("joined", {"device": "before"})
+    ledger.moment("asked", {"phase": "before"})
     ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
     for _ in range(100):
-        ledger.moment("joined", {"device": "meanwhile" * 100})
+        ledger.moment("asked", {"phase": "meanwhile" * 100})
     assert sum("ledger is not written" in r.message for r in caplog.records) == 1
     ledger._db.execute("PRAGMA max_page_count = 1000000")
-    ledger.moment("joined", {"device": "after"})
+    ledger.moment("asked", {"phase": "after"})
     ledger.close()
     db = sqlite3.connect(path)
-    kept = [row[0] for row in db.execute("SELECT details FROM moments WHERE what = 'joined'")]
+    kept = [row[0] for row in db.execute("SELECT details FROM moments WHERE what = 'asked'")]
     (gap,) = db.execute("SELECT details FROM moments WHERE what = 'gap'").fetchall()
     assert json.loads(gap[0])["rows"] == 102 - len(kept) and "after" in kept[-1] and "before" in kept[0]
+
+
+def rows_of(path, what):
+    found = sqlite3.connect(path).execute("SELECT details FROM moments WHERE what = ?", (what,))
+    return [json.loads(details) for (details,) in found]
+
+
+def test_comings_and_goings_are_written_with_what_happens_next(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, 1, "1.0", "{}")
+    ledger.moment("joined", {"device": "a"})
+    ledger.moment("left", {"device": "a"})
+    assert rows_of(path, "joined") == []
+    ledger.moment("asked", {"phase": "train"})
+    assert rows_of(path, "joined") == rows_of(path, "left") == [{"device": "a"}]
+    ledger.moment("joined", {"device": "b"})
+    ledger.close()
+    assert rows_of(path, "joined")[-1] == {"device": "b"}
+
+
+def test_one_device_makes_so_many_rows_between_two_rounds_and_the_rest_is_counted(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, 1, "1.0", "{}")
+    for number in (1, 2):
+        for _ in range(PER_DEVICE + 10 * number):
+            ledger.moment("dropped", {"device": "a", "verdict": "refused"})
+        ledger.moment("dropped", {"device": "b", "verdict": "refused"})
+        ledger.round_ended(RoundRecord(number, 0, "training"))
+    ledger.close()
+    told = [row["device"] for row in rows_of(path, "dropped")]
+    assert (told.count("a"), told.count("b")) == (2 * PER_DEVICE, 2)
+    assert rows_of(path, "left_out") == [{"a": 10}, {"a": 20}]
+
+
+def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without_them(tmp_path):
+    """As they were written where a device had measured infinity."""
+    path, table = (
+        tmp_path / "rounds.jsonl",
+        {"round": 1, "kind": "training", "loss": {"global": {"a": 1e999, "b": 2.0}}},
+    )
+    path.write_text(json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()}) + "\n")
+    assert "Infinity" in path.read_text()
+    assert read_rounds(path) == [{**table, "loss": {"global": {"b": 2.0}}}]
+
+
+def test_no_number_that_is_none_can_be_written(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RoundFile(tmp_path / "rounds.jsonl").round_ended(
+            RoundRecord(1, 0, "training", figures={"a": math.nan})
+        )
 
 
 def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_both(tmp_path):

@@ -1,0 +1,172 @@
+"""What one device measures, or says that it has measured, is its own and nobody else's; and it is kept as JSON."""
+
+import io
+import json
+import re
+import signal
+from pathlib import Path
+
+from rich.console import Console
+
+from coordinator.claims import Limits
+from coordinator.config import Rules
+from deploy.cli import main
+from deploy.fleet.accuracy import Judge
+from deploy.fleet.settings import Care
+from deploy.progress import Progress
+from tests.hostile.device import Answer
+from tests.hostile.federation import Federation
+
+BOTH = Rules(quorum=2, gather=2)
+SERIES = re.compile(r'protofleet_accuracy_ratio\{domain="(.*)",split="(\w+)",view="(.*)"\}')
+
+
+def measuring(accuracy, **more):
+    """An honest worker that has measured this, and whatever else."""
+
+    def work(task):
+        found = {"accuracy.test.global": accuracy, "loss.test.global": 1.0, "samples.test": 10, **more}
+        return Answer(b"\x01\x00\x00\x00\x90" if task.phase == "evaluate" else task.body, metrics=found)
+
+    return work
+
+
+def shown(federation):
+    """Accuracies as Prometheus has them, by domain and view."""
+    found = ((SERIES.fullmatch(name), value) for name, value in federation.metrics().items())
+    return {(m[1], m[3]): value for m, value in found if m and m[2] == "test"}
+
+
+def heard_at(federation, name):
+    """When the coordinator has heard of a device for the last time; 0.0 where it has not."""
+    try:
+        told = federation.metrics()
+    except OSError:  # it has not come so far
+        return 0.0
+    return told.get(f'protofleet_device_last_seen_timestamp_seconds{{device="{name}"}}', 0.0)
+
+
+def joined(federation, name):
+    federation.wait_until(lambda: heard_at(federation, name), f"{name} to be there")
+
+
+def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
+    invented = {f"accuracy.test.view-{i}": 0.1 for i in range(200)}
+    with Federation(tmp_path, "honest", "liar", rounds=2, policy=BOTH) as f:
+        coordinator = f.coordinator()
+        f.raw("liar", measuring(0.1, **invented))
+        honest = f.raw("honest", measuring(0.9))
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert {verdict for verdict, _ in honest.verdicts()} == {"accepted"}
+        for line in f.rounds():
+            assert line["accuracy"] == {"global": {"honest": 0.9, "liar": 0.1}}
+
+
+def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
+    """The series that alerts and the judge of a wave look at is the honest device's alone."""
+    with Federation(tmp_path, "honest", "liar", rounds=40, policy=BOTH) as f:
+        coordinator = f.coordinator()
+        f.raw("honest", measuring(0.9), hello={"domain": "street"})
+        joined(f, "honest")
+        liar = f.raw("liar", measuring(0.0), hello={"domain": "street", "examples": 1_000_000})
+        for i in range(30):
+            liar.greet(domain=f"invented-{i}")
+        f.wait_until(lambda: len(shown(f)) > 1, "two domains to be measured")
+        judge = Judge(
+            Care(accuracy_drop=0.05, metrics=f"http://127.0.0.1:{f.metrics_port}/metrics", soak_seconds=60.0)
+        )
+        judge.begin()
+        liar.greet(domain="street")
+        assert judge.verdict() == (True, "")
+        assert shown(f) == {("street", "global"): 0.9, ("street (liar)", "global"): 0.0}
+        assert "'street', which is not for it; it is shown as 'street (liar)'" in f.log_of(coordinator)
+        assert f.log_of(coordinator).count("is not for it") == 1
+
+
+def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp_path):
+    limits = Limits(domains={"street": ("board-*",)})
+    with Federation(
+        tmp_path, "board-1", "board-2", "liar", rounds=1, policy=Rules(quorum=3, gather=3), limits=limits
+    ) as f:
+        coordinator = f.coordinator()
+        f.raw("liar", measuring(0.0), hello={"domain": "street", "examples": 1_000_000})
+        joined(f, "liar")
+        for name, accuracy in (("board-1", 0.5), ("board-2", 0.75)):
+            f.raw(name, measuring(accuracy), hello={"domain": "street"})
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        for line in f.rounds():
+            assert line["accuracy"]["global"] == {"street": 0.625, "street (liar)": 0.0}
+
+
+def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
+    with Federation(tmp_path, "honest", "liar", rounds=2, policy=BOTH) as f:
+        first = f.coordinator()
+        answers = {"honest": measuring(0.9), "liar": lambda task: None}
+        f.raw("honest", answers["honest"], hello={"domain": "street"})
+        joined(f, "honest")
+        liar = f.raw("liar", lambda task: answers["liar"](task), hello={"domain": "field"})
+        liar.wait("task")
+        first.kill()
+        answers["liar"] = measuring(0.1)
+        liar.hello_fields["domain"] = "street"
+        second = f.coordinator()
+        assert f.wait_for_end(second) == 0, f.last_words()
+        assert f.rounds()[-1]["accuracy"]["global"] == {"street": 0.9, "field": 0.1}
+
+
+def test_a_number_that_is_none_is_in_no_file_though_the_coordinator_was_killed_after_it_came(
+    tmp_path, capsys
+):
+    odd = {
+        "accuracy.test.global": float("inf"),
+        "loss.test.global": float("-inf"),
+        "samples.test": float("nan"),
+    }
+    with Federation(tmp_path, "late", "odd", rounds=2, policy=BOTH) as f:
+        first, answers = f.coordinator(), {"late": lambda task: None}
+        strange = f.raw("odd", measuring(0.5, **odd))
+        late = f.raw("late", lambda task: answers["late"](task))
+        strange.wait("receipt")
+        first.kill()
+        answers["late"] = measuring(0.9)
+        second = f.coordinator()
+        assert f.wait_for_end(second) == 0, f.last_words()
+        assert late.verdicts() and {verdict for verdict, _ in strange.verdicts()} == {"accepted"}
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3] and f.rounds()[0]["resumed"]
+        assert all(line["accuracy"] == {"global": {"late": 0.9}} for line in f.rounds())
+        for (record,) in f.ledger("SELECT record FROM rounds"):
+            json.loads(record, parse_constant=lambda word: 1 / 0)
+        assert main(["report", str(f.run)]) == 0
+        assert "90.0%" in capsys.readouterr().out
+
+
+def test_a_hello_that_is_said_again_is_seen_and_makes_no_row(tmp_path):
+    with Federation(tmp_path, "restless", rounds=1, policy=Rules(quorum=2)) as f:
+        coordinator = f.coordinator()
+        restless = f.raw("restless", again=600.0)
+        joined(f, "restless")
+        for _ in range(30):
+            restless.greet()
+        for _ in range(2):
+            restless.say("bye", {"reason": "moved"})
+        f.wait_until(lambda: f.metrics()["protofleet_devices_present"] == 0, "it to leave")
+        restless.greet()
+        f.wait_until(lambda: f.metrics()["protofleet_devices_present"] == 1, "it to be back")
+        coordinator.say(signal.SIGTERM)
+        f.wait_for_end(coordinator)
+        rows = f.ledger("SELECT what FROM moments WHERE device = 'restless' ORDER BY at")
+        assert [what for (what,) in rows] == ["joined", "left", "joined"]
+
+
+def test_a_domain_that_looks_like_markup_is_shown_as_it_is(tmp_path):
+    with Federation(tmp_path, "one", rounds=1) as f:
+        coordinator = f.coordinator()
+        f.raw("one", measuring(0.5), hello={"domain": "[/x] :smile:"})
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        screen = io.StringIO()
+        with Progress(1, Console(file=screen, force_terminal=True, width=100)) as progress:
+            for record in f.rounds():
+                progress.line(json.dumps({"event": "round", **record}))
+        assert "[/x] :smile:" in screen.getvalue() and "50.0%" in screen.getvalue()
+        assert main(["report", str(f.run)]) == 0
+        assert "[/x] :smile:" in Path(f.run / "report.html").read_text()
