@@ -77,7 +77,8 @@ class Joined:
 @dataclass(frozen=True, slots=True)
 class Left:
     device: str
-    reason: str = ""  # in its own words, or its will's
+    reason: str = ""  # in its own words
+    since: float | None = None  # of whom nothing has been heard for a while
 
 
 @dataclass(frozen=True, slots=True)

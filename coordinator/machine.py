@@ -88,7 +88,7 @@ class RoundMachine:
             case Joined(device):
                 return [*self._join(device, now)]
             case Left(device):
-                return [*self._leave(device, now)]
+                return [*self._leave(device, now, event.since)]
             case Answered():
                 return [*self._answer(event, now), *self._maybe_close(now)]
             case Advanced(None):
@@ -162,12 +162,12 @@ class RoundMachine:
             yield Send(device, self.round, self.asked, self._seconds_left(now))
         yield from self._maybe_start(now)
 
-    def _leave(self, device: str, now: float) -> Iterator[Command]:
+    def _leave(self, device: str, now: float, since: float | None = None) -> Iterator[Command]:
         if device in self.roster:  # its will may be said more than once
             self.steadiness.left(device, now)
         self.roster.discard(device)
         if device in self.cohort:
-            self._absent.setdefault(device, now)
+            self._absent.setdefault(device, now if since is None else since)
         if self.phase is Phase.GATHERING and len(self.roster) < self.policy.quorum:
             self.gathering.settled = None
         yield from self._maybe_close(now)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
+from coordinator.doubts import OUTCOMES
 from coordinator.journal import ByView, RoundRecord
 from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from coordinator.service import Service
@@ -56,6 +57,28 @@ class Damage:
         yield found
 
 
+class Wills:
+    """How often the broker said each device's will, and what came of it."""
+
+    def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
+        self._counted, self._names = counted, names
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        meanings = "; ".join(f"{outcome}: {words}" for outcome, words in OUTCOMES.items())
+        words = f"Wills of a device that the broker has said. {meanings}"
+        return [CounterMetricFamily("protofleet_device_wills", words, labels=["device", "outcome"])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        summed: Counter[tuple[str, str]] = Counter()
+        for (device, outcome), number in list(self._counted.items()):
+            summed[self._names.label(device), outcome] += number
+        for labels, number in sorted(summed.items()):
+            family.add_metric(list(labels), number)
+        yield family
+
+
 class Metrics:
     """A sink of the journal. The registry is its own, never the global one."""
 
@@ -68,6 +91,7 @@ class Metrics:
         self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
         r.register(service.farewells)
         r.register(Damage(service.spool.fallbacks))
+        r.register(Wills(service.doubts.counted, self._device_names))
         self.progress.epoch.set(service.link.epoch)
         self.progress.planned.set(service.machine.policy.rounds)
         self.progress.quorum.set(service.machine.policy.quorum)

@@ -11,6 +11,7 @@ from coordinator.backlog import Backlog
 from coordinator.claims import Limits, unfit
 from coordinator.domains import settle
 from coordinator.door import Door
+from coordinator.doubts import LEFT, RETURNED, Doubts
 from coordinator.events import (
     Accept,
     Advance,
@@ -81,6 +82,7 @@ class Service:
         self.story = Story(plan, spool, machine.policy.rounds)
         self.members: dict[str, Member] = {}
         self.farewells = Farewells()
+        self.doubts = Doubts(machine.policy.grace_seconds)
         self.domains: dict[str, str] = {}
         self.finished = False
         self.connected = False
@@ -101,7 +103,7 @@ class Service:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        return min(self.link.wake_at, self.backlog.wake_at, machine, self._here_at)
+        return min(self.link.wake_at, self.backlog.wake_at, machine, self._here_at, self.doubts.wake_at)
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -147,6 +149,8 @@ class Service:
             self._here_at = now + HERE_SECONDS
             self.link.say(self.link.topics.coord_state, State(True, HERE))
         self.backlog.wake(now)
+        for device, since in self.doubts.over(now).items():
+            self._gone(device, "connection lost", since)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
 
@@ -165,6 +169,8 @@ class Service:
         try:
             for received in self.link.arrived(topic, frame, now):
                 self._heard(received, now)
+            if self.doubts:
+                self._is_there(topic)
         except Rejected as fault:
             if isinstance(fault, NoRoom):
                 self.backlog.no_room(str(fault))
@@ -177,13 +183,36 @@ class Service:
                 self._outranked(received)
             case Hello() as hello:
                 self._greeted(hello, now)
+            case State(online=False) if received.sequence == 0:
+                self._doubt(received.sender, now)
+            case State(online=True):
+                if (since := self.doubts.settle(received.sender, RETURNED)) is not None:
+                    self._gone(received.sender, "connection lost", since)  # and here again: its hello follows
             case State(online=False, reason=reason) | Bye(reason):
                 if isinstance(received.message, Bye):
                     self.farewells.bidden(received.sender, reason, self._words.take(now))
-                self.link.abandon(received.sender)
-                self.happen(Left(received.sender, reason), now)
+                self._gone(received.sender, reason)
             case Update() as update:
                 self._answered(update, received.object, now)
+
+    def _gone(self, device: str, reason: str, since: float | None = None) -> None:
+        self.doubts.settle(device, LEFT)
+        self.link.abandon(device)
+        self.happen(Left(device, reason, since), self.now)
+
+    def _doubt(self, device: str, now: float) -> None:
+        """A device that is there answers a welcome with a hello, whatever it is at."""
+        known = device in self.machine.roster
+        if known and self.doubts.raise_about(device, self.link.heard_of(device), now):
+            self.link.send(device, Welcome(self.plan.encode()))
+
+    def _is_there(self, topic: str) -> None:
+        place = self.link.topics.parse(topic)
+        device = place.device if place else ""
+        if self.doubts.refuted(device, self.link.heard_of(device)) and self._words.take(self.now):
+            log.warning(
+                "the will of %s was said, but it is there: the broker says wills that are not due", device
+            )
 
     def _outranked(self, later: Received) -> None:
         """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""

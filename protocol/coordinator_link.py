@@ -116,15 +116,20 @@ class CoordinatorLink(Link):
 
         Nobody's bytes: the page of the wire counts what crosses between devices and their coordinator.
         """
+        result = "duplicate"
         try:
             self.admission.own_name(now)
             header, _ = verified(frame, {COORDINATOR: self.me.keys.public})
+            self.hears_itself |= header.epoch == self.epoch
+            if header.federation != self.topics.federation or header.epoch <= self.epoch:
+                return []
+            result = "accepted"
         except Rejected as fault:
             self.meter.rejected[fault.reason] += 1
+            result = fault.reason.value
             raise
-        self.hears_itself |= header.epoch == self.epoch
-        if header.federation != self.topics.federation or header.epoch <= self.epoch:
-            return []
+        finally:
+            self.meter.ended(self._back, "state", result)
         return [Received(COORDINATOR, State(True), header.run, header.epoch)]
 
     def _fence(self, device: str) -> None:
@@ -145,7 +150,7 @@ class CoordinatorLink(Link):
     def _message(
         self, header: Header, message: Message, attachment: Attachment, now: float
     ) -> list[Received]:
-        received = Received(header.sender, message, header.run, header.epoch)
+        received = Received(header.sender, message, header.run, header.epoch, sequence=header.sequence)
         match message:
             case Want():
                 broadcast = self._broadcasts.get(message.object)

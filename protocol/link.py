@@ -50,6 +50,7 @@ class Received:
     run: str
     epoch: int
     object: bytes = b""  # name of its arrays in the store, once they are all here
+    sequence: int = 0  # 0: a will, said by the broker whenever it likes
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +164,9 @@ class Link:
         place = codec.Place(header.round, header.phase, header.base)
         message, attachment = codec.decode(header.kind, payload, header.sender, place)
         self._judge(message, attachment)
-        # A will is sealed once and said at every death of its connection, so it may repeat its number.
-        if not window.is_new(header.boot, header.sequence) and not isinstance(message, State):
+        # A will is sealed once and said at every death of its connection, so its number comes again.
+        will = isinstance(message, State) and header.sequence == 0
+        if not window.is_new(header.boot, header.sequence) and not will:
             return None
         return header, message, attachment
 

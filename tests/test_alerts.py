@@ -83,6 +83,10 @@ CASES = {
         {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "90x60"},
         {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "70x60"}, 15,
     ),
+    "WillsNotDue": (
+        {'protofleet_device_wills_total{device="d1", outcome="refuted"}': "0+1x100"},
+        {'protofleet_device_wills_total{device="d1", outcome="left"}': "0+1x100"}, 60,
+    ),
     "DeviceThrottled": (
         {'protofleet_device_throttled{device="d1"}': "1x60"},
         {'protofleet_device_throttled{device="d1"}': "1x5 0 1x5 0x60"}, 15,

@@ -64,9 +64,13 @@ def test_nothing_is_on_the_page_that_nobody_shows(shown):
     assert len(ROWS) == len(DOCUMENTED), "a name is on the page twice"
 
 
-def test_a_devices_name_is_a_label_on_two_gauges_only():
+def test_a_devices_name_is_a_label_on_two_gauges_and_a_counter_only():
     """As the page says."""
-    assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == ["gauge", "gauge"]
+    assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == [
+        "gauge",
+        "gauge",
+        "counter",
+    ]
 
 
 def test_no_process_shows_a_name_twice(shown):

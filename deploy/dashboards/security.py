@@ -7,6 +7,8 @@ from typing import Any
 from deploy.dashboards.asked import DEVICE, FORGED
 from deploy.dashboards.panels import dashboard, lines, number, table
 
+REFUTED_WILLS = 'protofleet_device_wills_total{outcome="refuted",device=~"$device"}'
+
 
 def security() -> dict[str, Any]:
     about = "What was rejected and why, who is who, what expires, which alerts are raised."
@@ -70,6 +72,13 @@ def security() -> dict[str, Any]:
                 ),
                 floor=0,
                 about="said by a device and not come: lost, held back or on their way",
+            ),
+            lines(
+                "Wills of devices that were there",
+                "none",
+                (f"sum by (device) (increase({REFUTED_WILLS}[1h]))", "{{device}}"),
+                floor=0,
+                about="in an hour: only a broker that works against us says them; it says them in the device's name",
             ),
             lines(
                 "Coordinator started again",

@@ -138,6 +138,13 @@ class Device:
         with contextlib.suppress(OSError, AttributeError):
             self._client.socket().shutdown(2)  # type: ignore[union-attr]  # there is one while it is connected
 
+    def die(self) -> None:
+        """For good: the broker says its will, and nobody comes back."""
+        self._inbox.put(None)
+        self._client.on_disconnect = None
+        self._client.reconnect_delay_set(3600, 3600)
+        self.vanish()
+
     def __enter__(self) -> Device:
         return self.start()
 

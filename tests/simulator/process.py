@@ -125,9 +125,11 @@ class Process:
     def _serve(self, party: Party, now: float) -> None:
         if self._inbox:
             item = self._inbox.popleft()
-            self.arrived += isinstance(item, Arrived)
-            if isinstance(item, Arrived) and self.line:
-                self.line.count_in(item)
+            if isinstance(item, Arrived):
+                self.arrived += 1
+                echo = isinstance(party, Service) and item.topic == party.link.topics.coord_state
+                if self.line and not echo:  # what comes back to a coordinator is nobody's bytes
+                    self.line.count_in(item)
             party.take(item, now)
         if party.wake_at <= now and not party.finished:
             party.wake(now)

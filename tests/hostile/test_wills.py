@@ -1,0 +1,74 @@
+"""A broker may say a device's will whenever it likes: the device has signed it."""
+
+from coordinator.config import Rules
+from tests.hostile.device import honest
+from tests.hostile.federation import Federation
+
+RULES = Rules(gather=2, quorum=1, grace_seconds=3.0, settle_seconds=0.2)
+
+
+def say_the_will_of(f, name, coordinator="coordinator"):
+    """After each frame of that device."""
+
+    def passes(frame):
+        if frame.party == name and not frame.down and frame.kind != "state":
+            will = f.proxy.wills[name]
+            f.proxy.tell(coordinator, will.topic, will.data)
+        return True
+
+    f.proxy.passes = passes
+
+
+def wills(f, device, outcome):
+    return f.metrics().get(f'protofleet_device_wills_total{{device="{device}",outcome="{outcome}"}}', 0.0)
+
+
+def test_a_device_whose_will_is_said_all_the_time_takes_part_in_every_round(tmp_path):
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=5, policy=RULES) as f:
+        gate = []
+        coordinator = f.coordinator()
+        one = f.raw("one", lambda task: honest(task) if gate or task.phase != "evaluate" else None)
+        two = f.raw("two")
+        two.wait("task")
+        say_the_will_of(f, "two")
+        f.wait_until(lambda: wills(f, "two", "refuted") > 3, "wills that are counted")
+        f.wait_until(lambda: len(f.rounds()) == 5, "all rounds but the evaluation")
+        assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 5
+        assert wills(f, "two", "left") == 0 and wills(f, "one", "refuted") == 0
+        gate.append("open")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert "the will of two" in f.log_of(coordinator)
+        one.wait("finished")
+
+
+def test_a_device_that_is_really_gone_is_waited_for_no_longer_than_the_grace(tmp_path):
+    with Federation(tmp_path, "one", "two", rounds=3, policy=RULES) as f:
+        coordinator = f.coordinator()
+        gone = []
+        f.raw("one")
+        two = f.raw("two", lambda task: honest(task) if task.round == 1 else gone.append(task))
+        f.wait_until(lambda: gone, "the second round")
+        two.die()
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        second = f.rounds()[1]
+        assert second["participants"] == ["one"] and second["seconds"] < 60
+        assert f.rounds()[2]["phases"][0]["asked"] == ["one"], "who has left is not asked"
+
+
+def test_a_device_that_comes_back_within_the_grace_is_asked_again(tmp_path):
+    with Federation(tmp_path, "one", "two", rounds=2, policy=RULES) as f:
+        coordinator = f.coordinator()
+        f.raw("one")
+        broken = []
+
+        def work(task):
+            if task.round == 2 and not broken:
+                broken.append(task)
+                two.vanish()
+                return None
+            return honest(task)
+
+        two = f.raw("two", work)
+        f.wait_until(lambda: broken, "the second round")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 3
