@@ -30,7 +30,16 @@ SCHEMA: Final = {
     "heard": "sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER",
     "closed": "round INTEGER, phase TEXT, devices TEXT",
 }
-UNIQUE: Final = {"accepted": "round, phase, device", "closed": "round, phase"}
+LATER: Final = {  # made where they are missing: to a version that does not know them they say nothing
+    "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
+    "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
+    "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
+}
+UNIQUE: Final = {
+    "accepted": "round, phase, device",
+    "closed": "round, phase",
+    "crossed": "round, epoch",
+}
 Value = str | int | bytes | None
 
 
@@ -128,6 +137,7 @@ class Index:
             # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
             db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
             self._up_to_date(db)
+            self._with_later_tables(db)
             check(db)
         except sqlite3.DatabaseError as error:
             db.close()
@@ -161,6 +171,14 @@ class Index:
                 db.execute(f"DROP TABLE old_{table}")
         db.execute(f"PRAGMA user_version = {FORMAT}")
         self.disk.commit(db, self.path)
+
+    def _with_later_tables(self, db: sqlite3.Connection) -> None:
+        if missing := LATER.keys() - tables_in(db):
+            db.execute("BEGIN IMMEDIATE")
+            for table in sorted(missing):
+                unique = f", UNIQUE ({UNIQUE[table]})" if table in UNIQUE else ""
+                db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({LATER[table]}, seal BLOB{unique})")
+            self.disk.commit(db, self.path)
 
     def _keep_old(self, found: int) -> None:
         kept = self.path.with_suffix(f".format-{found}")
@@ -200,6 +218,10 @@ class Index:
         self.disk.sync(self.folder)
 
 
+def tables_in(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
 def seal(table: str, *values: Value) -> bytes:
     """What a row says, in 16 bytes: a flipped bit in a number or a name is no fault to SQLite."""
     plain = [value.hex() if isinstance(value, bytes) else value for value in values]
@@ -211,7 +233,7 @@ def check(db: sqlite3.Connection) -> None:
     try:
         if (words := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
             raise DamagedError(str(words)[:200])
-        for table in SCHEMA:
+        for table in [*SCHEMA, *(LATER.keys() & tables_in(db))]:
             for *values, sealed in db.execute(f"SELECT * FROM {table}"):
                 if seal(table, *values) != sealed:
                     raise DamagedError(f"a row of {table} is not what was written")

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from coordinator.crossed import Crossed
 from coordinator.events import (
     Accept,
     Advance,
@@ -62,7 +63,7 @@ class RoundRecord:
     round: int
     attempt: int
     kind: str  # training, evaluation
-    resumed: bool = False  # a coordinator died in it: bytes and seconds are those of the later life
+    resumed: bool = False  # a coordinator died in it: of bytes and seconds up to a minute may be missing
     seconds: float = 0.0
     phases: list[PhaseRecord] = field(default_factory=list)
     participants: list[str] = field(default_factory=list)
@@ -97,6 +98,15 @@ class Journal:
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
+        self._earlier = Crossed()  # in the open round, before this process began
+        service.spool.crossing = self.crossing
+
+    def crossing(self) -> tuple[int, Crossed] | None:
+        """The open round, and what has crossed in it in this life."""
+        if not self._record.round:
+            return None
+        crossed = self._service.link.meter.snapshot().since(self._before)
+        return self._record.round, Crossed.of(crossed, self._service.now - self._began)
 
     def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
         match event:
@@ -169,6 +179,9 @@ class Journal:
 
     def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
         kind = "evaluation" if number > self._service.machine.policy.rounds else "training"
+        if self._record.round != number:
+            earlier = self._service.spool.crossed_before(number)
+            self._earlier, resumed = sum(earlier, Crossed()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
         self._began = self._thinking = now
         self._metrics = {}
@@ -187,8 +200,9 @@ class Journal:
 
     def _end(self, service: Service, now: float) -> None:
         record, meter = self._record, service.link.meter.snapshot()
-        crossed, self._before = meter.since(self._before), meter
-        record.seconds = round(now - self._began, 3)
+        crossed = Crossed.of(meter.since(self._before), now - self._began) + self._earlier
+        self._before, self._earlier = meter, Crossed()
+        record.seconds = round(crossed.seconds, 3)
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0

@@ -148,6 +148,7 @@ class Service:
         if now >= self._here_at:
             self._here_at = now + HERE_SECONDS
             self.link.say(self.link.topics.coord_state, State(True, HERE))
+            self.spool.note_crossed()
         self.backlog.wake(now)
         for device, since in self.doubts.over(now).items():
             self._gone(device, "connection lost", since)

@@ -13,16 +13,17 @@ import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from coordinator.crossed import Crossed, read_crossed
 from coordinator.events import Recovered
 from coordinator.guests import guests_in, members_in, names_in
 from coordinator.index import FencedError, Index, RunMismatchError
 from methods.base import Member
-from protocol.disk import Disk
+from protocol.disk import Disk, is_full
 from protocol.messages import Arrays
 from protocol.store import DamagedError, ObjectStore
 
@@ -55,6 +56,9 @@ class Spool:
         self.index = Index(folder, self.disk)
         self._db = self.index.db
         self.fallbacks = Counter({"index": int(self.index.fell_back)})  # what was found damaged at the start
+        # What has crossed in which round, as the one who counts it says; and what of it is on the disk.
+        self.crossing: Callable[[], tuple[int, Crossed] | None] = lambda: None
+        self._noted: tuple[int, str] = (0, "")
         self._usable = self._choose()  # the newest generation whose snapshot is whole, and those after it
 
     def store(self, device: str) -> ObjectStore:
@@ -82,6 +86,7 @@ class Spool:
             made = (newest + 1, round, attempt, json.dumps(list(cohort)), json.dumps(guests), name)
             self.index.put("checkpoint", *made)
             self._forget_but(worth_keeping(self._generations()))
+            self._note_crossed()
         self.index.keep_copy()
         self._usable = [made]
         self._prune()
@@ -98,6 +103,7 @@ class Spool:
                 "accepted", round, phase, answer.device, answer.base, answer.object, answer.examples, metrics
             )
             self.index.put("heard", answer.device, *heard)
+            self._note_crossed()
 
     def heard(self) -> dict[str, tuple[int, int]]:
         """Of each sender the boot and the newest sequence at its last accepted answer."""
@@ -140,12 +146,33 @@ class Spool:
     def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
         with self.index.transaction():
             self.index.put("closed", round, phase, json.dumps(devices))
+            self._note_crossed()
         self.index.keep_copy()
 
     def rollback(self, round: int) -> None:
         """The round starts again; answers already in stay good for whoever is asked the same again."""
         with self.index.transaction():
             self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
+            self._note_crossed()
+
+    def note_crossed(self) -> None:
+        """Beside all else that is written; a full disk can do without."""
+        try:
+            with self.index.transaction():
+                self._note_crossed()
+        except sqlite3.OperationalError as error:
+            if not is_full(error):
+                raise
+
+    def _note_crossed(self) -> None:
+        if (said := self.crossing()) and (noted := (said[0], said[1].text())) != self._noted:
+            self.index.put("crossed", noted[0], self.index.epoch, noted[1])
+            self._noted = noted
+
+    def crossed_before(self, round: int) -> list[Crossed]:
+        """In the earlier lives of this coordinator in which that round was open."""
+        query = "SELECT counts FROM crossed WHERE round = ? AND epoch != ? ORDER BY epoch"
+        return [read_crossed(row[0]) for row in self._db.execute(query, (round, self.index.epoch))]
 
     def answers(self, round: int, phase: str) -> dict[str, Accepted]:
         rows = self._db.execute(
@@ -233,7 +260,8 @@ class Spool:
         marks = ", ".join("?" * len(kept))
         self._db.execute(f"DELETE FROM checkpoint WHERE id NOT IN ({marks})", [row[0] for row in kept])
         oldest = (min(row[1] for row in kept),)
-        self._db.execute("DELETE FROM closed WHERE round < ?", oldest)
+        for table in ("closed", "crossed"):
+            self._db.execute(f"DELETE FROM {table} WHERE round < ?", oldest)
         # Of each device the newest verdicts stay: it repeats its answer until it has heard them.
         newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
         self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.journal import read_rounds
 from tests.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
 
 __all__ = ["place"]  # a fixture
@@ -69,6 +70,8 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
         assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
     assert bits(place / "runs" / "small") == bits(place / "whole" / "small"), f"PROTOFLEET_TEST_SEED={SEED}"
     assert [line["round"] for line in lines(place)] == list(range(1, 8))
+    for one, other in zip(lines(place), read_rounds(place / "whole" / "small" / "rounds.jsonl"), strict=True):
+        assert sum(one["payload"]["up"].values()) >= sum(other["payload"]["up"].values()), "none is lost"
 
 
 def alive(pid):

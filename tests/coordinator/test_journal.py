@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.config import CoordinatorSettings
+from coordinator.crossed import read_crossed
 from coordinator.events import Phase
 from coordinator.index import seal
 from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
@@ -85,6 +86,52 @@ def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_p
     assert [line["round"] for line in found] == [1, 2, 3, 4]
     assert [line["resumed"] for line in found] == [False, True, False, False]
     assert len(found[1]["accuracy"]["global"]) == 3  # answers of the earlier life are in it
+
+
+def resumed_at(tmp_path, moment, method="fedavg"):
+    """The lines of an unbroken run, and those of one whose coordinator died at that moment and came back."""
+    found = []
+    for name in ("whole", "broken"):
+        run, _ = observed(folder := tmp_path / name, method)
+        if name == "broken":
+            run.world.run(lambda: moment(run.service.machine))
+            run.kill("coordinator")
+            run.boot_coordinator()
+            rounds = RoundFile(folder / "rounds.jsonl")
+            run.service.watchers.append(Journal(run.service, [rounds], model_bytes(run.service)))
+        run.run()
+        found.append(read_rounds(folder / "rounds.jsonl"))
+    return found
+
+
+def test_the_bytes_of_a_round_whose_coordinator_died_after_its_answers_are_those_of_an_unbroken_one(tmp_path):
+    whole, broken = resumed_at(
+        tmp_path, lambda m: m.round == 2 and m.phase is Phase.THINKING and not m._missing
+    )
+    for way, kinds in whole[1]["payload"].items():
+        assert broken[1]["payload"][way] == kinds, way
+        assert sum(broken[1]["wire"][way].values()) >= sum(whole[1]["wire"][way].values())
+    assert broken[1]["resumed"] and broken[1]["seconds"] >= whole[1]["seconds"]
+    assert [line["payload"] for line in broken[2:]] == [line["payload"] for line in whole[2:]]
+
+
+def test_no_answer_of_a_round_that_was_resumed_goes_uncounted(tmp_path):
+    whole, broken = resumed_at(tmp_path, lambda m: m.round == 2 and len(m.answered) == 2)
+    assert broken[1]["payload"]["up"]["weights"] >= whole[1]["payload"]["up"]["weights"]
+    assert totals(broken, "payload")["up"]["weights"] >= totals(whole, "payload")["up"]["weights"]
+
+
+def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp_path):
+    run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=1e6))
+    run.world.run(lambda: run.service.machine.asked == "train")
+    run._workers["device-2"].alive = False  # and so the round stays open
+    run.world.run(lambda: len(run.service.machine.answered) == 2)
+    before = sum(run.service.link.meter.wire.values())
+    run.world.run(lambda: run.world.now > 1000)
+    (row,) = run.service.spool.index.db.execute("SELECT counts FROM crossed WHERE round = 1")
+    noted = read_crossed(row[0])
+    now = sum(run.service.link.meter.wire.values())
+    assert before < sum(noted.wire.values()) <= now and noted.seconds > 900
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
