@@ -1,13 +1,10 @@
-"""`protofleet deploy apply` as a process, with an `ssh` of ours that answers as two boards do: one is hostile."""
+"""`protofleet deploy apply` as a process, with an `ssh` of ours that answers as boards do; one is honest."""
 
 import os
-import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-import pytest
 
 from deploy.enrol import party
 from deploy.enrol.authority import Authority, make_authority
@@ -42,98 +39,78 @@ end=yes
 # The step and the board's name are among the words; the script itself comes by standard input.
 SSH = """#!/bin/sh
 cat >/dev/null
-case "$*" in
-    *" quick"*) cat {folder}/facts ;;
-    *" request "*board-1*) cat {folder}/board-1.request ;;
-    *" request "*board-2*) cat {folder}/board-2.request ;;
-    *" state"*) echo ActiveState=active ;;
-esac
+for board in {folder}/requests/*; do
+    case "$*" in
+        *" quick"*) cat {folder}/facts; exit ;;
+        *" request "*" ${{board##*/}} "*) cat "$board" ;;
+        *" state"*) echo ActiveState=active; exit ;;
+    esac
+done
 """
 
 
-def program(path, text):
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-
-
-@pytest.fixture
-def fleet(tmp_path):
-    """An operator's machine; gives what runs `deploy apply` on a fleet whose board-1 sends a certain request."""
-    authority = make_authority(tmp_path / "root", "lab", 1, durable=False)
-    join(authority, tmp_path / "coordinator", "coordinator", 30)
-    party.make_request(tmp_path / "honest", "lab", "board-2", (), fresh=True, durable=False)
-    (tmp_path / "board-2.request").write_text((tmp_path / "honest/pending/request").read_text())
-    (tmp_path / "facts").write_text(FACTS.format(now=int(time.time())))
-    (tmp_path / "wheels").mkdir()
-    (tmp_path / "wheels/protofleet-0-py3-none-any.whl").write_bytes(b"none of the boards looks")
-    for name in ("ssh", "rsync"):
-        program(tmp_path / "bin" / name, SSH.format(folder=tmp_path))
-    (tmp_path / "fleet.toml").write_text(
-        write_toml({
-            "root": "root", "software": {"wheels": "wheels", "dependencies": "system"},
-            "care": {"canary": 2, "health_seconds": 0.1, "drain_seconds": 0.1},
-            "device": {"data": {"source": "digits", "domain": "mnist"}, "broker": {"host": "broker"}},
-            "hosts": {name: {"address": f"{name}.example"} for name in ("board-1", "board-2")},
-        })
-    )  # fmt: skip
-
-    def apply(request):
-        (tmp_path / "board-1.request").write_text(request)
-        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-        done = subprocess.run(
-            [sys.executable, "-m", "deploy.cli", "deploy", "apply", "--fleet", "fleet.toml", "--yes"],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-            env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert "Traceback" not in done.stderr, done.stderr
-        assert done.returncode == 1
-        return [line for line in done.stderr.splitlines() if "board-1" in line]
-
-    return apply
-
-
-def asked(folder, name, hosts=(), receive=None):
-    """The request of a board whose process was taken over: it may ask for anything, with its own keys."""
-    party.make_request(folder, "lab", name, tuple(hosts), fresh=True, durable=False)
-    if receive is None:
+def asked(folder, name, hosts=(), receive=b""):
+    """A request as a board whose process was taken over makes it: for anything, with its own keys."""
+    made, _ = party.make_request(folder, "lab", name, tuple(hosts), fresh=True, durable=False)
+    if not receive:
         return (folder / "pending/request").read_text()
     keys = party.load_keys(folder / "pending")
-    made = party.make_request(folder, "lab", name, (), fresh=False, durable=False)[0]
     fields = Writer().text("lab").text(name).text("device").blobs([]).blob(made.sign).blob(receive)
     return armoured(REQUEST, state(REQUEST, fields.blob(made.csr).done(), [keys.identity]))
 
 
-@pytest.mark.parametrize(
-    ("request_of", "words"),
-    [
-        (
-            lambda folder: asked(folder, "board-1", ["broker.example"]),
-            "board-1 was not approved: board-1 asks to be enrolled as a broker for broker.example, not as a device",
+def operators_machine(folder, requests):
+    """A root, a fleet of these boards, and an `ssh` and `rsync` of ours."""
+    authority = make_authority(folder / "root", "lab", 1, durable=False)
+    join(authority, folder / "coordinator", "coordinator", 30)
+    (folder / "facts").write_text(FACTS.format(now=int(time.time())))
+    for place in ("requests", "wheels", "bin"):
+        (folder / place).mkdir()
+    for name, text in requests.items():
+        (folder / "requests" / name).write_text(text)
+    (folder / "wheels/protofleet-0-py3-none-any.whl").write_bytes(b"none of the boards looks")
+    for name in ("ssh", "rsync"):
+        path = folder / "bin" / name
+        path.write_text(SSH.format(folder=folder))
+        path.chmod(0o755)
+    table = {
+        "root": "root", "software": {"wheels": "wheels", "dependencies": "system"},
+        "care": {"canary": len(requests), "health_seconds": 0.1, "drain_seconds": 0.1},
+        "device": {"data": {"source": "digits", "domain": "mnist"}, "broker": {"host": "broker"}},
+        "hosts": {name: {"address": f"{name}.example"} for name in requests},
+    }  # fmt: skip
+    (folder / "fleet.toml").write_text(write_toml(table))
+
+
+def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(tmp_path):
+    no_request = "-----BEGIN PROTOFLEET REQUEST-----\nQUJD\n-----END PROTOFLEET REQUEST-----\n"
+    board = tmp_path / "board"
+    boards = {
+        "to-be-broker": (
+            asked(board, "to-be-broker", ["broker.example"]),
+            "to-be-broker asks to be enrolled as a broker for broker.example, not as a device",
         ),
-        (
-            lambda folder: asked(folder, "coordinator"),
-            "asks to be enrolled as a coordinator, not as a device",
+        "coordinates": (asked(board, "coordinator"), "asks to be enrolled as a coordinator, not as a device"),
+        "somebody": (
+            asked(board, "honest"),
+            "somebody was expected, the request is to be enrolled as honest",
         ),
-        (
-            lambda folder: asked(folder, "board-9"),
-            "board-1 was expected, the request is to be enrolled as board-9",
-        ),
-        (
-            lambda folder: asked(folder, "board-1", receive=RECEIVE[2]),
+        "weak": (
+            asked(board, "weak", receive=RECEIVE[2]),
             "key to receive with is a point of small order",
         ),
-        (
-            lambda folder: "-----BEGIN PROTOFLEET REQUEST-----\nQUJD\n-----END PROTOFLEET REQUEST-----\n",
-            "this is not a request",
-        ),
-    ],
-)
-def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(
-    fleet, tmp_path, request_of, words
-):
-    said = fleet(request_of(tmp_path / "board"))
-    assert len(said) == 1 and words in said[0], said
+        "none": (no_request, "this is not a request"),
+        "honest": (asked(tmp_path / "honest", "honest"), "health: after 0.1 s it still starts"),
+    }
+    operators_machine(tmp_path, {name: text for name, (text, _) in boards.items()})
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.cli", "deploy", "apply", "--fleet", "fleet.toml", "--yes"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    for name, (_, words) in boards.items():
+        said = [line for line in done.stderr.splitlines() if line.startswith(f"protofleet: {name}: ")]
+        assert len(said) == 1 and words in said[0], done.stderr
     entries = Authority(tmp_path / "root").register.entries
-    assert [(e.name, e.part) for e in entries if e.name != "coordinator"] == [("board-2", "device")]
-    assert not (tmp_path / "root/approvals/board-1.approval").exists()
+    assert [(e.name, e.part) for e in entries if e.name != "coordinator"] == [("honest", "device")]
