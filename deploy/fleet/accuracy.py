@@ -60,6 +60,12 @@ def fallen(before: Reading, after: Reading, most: float) -> str:
     return f"accuracy of {domain} ({split}, {view}) has fallen from {was:.3f} to {now:.3f}, by more than {most:g}"
 
 
+def gone(before: Reading, after: Reading) -> str:
+    """What could not be judged; "" where all could. No reason to stop: devices are not in every cohort."""
+    missing = sorted({domain for domain, _, _ in before.accuracy.keys() - after.accuracy.keys()})
+    return f"accuracy of {', '.join(missing)} is not shown any more, and was not judged" if missing else ""
+
+
 @dataclass
 class Judge:
     """Knows how things were before the first wave."""
@@ -86,5 +92,6 @@ class Judge:
             self.sleep(POLL_SECONDS)
             then, now = now, self.look(self.care.metrics)
             ended += now.rounds != then.rounds  # it counts from 0 again when it was started again
-        words = fallen(self._before, now, self.care.accuracy_drop)
-        return not words, words
+        if words := fallen(self._before, now, self.care.accuracy_drop):
+            return False, words
+        return True, gone(self._before, now)

@@ -76,6 +76,12 @@ def test_accuracy_is_judged_when_two_more_rounds_have_ended():
     assert not good and "from 0.900 to 0.700" in words
 
 
+def test_a_domain_that_is_not_shown_any_more_is_said():
+    judge = judge_of(reading(7, 0.9), reading(8, 0.9), Reading(9, {DIGITS: 0.9}), Reading(10, {DIGITS: 0.9}))
+    judge.begin()
+    assert judge.verdict() == (True, "accuracy of svhn is not shown any more, and was not judged")
+
+
 def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
     judge = judge_of(reading(7, 0.9))
     judge.begin()

@@ -6,6 +6,7 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from coordinator.claims import Limits
@@ -64,7 +65,7 @@ def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
 
 def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
     """The series that alerts and the judge of a wave look at is the honest device's alone."""
-    with Federation(tmp_path, "honest", "liar", rounds=40, policy=BOTH) as f:
+    with Federation(tmp_path, "honest", "liar", rounds=400, policy=BOTH) as f:
         coordinator = f.coordinator()
         f.raw("honest", measuring(0.9), hello={"domain": "street"})
         joined(f, "honest")
@@ -98,6 +99,7 @@ def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp
             assert line["accuracy"]["global"] == {"street": 0.625, "street (liar)": 0.0}
 
 
+@pytest.mark.slow  # two lives of a coordinator
 def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
     with Federation(tmp_path, "honest", "liar", rounds=2, policy=BOTH) as f:
         first = f.coordinator()
@@ -114,6 +116,7 @@ def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
         assert f.rounds()[-1]["accuracy"]["global"] == {"street": 0.9, "field": 0.1}
 
 
+@pytest.mark.slow  # two lives of a coordinator
 def test_a_number_that_is_none_is_in_no_file_though_the_coordinator_was_killed_after_it_came(
     tmp_path, capsys
 ):
