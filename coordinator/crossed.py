@@ -42,7 +42,7 @@ class Crossed:
         rows = [
             [[*place, size] for place, size in sorted(c.items()) if size] for c in (self.payload, self.wire)
         ]
-        return json.dumps([round(self.seconds, 3), *rows, rejected])
+        return json.dumps([round(self.seconds, 3), *rows, rejected], allow_nan=False)
 
 
 def read_crossed(text: str) -> Crossed:
