@@ -33,6 +33,7 @@ class Limits:
         default_factory=dict
     )  # domain -> names or patterns of the devices that share it
     norm: float = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
+    outlier: float = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
 
     def __post_init__(self) -> None:
         for name in ("examples", "answer_bytes", "spool_bytes"):
@@ -45,6 +46,8 @@ class Limits:
                 raise ValueError(
                     f"limits.domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, printable ones"
                 )
+        if self.outlier != 0 and not self.outlier >= 2:
+            raise ValueError(f"limits.outlier is {self.outlier:g}, it must be 0 (off) or at least 2")
         if self.examples > 1 << 40:
             raise ValueError(f"limits.examples is {self.examples}, it can be at most 2^40")
         if not self.answer_bytes <= min(self.spool_bytes, 1 << 30):

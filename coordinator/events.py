@@ -96,6 +96,17 @@ class Advanced:
 
     phase: str | None
     base: bytes = b""
+    fault: str = ""  # at its end: why nobody could go on from what it has come to
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """Whose answer brought a round to nothing, as far as can be told; no device: none can be told from the others."""
+
+    past: Recovered  # the round, as the disk has it
+    phase: str
+    device: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +147,33 @@ class Close:
     round: int
     phase: str
     devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Find the outlier of a round from which nobody can go on."""
+
+    round: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutAside:
+    """Go back to the start of a round, for good, and count its phase as that of these devices alone."""
+
+    round: int
+    phase: str
+    devices: tuple[str, ...]
+    device: str  # whose answer is put aside
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diverge:
+    """End the run, for good: there is no state that it could go on from."""
+
+    round: int
+    words: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +224,22 @@ class Finish:
     rounds: int
 
 
-Event: TypeAlias = Joined | Left | Answered | Advanced | Woke
-Command: TypeAlias = Save | Rollback | Advance | Close | Send | Accept | Repeat | Drop | Dismiss | Finish
+Event: TypeAlias = "Joined | Left | Answered | Advanced | Blamed | Woke"
+Command: TypeAlias = (
+    Save
+    | Rollback
+    | Advance
+    | Close
+    | Blame
+    | PutAside
+    | Diverge
+    | Send
+    | Accept
+    | Repeat
+    | Drop
+    | Dismiss
+    | Finish
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,4 +255,8 @@ class Recovered:
     earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(
         default_factory=dict
     )  # device -> round, its bases
+    aside: Mapping[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # round -> whose answers were put aside in it
+    diverged: str = ""  # why the run has ended
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

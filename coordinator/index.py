@@ -34,11 +34,13 @@ LATER: Final = {  # made where they are missing: to a version that does not know
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
+    "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has ended there
 }
 UNIQUE: Final = {
     "accepted": "round, phase, device",
     "closed": "round, phase",
     "crossed": "round, epoch",
+    "aside": "round, device",
 }
 Value = str | int | bytes | None
 

@@ -23,11 +23,13 @@ from coordinator.events import (
     Advanced,
     Close,
     Command,
+    Diverge,
     Drop,
     Event,
     Finish,
     Joined,
     Left,
+    PutAside,
     Rollback,
     Save,
 )
@@ -77,6 +79,7 @@ class RoundRecord:
     loss: ByView = field(default_factory=dict)
     pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
     figures: dict[str, float] = field(default_factory=dict)
+    aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
 
 
@@ -97,6 +100,7 @@ class Journal:
         self._began, self._thinking, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
+        self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
         self._earlier = Crossed()  # in the open round, before this process began
         service.spool.crossing = self.crossing
@@ -114,7 +118,7 @@ class Journal:
                 self._present("joined", device, now)
             case Left(device, reason):
                 self._present("left", device, now, reason=reason[:200])
-            case Advanced(None):
+            case Advanced(None, fault=""):
                 self._end(service, now)
         for command in commands:
             self._note(command, now)
@@ -131,6 +135,9 @@ class Journal:
         if step.phase is not None:  # in a replay once more, and then it must be the same
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
             self._tell("counted", **place, answers=step.counted)
+        for device, words in step.aside.items():
+            self._record.aside[device] = f"{step.phase}: {words}"
+            self._tell("aside", round=step.round, phase=step.phase, device=device, reason=words)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return
@@ -174,6 +181,14 @@ class Journal:
                 self._tell("dropped", **place, verdict=verdict, reason=problem.words)
             case Rollback():
                 self._tell("again", round=self._record.round)
+            case PutAside(number, phase, _, device, words):
+                self._gone_back[device] = (
+                    self._record.round,
+                    f"round {number} was repeated without it: {words}",
+                )
+                self._tell("went_back", round=number, phase=phase, device=device, reason=words)
+            case Diverge(number, words):
+                self._tell("diverged", round=number, reason=words)
             case Finish(rounds):
                 self._tell("finished", rounds=rounds)
 
@@ -203,6 +218,8 @@ class Journal:
         crossed = Crossed.of(meter.since(self._before), now - self._began) + self._earlier
         self._before, self._earlier = meter, Crossed()
         record.seconds = round(crossed.seconds, 3)
+        record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
+        self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
         record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0

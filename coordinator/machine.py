@@ -9,16 +9,19 @@ Rules for whoever edits this file:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.events import (
     Accept,
     Advance,
     Advanced,
     Answered,
+    Blame,
+    Blamed,
     Close,
     Command,
     Dismiss,
+    Diverge,
     Drop,
     Event,
     Finish,
@@ -26,6 +29,7 @@ from coordinator.events import (
     Left,
     Phase,
     Policy,
+    PutAside,
     Recovered,
     Repeat,
     Rollback,
@@ -36,7 +40,7 @@ from coordinator.events import (
 from coordinator.gathering import Gathering
 from coordinator.pace import Pace
 from coordinator.steadiness import Steadiness
-from coordinator.verdicts import Verdicts
+from coordinator.verdicts import BROKEN, Verdicts
 from protocol.reasons import Problem, Reason
 
 
@@ -60,6 +64,9 @@ class RoundMachine:
     _counted: frozenset[str] = frozenset()  # in the last phase that was closed
     _opened: float = 0.0
     _resumed: int = 0  # a round that an earlier process began: its answers are ready, and no measure of time
+    _aside: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # round -> whose answers brought it to nothing
     _ahead: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
 
     def __post_init__(self) -> None:
@@ -69,9 +76,11 @@ class RoundMachine:
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
-        self.roster, self._ahead = set(past.roster), list(past.ahead)
+        self.roster, self._ahead, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
         self._take_up(past)
+        if past.diverged:
+            return [*self._diverge(past.diverged)]
         if self.round > self._last_round:
             return [*self._finish()]
         self.phase = Phase.THINKING
@@ -90,7 +99,11 @@ class RoundMachine:
             case Left(device):
                 return [*self._leave(device, now, event.since)]
             case Answered():
-                return [*self._answer(event, now), *self._maybe_close(now)]
+                return [*self._answer(event, now), *self._maybe_doubt(), *self._maybe_close(now)]
+            case Advanced(None, fault=str(fault)) if fault:
+                return [*self._doubt(self.round, fault)]
+            case Blamed():
+                return [*self._go_back(event)]
             case Advanced(None):
                 return [*self._end_round(now)]
             case Advanced(str(phase), base):
@@ -131,7 +144,8 @@ class RoundMachine:
 
     @property
     def _quorum(self) -> int:
-        return 0 if self.evaluating else self.policy.quorum
+        """Who was put aside has answered, and is not there to answer what comes next."""
+        return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
 
     @property
     def _missing(self) -> set[str]:
@@ -180,8 +194,9 @@ class RoundMachine:
             yield from self._start(now)
 
     def _start(self, now: float) -> Iterator[Command]:
-        steady = self._steady(now)
-        self.cohort = self.gathering.draw(steady, self.roster - steady, self.round, self.attempt)
+        steady = self._steady(now).difference(self._aside.get(self.round, ()))
+        others = (self.roster - steady).difference(self._aside.get(self.round, ()))
+        self.cohort = self.gathering.draw(steady, others, self.round, self.attempt)
         self.phase, self.gathering.settled = Phase.THINKING, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
@@ -245,6 +260,42 @@ class RoundMachine:
         self._closed[self.asked], self._counted = self.cohort, frozenset(self.cohort)
         yield Close(self.round, self.asked, self.cohort)
         yield Advance(self.round, self.asked, self.cohort)
+
+    def _maybe_doubt(self) -> Iterator[Command]:
+        """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
+        broken = [why for why in self.verdicts.refused.values() if why.reason in BROKEN]
+        if self.phase is Phase.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
+            why = f"{len(broken)} of {len(self.cohort)} answers to round {self.round} {self.asked} are broken"
+            # What they stand on is of this round, once it has had an answer, and else of the one before.
+            yield from self._doubt(self.round - (not self._closed), f"{why} ({broken[0].words})")
+
+    def _doubt(self, number: int, why: str) -> Iterator[Command]:
+        self.phase, self._deadline = Phase.THINKING, None
+        if number < 1:
+            yield from self._diverge(f"{why}, and no round was before it")
+        elif number in self._aside:
+            yield from self._diverge(
+                f"{why}, and round {number} was repeated without {self._aside[number][0]}"
+            )
+        else:
+            yield Blame(number, why)
+
+    def _go_back(self, blamed: Blamed) -> Iterator[Command]:
+        past, phase = blamed.past, blamed.phase
+        if not blamed.device:
+            yield from self._diverge(blamed.words)
+            return
+        left = tuple(device for device in past.closed[phase] if device != blamed.device)
+        self._aside[past.round] = (blamed.device,)
+        yield PutAside(past.round, phase, left, blamed.device, blamed.words)
+        self._ahead = []  # what was decided after it stood on it
+        self._take_up(replace(past, closed={**past.closed, phase: left}))
+        yield Advance(self.round, None, ())
+
+    def _diverge(self, words: str) -> Iterator[Command]:
+        self.phase, self._deadline = Phase.FINISHED, None
+        yield Diverge(self.round, words)
+        yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _again(self, now: float) -> Iterator[Command]:
         """Too few answers: the same round once more, from its beginning."""

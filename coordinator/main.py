@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from coordinator.config import CoordinatorSettings
+from coordinator.diverged import DivergedError
 from coordinator.machine import RoundMachine
 from coordinator.observers import observed
 from coordinator.service import Service
@@ -72,6 +73,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
             stop_on_signals(inbox)
             with spool.index.alone():
                 serve(service, inbox, time.monotonic, pulse)
+        if service.diverged:
+            raise DivergedError(f"the run has diverged: {service.diverged}")
         return service.stopped
     finally:
         service.link.transport.close()

@@ -121,6 +121,11 @@ class Metrics:
                 self.attendance.updates.labels(details["verdict"]).inc()
                 if details["verdict"] == "late":
                     self.attendance.staleness.observe(max(0, self._service.machine.round - details["round"]))
+            case "aside":
+                self.attendance.aside.inc()
+            case "went_back":
+                self.attendance.aside.inc()
+                self.progress.taken_back.inc()
             case "again":
                 self.progress.repeated.inc()
 

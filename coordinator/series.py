@@ -37,6 +37,11 @@ class Progress:
         self.repeated = Counter(
             "protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r
         )
+        self.taken_back = Counter(
+            "protofleet_rounds_taken_back",
+            "Times that the coordinator went back a round, as nobody could go on from what had come of it",
+            registry=r,
+        )
 
 
 class Attendance:
@@ -63,6 +68,12 @@ class Attendance:
         )
         self.updates = Counter(
             "protofleet_updates", "Answers: accepted, late, refused", ["verdict"], registry=r
+        )
+        self.aside = Counter(
+            "protofleet_answers_aside",
+            "Accepted answers that were put aside, as they are out of all proportion to the others' (limits.outlier) "
+            "or brought a round to nothing; who, stands in rounds.jsonl and the log",
+            registry=r,
         )
         self.staleness = Histogram(
             "protofleet_update_staleness_rounds",

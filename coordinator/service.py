@@ -16,14 +16,19 @@ from coordinator.events import (
     Accept,
     Advance,
     Advanced,
+    Blame,
+    Blamed,
     Close,
     Command,
     Dismiss,
+    Diverge,
     Drop,
     Event,
     Finish,
     Joined,
     Left,
+    PutAside,
+    Recovered,
     Repeat,
     Rollback,
     Save,
@@ -34,6 +39,7 @@ from coordinator.farewells import Farewells
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
+from coordinator.outliers import Outlier
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
 from coordinator.watcher import Watcher
@@ -59,7 +65,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.party import Worker
-from protocol.reasons import Rejected
+from protocol.reasons import Reason, Rejected
 from protocol.seal import COORDINATOR
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
@@ -79,12 +85,13 @@ class Service:
         self.link.remember(spool.heard())
         self.watchers, self.limits = list(watchers), limits or Limits()
         self.intake = Intake(self.limits, spool)
-        self.story = Story(plan, spool, machine.policy.rounds)
+        self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
         self.farewells = Farewells()
         self.doubts = Doubts(machine.policy.grace_seconds)
         self.domains: dict[str, str] = {}
         self.finished = False
+        self.diverged = ""  # why, where the run has come to nothing
         self.connected = False
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
@@ -268,6 +275,19 @@ class Service:
                 self.story.restore()
             case Advance():
                 self._advance(command)
+            case Blame(round, why):
+                self._blame(round, why)
+            case PutAside(round, phase, devices, device, words):
+                log.error(
+                    "back to round %d, which is repeated without the answer of %s: %s", round, device, words
+                )
+                self.spool.put_aside(round, phase, devices, device, words)
+                self.story.restore()
+                self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
+            case Diverge(round, words):
+                self.spool.diverge(round, words)
+                self._announce(State(False, "finished"))
+                self.diverged, self.finished = words, True
             case Close(round, phase, devices):
                 self.spool.close(round, phase, devices)
             case Accept(device, round, phase):
@@ -307,6 +327,22 @@ class Service:
         block = self.link.block
         self.worker.submit(lambda: self.story.step(advance, members, answers, block), self._stepped)
 
+    def _blame(self, number: int, why: str) -> None:
+        past = self.spool.generation(number) or Recovered(number, 0, ())
+        phase = list(past.closed)[-1] if past.closed else ""
+        known = self.spool.answers(number, phase)
+        answers = {device: known[device] for device in past.closed.get(phase, ()) if device in known}
+
+        def blamed(found: Outlier | Exception | None) -> None:
+            if isinstance(found, Exception):
+                raise found
+            words = f"{why}; no answer to round {number} can be told from the others"
+            if found:
+                words = f"{why}; of the answers to round {number} this one is farthest from the others: {found.words}"
+            self.happen(Blamed(past, phase, found.device if found else "", words), self.now)
+
+        self.worker.submit(lambda: self.story.worst(answers), blamed)
+
     def _stepped(self, step: Step | Exception) -> None:
         if isinstance(step, Exception):
             if not is_full(step) or self._advancing is None:
@@ -322,11 +358,16 @@ class Service:
             cohort = list(self.machine.cohort)
             self._broadcast = self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
             self.spool.broadcasts.keep({manifest.object})
+        for device, words in step.aside.items():
+            log.warning(
+                "round %d %s: the answer of %s is put aside: %s", step.round, step.phase, device, words
+            )
+            self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
         for watcher in self.watchers:
             watcher.stepped(self, step, self.now)
         self._part_from_the_unknown()
         base = manifest.object if manifest else b""
-        self.happen(Advanced(step.ask.phase if step.ask else None, base), self.now)
+        self.happen(Advanced(step.ask.phase if step.ask else None, base, step.fault), self.now)
 
     def _announce(self, state: State) -> None:
         self.link.say(self.link.topics.coord_state, state, retain=True)

@@ -187,7 +187,44 @@ class Spool:
             return None
         past = [self._past(row) for row in self._usable]
         members = {d: g.member for row in reversed(self._usable) for d, g in guests_in(row[4]).items()}
-        return replace(past[0], ahead=tuple(past[1:]), earlier=self._earlier(past[0].round)), members
+        aside, diverged = self._put_aside()
+        earlier = self._earlier(past[0].round)
+        return replace(
+            past[0], ahead=tuple(past[1:]), earlier=earlier, aside=aside, diverged=diverged
+        ), members
+
+    def generation(self, round: int) -> Recovered | None:
+        """A round that is kept, as it was when its last phase was closed."""
+        rows = [row for row in self._generations() if row[1] == round]
+        return self._past(rows[0]) if rows and self.snapshots.has(bytes.fromhex(rows[0][5])) else None
+
+    def put_aside(self, round: int, phase: str, devices: Sequence[str], device: str, words: str) -> None:
+        """Back to the start of a round, for good: what came after it is no more, and neither is one answer to it."""
+        with self.index.transaction():
+            for table in ("checkpoint", "accepted", "closed"):
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
+            self.index.put("closed", round, phase, json.dumps(devices))
+            self.index.put("aside", round, device, words)
+        self.index.keep_copy()
+        self._usable = self._generations()[:1]
+        self._prune()
+
+    def diverge(self, round: int, words: str) -> None:
+        with self.index.transaction():
+            self.index.put("aside", round, "", words)
+
+    def _put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
+        """By round whose answers were put aside in it; and why the run has ended, if it has."""
+        found: dict[int, tuple[str, ...]] = {}
+        diverged = ""
+        for number, device, words in self._db.execute(
+            "SELECT round, device, words FROM aside ORDER BY round"
+        ):
+            if device:
+                found[number] = (*found.get(number, ()), device)
+            else:
+                diverged = words
+        return found, diverged
 
     def domains(self) -> dict[str, str]:
         """Of the devices that `recover` names."""
@@ -207,7 +244,7 @@ class Spool:
                 accepted.setdefault(phase, {})[device] = base
             else:
                 self._lost(number, phase, device)
-        rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ?", (number,))
+        rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ? ORDER BY rowid", (number,))
         closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
         roster = tuple(device for device, guest in guests_in(guests).items() if guest.present)
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster)

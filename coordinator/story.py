@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from coordinator.events import Advance
+from coordinator.outliers import LEAST, Outlier, outliers, sizes_of, worst
 from coordinator.spool import Accepted, Spool
-from methods.base import Ask, Member, Reply, Round, ServerHalf
+from methods.base import Ask, Member, Reply, Round, ServerHalf, seeded
 from methods.bridge import LazyPayload, to_numpy, to_torch
 from methods.plan import Plan
 from protocol.messages import Arrays, Manifest
@@ -23,11 +27,16 @@ class Step:
     figures: Mapping[str, float] = field(default_factory=dict)
     phase: str | None = None  # whose answers it was given; None: it began the round
     counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of the answer that it was given
+    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its answer to this phase was not
+    fault: str = ""  # at the end of a round: why nobody could go on from what it has come to
 
 
 class Story:
-    def __init__(self, plan: Plan, spool: Spool, rounds: int) -> None:
-        self._spool, self._rounds = spool, rounds
+    def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
+        self._spool, self._rounds, self._outlier = spool, rounds, outlier or math.inf
+        self._aside: set[str] = set()  # devices, in the round in hand
+        self._now_aside: dict[str, str] = {}
+        self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
         self.server: ServerHalf = plan.server_half()
         self._round: Round | None = None
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast
@@ -50,29 +59,64 @@ class Story:
 
         A step that found the disk full has been made; said again, it goes on at its broadcast.
         """
-        counted = {device: answers[device].object.hex() for device in advance.devices}
         try:
             ask = self._unwritten or self._next(advance, members, answers)
         except StopIteration:
-            self._round = None
-            return Step(advance.round, None, None, dict(self.server.monitor()), advance.phase, counted)
+            self._round = ask = None
+        counted = {d: answers[d].object.hex() for d in advance.devices if d not in self._aside}
+        said = (dict(self.server.monitor()), advance.phase, counted, self._now_aside)
+        if ask is None:
+            return Step(advance.round, None, None, *said, fault=self._fault())
         self._unwritten = ask
         manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
         self._unwritten = None
-        return Step(advance.round, ask, manifest, dict(self.server.monitor()), advance.phase, counted)
+        return Step(advance.round, ask, manifest, *said)
 
     def _next(self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted]) -> Ask:
         if advance.phase is None:
+            self._aside, self._now_aside = set(), {}
             self.server.begin(advance.round, members)
             evaluating = advance.round > self._rounds
             self._round = evaluation(self.server) if evaluating else self.server.round()
             return next(self._round)
         assert self._round is not None, "a round is stepped before it began"
-        return self._round.send([self._reply(device, answers[device]) for device in sorted(advance.devices)])
+        self._put_aside({device: answers[device] for device in sorted(set(advance.devices) - self._aside)})
+        used = sorted(set(advance.devices) - self._aside)
+        return self._round.send([self._reply(device, answers[device]) for device in used])
+
+    def _put_aside(self, answers: Mapping[str, Accepted]) -> None:
+        """Who is out of all proportion in one phase is in no later one of the round."""
+        found = {}
+        if len(answers) >= LEAST and self._outlier < math.inf:
+            found = outliers(
+                {device: sizes_of(self._arrays(a)) for device, a in answers.items()}, self._outlier
+            )
+        self._now_aside = {device: one.words for device, one in found.items()}
+        self._aside |= found.keys()
+
+    def _fault(self) -> str:
+        for name, value in self.server.state().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                return f"{name} of the new state is not finite"
+        return "" if self._predicts() else "what the new model predicts of a fixed input is not finite"
+
+    def _predicts(self) -> bool:
+        model = self.server.model
+        training = model.training
+        with torch.no_grad():
+            finite = bool(model.eval()(self._sample).isfinite().all())
+        model.train(training)
+        return finite
+
+    def worst(self, answers: Mapping[str, Accepted]) -> Outlier | None:
+        """Of a phase whose answers brought the run to nothing. Runs on the worker's thread."""
+        return worst({device: sizes_of(self._arrays(a)) for device, a in sorted(answers.items())})
+
+    def _arrays(self, answer: Accepted) -> LazyPayload:
+        return LazyPayload(self._spool.store(answer.device).open(answer.object))
 
     def _reply(self, device: str, answer: Accepted) -> Reply:
-        arrays = self._spool.store(device).open(answer.object)
-        return Reply(device, answer.examples, LazyPayload(arrays))
+        return Reply(device, answer.examples, self._arrays(answer))
 
 
 def evaluation(server: ServerHalf) -> Round:

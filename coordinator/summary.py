@@ -33,6 +33,7 @@ def summarise(service: Service, settings: CoordinatorSettings, lines: Lines, sof
             m.device: {"domain": service.domains.get(m.device, ""), "examples": m.examples}
             for m in sorted(service.members.values(), key=lambda m: m.device)
         },
+        "ended": f"diverged: {service.diverged}" if service.diverged else "finished",
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
         "wire": totals(lines, "wire"),

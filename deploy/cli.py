@@ -1,6 +1,7 @@
 """The `protofleet` command: one sub-command a job. A user's mistake is one line and an exit code.
 
-Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used.
+Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settings cannot be used;
+4 the run has diverged: there is no state that it could go on from.
 """
 
 from __future__ import annotations

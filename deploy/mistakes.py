@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coordinator.diverged import DivergedError
 from coordinator.spool import RunMismatchError
 from deploy.run_errors import RunError
 from edge_client.data import DataError
@@ -14,7 +15,7 @@ from protocol.settings import SettingsError
 from protocol.statements import StatementError
 from protocol.store import DamagedError, NewerFormatError
 
-FAILED, MISUSED = 1, 2
+FAILED, MISUSED, DIVERGED = 1, 2, 4
 
 
 def exit_code(error: Exception) -> int | None:
@@ -23,6 +24,8 @@ def exit_code(error: Exception) -> int | None:
             return MISUSED
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
             return FAILED
+        case DivergedError():
+            return DIVERGED
         case OSError() if is_full(error):
             error.args = (
                 f"the disk is full: {error.filename or error.strerror}; make room and run it again",

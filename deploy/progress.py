@@ -115,6 +115,12 @@ class Progress:
                 return f"damaged on the disk: {found}; the run goes on from round {event['round']}"
             case "again":
                 return f"round {event['round']} begins again: too few answers in time"
+            case "aside":
+                return f"{event['device']}: answer to round {event['round']} put aside, {event['reason']}"
+            case "went_back":
+                return f"back to round {event['round']}, without the answer of {event['device']}: {event['reason']}"
+            case "diverged":
+                return f"the run has diverged: {event['reason']}"
             case "round":
                 done = f"{p.stage} took {event['seconds']:.1f} s"
                 mean = f", mean accuracy {p.mean:.1%}" if p.mean is not None else ""

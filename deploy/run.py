@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from coordinator.diverged import DivergedError
 from deploy import orphans
 from deploy.broker import LocalBroker, Secured, find_broker
 from deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
 from deploy.experiment import Experiment, coordinator_settings, device_settings
+from deploy.mistakes import DIVERGED
 from deploy.progress import Progress
 from deploy.report import final_table, write_report
 from deploy.run_errors import RunError
@@ -41,6 +43,9 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
         with Processes(folder) as processes:
             try:
                 watch(experiment, processes, progress)
+            except DivergedError:
+                write_report(folder)
+                raise
             except KeyboardInterrupt:
                 raise RunError(f"stopped; the same command continues {folder} where it stands") from None
     report = write_report(folder)
@@ -170,7 +175,9 @@ def watch(experiment: Experiment, processes: Processes, progress: Progress) -> N
     assert coordinator.stdout is not None
     for line in lines_of(coordinator.stdout, lambda: check(experiment, processes)):
         progress.line(line)
-    if coordinator.wait(EXIT_SECONDS) != 0:
+    if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
+        raise DivergedError(processes.last_word("coordinator"))
+    if code != 0:
         raise RunError(f"coordinator: {processes.last_word('coordinator')}")
     processes.wait()
 

@@ -68,6 +68,12 @@ CASES = {
         {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "1x60"},
         {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "0x60"}, 15,
     ),
+    "AnswerPutAside": (
+        {"protofleet_answers_aside_total": "0x10 1x20"}, {"protofleet_answers_aside_total": "1x30"}, 15,
+    ),
+    "RoundTakenBack": (
+        {"protofleet_rounds_taken_back_total": "0x10 1x20"}, {"protofleet_rounds_taken_back_total": "1x30"}, 15,
+    ),
     "FloodOfRejected": ({REJECTED % "flood": "0+120x60"}, {REJECTED % "flood": "0+30x60"}, 30),
     "TwoCoordinators": (
         {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x10 1x20"},

@@ -12,14 +12,18 @@ from coordinator.events import (
     Advance,
     Advanced,
     Answered,
+    Blame,
+    Blamed,
     Close,
     Dismiss,
+    Diverge,
     Drop,
     Finish,
     Joined,
     Left,
     Phase,
     Policy,
+    PutAside,
     Recovered,
     Repeat,
     Rollback,
@@ -476,3 +480,112 @@ def test_an_accepted_answer_is_still_accepted_after_a_crash_in_a_later_round():
     assert answer(m, "c") == [Repeat("c", 1, "train")]
     m.handle(Advanced("train", b"two"), 2.0)
     assert answer(m, "c") == [Repeat("c", 1, "train")]
+
+
+NAN = Problem(Reason.NOT_FINITE, "weights is not finite")
+
+
+def in_round_two(**rules):
+    """After a first round of all; what the disk would know of it comes with it."""
+    m = machine(**{"quorum": 3, "gather": 4, "rounds": 5, **rules})
+    started(m, "abcd")
+    for device in "abcd":
+        answer(m, device)
+    m.handle(Advanced(None), 2.0), m.handle(Advanced("train", b"two"), 2.0)
+    accepted = {"train": dict.fromkeys("abcd", b"base")}
+    return m, Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}, accepted)
+
+
+def all_nan(m, devices):
+    for device in devices:
+        commands = answer(m, device, round=m.round, base=m.base, problem=NAN)
+    return commands
+
+
+def test_where_most_answers_are_broken_the_round_before_is_blamed():
+    m, _ = in_round_two()
+    answer(m, "d", round=2, base=b"two")
+    assert not any(isinstance(c, Blame) for c in all_nan(m, "ab"))
+    (blame,) = [c for c in all_nan(m, "c") if isinstance(c, Blame)]
+    assert (
+        blame.round == 1 and "3 of 4 answers to round 2 train are broken (weights is not finite)" in blame.why
+    )
+    assert m.phase is Phase.THINKING
+
+
+def test_the_round_is_repeated_without_who_is_blamed_and_from_what_is_on_the_disk():
+    m, past = in_round_two()
+    all_nan(m, "abc")
+    commands = m.handle(Blamed(past, "train", "d", "too large"), 3.0)
+    assert commands == [PutAside(1, "train", ("a", "b", "c"), "d", "too large"), Advance(1, None, ())]
+    assert m.handle(Advanced("train", b"base"), 3.0) == [Advance(1, "train", ("a", "b", "c"))], (
+        "nobody is asked"
+    )
+    assert m.handle(Advanced(None), 3.0)[0] == Save(2, 0, ("a", "b", "c", "d"))
+
+
+def test_a_round_that_comes_to_nothing_twice_is_the_end_and_everybody_hears_it():
+    m, past = in_round_two()
+    all_nan(m, "abc")
+    m.handle(Blamed(past, "train", "d", "too large"), 3.0)
+    m.handle(Advanced("train", b"base"), 3.0)
+    m.handle(Advanced(None), 3.0), m.handle(Advanced("train", b"three"), 3.0)
+    commands = all_nan(m, "abc")
+    (end,) = [c for c in commands if isinstance(c, Diverge)]
+    assert "round 1 was repeated without d" in end.words
+    assert commands[-4:] == [Dismiss(d) for d in "abcd"] and m.phase is Phase.FINISHED
+
+
+def test_nobody_to_blame_is_the_end_as_well():
+    m, past = in_round_two()
+    all_nan(m, "abc")
+    assert isinstance(m.handle(Blamed(past, "train", words="none stands out"), 3.0)[0], Diverge)
+
+
+def test_a_first_phase_that_comes_to_nothing_is_the_end():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    (end,) = [c for c in all_nan(m, "ab") if isinstance(c, Diverge)]
+    assert "no round was before it" in end.words
+
+
+def test_a_later_phase_that_comes_to_nothing_blames_its_own_round():
+    m, _ = in_round_two()
+    for device in "abcd":
+        answer(m, device, round=2, base=b"two")
+    m.handle(Advanced("mix", b"mixed"), 3.0)
+    for device in "abc":
+        commands = answer(m, device, round=2, phase="mix", base=b"mixed", problem=NAN)
+    assert next(c for c in commands if isinstance(c, Blame)).round == 2
+
+
+def test_a_state_that_nobody_can_go_on_from_blames_its_round():
+    m, _ = in_round_two()
+    for device in "abcd":
+        answer(m, device, round=2, base=b"two")
+    assert m.handle(Advanced(None, fault="w is not finite"), 3.0) == [Blame(2, "w is not finite")]
+
+
+def test_after_a_restart_a_repeated_round_is_still_known_and_so_is_the_end():
+    m = machine(quorum=2)
+    m.resume(Recovered(2, 0, ("a", "b", "c"), aside={1: ("d",)}))
+    m.handle(Advanced("train", b"two"), 0.0)
+    assert any(isinstance(c, Diverge) for c in all_nan(m, "ab"))
+    m = machine(quorum=2)
+    assert m.resume(Recovered(2, 0, ("a", "b"), diverged="for good")) == [Diverge(2, "for good")]
+
+
+def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
+    m = machine(quorum=3, gather=3, patience_seconds=10.0)
+    started(m, "abc")
+    past = Recovered(1, 0, tuple("abc"), {"train": tuple("abc")}, {"train": dict.fromkeys("abc", b"base")})
+    for device in "abc":
+        answer(m, device)
+    m.handle(Advanced("mix", b"mixed"), 2.0)
+    for device in "ab":
+        answer(m, device, phase="mix", base=b"mixed", problem=NAN)
+    m.handle(Blamed(past, "train", "c", "too large"), 3.0)
+    m.handle(Advanced("train", b"base"), 3.0)
+    assert [c.device for c in m.handle(Advanced("mix", b"other"), 3.0)] == ["a", "b"]
+    answer(m, "a", phase="mix", base=b"other")
+    assert Close(1, "mix", ("a", "b")) in answer(m, "b", phase="mix", base=b"other")

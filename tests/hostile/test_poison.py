@@ -1,0 +1,72 @@
+"""One answer within every bound, and what the run comes to."""
+
+import json
+import time
+
+import numpy as np
+
+from coordinator.claims import Limits
+from coordinator.config import Rules
+from tests.hostile.device import Answer, honest
+from tests.hostile.federation import Federation
+
+TOGETHER = Rules(quorum=2, gather=3, settle_seconds=1.0)
+
+
+def just_below_the_norm(task):
+    """Of the asked shapes, finite, and each array of the largest norm that is allowed."""
+    if task.phase != "train":
+        return honest(task)
+    arrays = {
+        name: np.full_like(v, 9e5 / np.sqrt(max(1, v.size))) if v.dtype.kind == "f" else v
+        for name, v in task.arrays.items()
+    }
+    return Answer(arrays)
+
+
+def test_an_answer_just_below_every_bound_is_put_aside_and_the_run_ends_well(tmp_path):
+    with Federation(tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3) as f:
+        coordinator = f.coordinator()
+        f.device("one"), f.device("two")
+        liar = f.raw("liar", just_below_the_norm)
+        assert f.wait_for_end(coordinator, 180) == 0, f.last_words()
+        assert {v for v, _ in liar.verdicts()} == {"accepted"}
+        assert all(set(line["aside"]) == {"liar"} for line in f.rounds()[:3])
+        assert "the answer of liar is put aside: weights." in f.log_of(coordinator)
+        assert f.rounds()[-1]["loss"]["global"], "it is finite"
+        assert [r for (r,) in f.ledger("SELECT round FROM moments WHERE what = 'aside'")] == [1, 2, 3]
+
+
+def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp_path):
+    """A kill of the coordinator in the repeated round changes nothing of that."""
+
+    def strikes_in_round_two(task):
+        return just_below_the_norm(task) if task.round == 2 else honest(task)
+
+    with Federation(
+        tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3, limits=Limits(outlier=0.0)
+    ) as f:
+        coordinator = f.coordinator()
+        f.device("one"), f.device("two")
+        f.raw("liar", strikes_in_round_two)
+        f.wait_until(lambda: "back to round 2" in f.log_of(coordinator), "the way back", 120)
+        coordinator.kill()
+        again = f.coordinator()
+        assert f.wait_for_end(again, 180) == 0, f.last_words()
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
+        summary = json.loads((f.run / "summary.json").read_text())
+        assert summary["ended"] == "finished"
+
+
+def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_path):
+    method = {"name": "fedavg", "lr": 1e18}
+    with Federation(tmp_path, "one", "two", policy=Rules(quorum=2), rounds=3, method=method) as f:
+        coordinator = f.coordinator()
+        f.device("one"), f.device("two")
+        began = time.monotonic()
+        assert f.wait_for_end(coordinator, 120) == 4, f.last_words()
+        assert time.monotonic() - began < 100.0
+        assert f.log_of(coordinator).splitlines()[-1].startswith("protofleet: the run has diverged: ")
+        assert "Traceback" not in f.log_of(coordinator)
+        assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
+        assert f.wait_for_end(f.coordinator(), 60) == 4, "and it stays so"

@@ -1,0 +1,136 @@
+"""One answer within every bound that would end the run for everybody, among honest ones."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from coordinator.claims import Limits
+from coordinator.events import Policy
+from coordinator.journal import Journal, RoundFile
+from methods import names
+from protocol.reasons import Reason
+from tests.worlds import assert_same, final_state, simulation
+
+POLICY = Policy(
+    rounds=3, quorum=3, cohort=0, gather=4, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,
+    straggler_factor=0.0,
+)  # fmt: skip
+ATTACKED = ("fedavg", "fedprox", "fedplcc", "fedproto")
+
+
+@pytest.mark.parametrize("method", names())
+def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_path):
+    runs = [
+        simulation(tmp_path / name, method, limits=Limits(outlier=limit)).run()
+        for name, limit in (("on", 100.0), ("off", 0.0))
+    ]
+    assert_same(*runs)
+    assert not runs[0].service.link.meter.rejected
+
+
+def poisoned(half, norm):
+    """An answer of the honest shape, each float array of which has this norm."""
+    found = {}
+    for name, value in half.items():
+        if value.is_floating_point():
+            value = torch.ones_like(value) * (norm / max(1, value.numel()) ** 0.5)
+        found[name] = value
+    return found
+
+
+class Poison:
+    """A device that answers honestly but in the rounds of its strikes."""
+
+    def __init__(self, norm, rounds):
+        self.norm, self.rounds = norm, rounds
+
+    def __call__(self, device, plan, data):
+        half = plan.client_half(data.train, device)
+        if device == "device-2":
+            honest = half.run
+            half.run = lambda ask: (
+                poisoned(honest(ask), self.norm)
+                if ask.phase == "train" and half.number in self.rounds
+                else honest(ask)
+            )
+        return half
+
+
+def attacked(folder, method, norm, rounds=(1, 2, 3), outlier=100.0, **more):
+    policy = replace(POLICY, gather=3, rounds=4, **more)
+    limits = Limits(outlier=outlier)
+    run = simulation(
+        folder, method, policy=policy, limits=limits, build=Poison(norm, rounds), hyper={"epochs": 1}
+    )
+    file = RoundFile(folder / "rounds.jsonl")
+    run.service.watchers.append(Journal(run.service, [file], 1))
+    return run, file
+
+
+@pytest.mark.parametrize("method", ATTACKED)
+def test_an_answer_just_below_every_bound_poisons_nothing(method, tmp_path):
+    run, file = attacked(tmp_path, method, 9e5)
+    run.run()
+    assert run.service.finished and not run.service.diverged
+    assert all(
+        v.isfinite().all() and v.abs().max() < 1e3 for v in final_state(run).values() if v.is_floating_point()
+    )
+    assert run.service.link.meter.rejected == {Reason.OUT_OF_BOUNDS: 3}
+    lines = file.records[:3]
+    assert all(
+        set(line["aside"]) == {"device-2"} and "norm of" in line["aside"]["device-2"] for line in lines
+    )
+    assert all(line["participants"] == ["device-0", "device-1", "device-2"] for line in lines)
+    assert run.agents["device-2"].receipts["accepted"] and not run.agents["device-2"].receipts["refused"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall"])
+def test_a_replay_puts_the_same_answers_aside(method, tmp_path):
+    quiet, _ = attacked(tmp_path / "quiet", method, 5e5)
+    quiet.run()
+    broken, _ = attacked(tmp_path / "broken", method, 5e5)
+    for moment in (2.5, 3.1, 4.2, 5.0):
+        broken.world.at(moment, lambda: (broken.kill("coordinator"), broken.boot_coordinator()))
+    broken.run()
+    assert broken.boots == 5
+    assert_same(quiet, broken)
+
+
+def broken_ones(run):
+    return run.service.link.meter.rejected[Reason.NOT_FINITE]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_path, crash):
+    """The gate is off: the model is finite, and every honest training on it is not."""
+    run, file = attacked(tmp_path, "fedavg", 9e5, rounds=(2,), outlier=0.0)
+    if crash:  # in the repeated round
+        run.run(until=lambda: bool(run.service.spool.recover() and run.service.spool.recover()[0].aside))
+        run.kill("coordinator")
+        run.boot_coordinator()
+        run.service.watchers = [Journal(run.service, [file], 1)]
+    run.run()
+    assert run.service.finished and not run.service.diverged
+    clean, _ = attacked(tmp_path / "clean", "fedavg", 1.0, rounds=(), outlier=0.0)
+    clean.run()
+    states = [{k: v for k, v in final_state(r).items() if k.startswith("server")} for r in (run, clean)]
+    assert all(
+        v.isfinite().all() and v.abs().max() < 1e2 for v in states[0].values() if v.is_floating_point()
+    )
+    assert [line["round"] for line in file.records] == [1, 2, 3, 4, 5]
+    if not crash:
+        assert "round 2 was repeated without it" in file.records[2]["aside"]["device-2"]
+
+
+def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
+    """Everybody learns a millionfold too fast: nobody is to blame."""
+    policy = replace(POLICY, gather=3, rounds=4)
+    run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1e18, "momentum": 0.0})
+    run.run()
+    assert run.service.finished and "not finite" in run.service.diverged
+    assert all(agent.finished for agent in run.agents.values()) or run.world.now < 1e5
+    run.boot_coordinator()
+    before = run.world.now
+    run.run()
+    assert run.service.finished and "not finite" in run.service.diverged and run.world.now < before + 5.0
