@@ -49,7 +49,7 @@ def write_report(folder: Path) -> Path:
         f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
     ]
     title = f"{summary['name']}: {summary['method']}"
-    text = page(title, f"<h1>{escape(title)}</h1>{security(summary)}{''.join(sections)}")
+    text = page(title, f"<h1>{escape(title)}</h1>{ended(summary)}{security(summary)}{''.join(sections)}")
     write_file(target, text.encode(), PUBLIC, durable=False)  # made to be shown around
     return target
 
@@ -73,6 +73,12 @@ def read_run(folder: Path) -> tuple[Rounds, dict[str, Any]]:
     except ValueError as error:
         raise RunError(f"{path} cannot be read: {error}") from None
     return read_rounds(folder / "rounds.jsonl"), summary
+
+
+def ended(summary: Mapping[str, Any]) -> str:
+    """In red where the run came to nothing; a run of an earlier version could not."""
+    words = summary.get("ended", "finished")
+    return "" if words == "finished" else f'<p class="danger">This run has {escape(words)}.</p>'
 
 
 def security(summary: Mapping[str, Any]) -> str:
@@ -214,14 +220,13 @@ def participation_section(rounds: Rounds) -> str:
     for line in rounds:
         asked = {device for phase in line["phases"] for device in phase["asked"]}
         dropped = "; ".join(f"{device}: {why}" for device, why in line["dropped"].items())
+        aside = "; ".join(f"{device}: {why}" for device, why in line.get("aside", {}).items())
         phases = ", ".join(f"{p['phase']} {p['seconds']:.1f} s" for p in line["phases"])
         rows.append([
             str(line["round"]), f"{len(line['participants'])} of {len(asked)}", phases,
-            ", ".join(line["late"]) or "-", dropped or "-",
+            ", ".join(line["late"]) or "-", dropped or "-", aside or "-",
         ])  # fmt: skip
-    return (
-        f"<section><h2>Rounds</h2>{table(['round', 'answered', 'phases', 'late', 'refused'], rows)}</section>"
-    )
+    return f"<section><h2>Rounds</h2>{table(['round', 'answered', 'phases', 'late', 'refused', 'put aside'], rows)}</section>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from coordinator.diverged import DivergedError
 from deploy.experiment import Experiment, read_experiment
 from deploy.run import make_way, run_experiment
 from deploy.run_errors import RunError
@@ -35,12 +37,15 @@ class Sweep:
 
     def one(self, experiment: Experiment) -> None:
         if not self.fresh and finished(experiment, self.runs):
-            print("finished already")
+            ended = how_it_ended(experiment, self.runs)
+            print(f"{ended} already")
+            if ended != "finished":
+                self.failed[experiment.name] = f"{ended}; --fresh runs it anew"
             return
         try:
             make_way(experiment, self.runs, self.fresh)
             run_experiment(experiment, self.runs)
-        except (RunError, SettingsError) as error:
+        except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)
             print(f"failed: {error}")
 
@@ -63,3 +68,8 @@ def finished(experiment: Experiment, runs: Path) -> bool:
     if not (folder / "summary.json").exists():
         return False
     return (folder / "experiment.toml").read_text() == write_toml(encode(experiment))
+
+
+def how_it_ended(experiment: Experiment, runs: Path) -> str:
+    ended = json.loads((runs / experiment.name / "summary.json").read_text()).get("ended", "finished")
+    return str(ended)

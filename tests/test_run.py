@@ -81,6 +81,20 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     assert "Traceback" not in done.stderr + "".join(p.read_text() for p in (run / "logs").glob("*.log"))
 
 
+def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place):
+    options = ("small.toml", "--set", "method.lr=1e18")
+    done = protofleet("run", *options, cwd=place)
+    assert done.returncode == 4, done.stderr + done.stdout
+    assert done.stderr.splitlines()[-1].startswith("protofleet: the run has diverged: ")
+    assert "Traceback" not in done.stderr
+    run = place / "runs" / "small"
+    assert "This run has diverged: " in (run / "report.html").read_text()
+    again = protofleet("run", *options, "--seeds", "0", cwd=place)
+    assert again.returncode == 1 and "failed: small-s0: the run has diverged: " in again.stdout
+    once_more = protofleet("run", *options, "--seeds", "0", cwd=place)
+    assert "diverged: " in once_more.stdout and "already" in once_more.stdout and once_more.returncode == 1
+
+
 def start(place):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
