@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from coordinator.events import Accept, Close, Command, Save
+from coordinator.index import RunMismatchError
 from coordinator.spool import Spool
 from protocol.disk import is_full
+from protocol.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -56,11 +57,13 @@ class Backlog:
         while self._waiting:
             try:
                 self._perform(self._waiting[0])
-            except (OSError, sqlite3.OperationalError) as error:
-                if not is_full(error):
+            except Exception as error:
+                if is_full(error):
+                    self._wait(error, now)
+                    return
+                if isinstance(error, (RunMismatchError, *OURS)):
                     raise
-                self._wait(error, now)
-                return
+                raise OurFault(f"{self._waiting[0]} could not be carried out") from error
             done = self._waiting.popleft()
             if self.full and isinstance(done, (Save, Accept, Close)):
                 log.warning(

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -229,7 +230,7 @@ class Journal:
         record.loss = self._by_domain(service, "loss.test")
         record.pooled = pooled(self._metrics.values(), service.limits.examples)
         for sink in self._sinks:
-            sink.round_ended(record)
+            self._service.aside.call(partial(sink.round_ended, record))
 
     def _by_domain(self, service: Service, name: str) -> ByView:
         sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
@@ -254,7 +255,7 @@ class Journal:
 
     def _tell(self, what: str, **details: Any) -> None:
         for sink in self._sinks:
-            sink.moment(what, details)
+            self._service.aside.call(partial(sink.moment, what, details))
 
 
 def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:

@@ -63,7 +63,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
 
     machine = RoundMachine(settings.rules(), settings.seed)
     service = Service(plan, machine, spool, ThreadWorker(inbox, pulse), link, limits=settings.limits)
-    inbox.dropped = service.link.overflowed
+    inbox.dropped, inbox.unwanted = service.link.overflowed, service.unwanted
     try:
         checks = health(service, pulse, folder)
         watched = watchdog(pulse, settings.watchdog_seconds)

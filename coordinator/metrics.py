@@ -79,6 +79,32 @@ class Wills:
         yield family
 
 
+class Errors:
+    """Of ours, and the run goes on: each is in the log with its traceback."""
+
+    def __init__(self, service: Service | None) -> None:
+        self._service = service
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        return [
+            CounterMetricFamily(
+                "protofleet_peers_cut_off",
+                "Errors in handling what a device said, or what it was sent; it was not listened to for a while then",
+            ),
+            CounterMetricFamily(
+                "protofleet_observer_errors", "Errors of ledger, rounds.jsonl, metrics or events themselves"
+            ),
+        ]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        cut_off, observers = self.describe()
+        if self._service is not None:
+            cut_off.add_metric([], self._service.guard.cut_off)
+            observers.add_metric([], self._service.aside.errors)
+        yield from (cut_off, observers)
+
+
 class Metrics:
     """A sink of the journal. The registry is its own, never the global one."""
 
@@ -92,6 +118,8 @@ class Metrics:
         r.register(service.farewells)
         r.register(Damage(service.spool.fallbacks))
         r.register(Wills(service.doubts.counted, self._device_names))
+        r.register(Errors(service))
+        self.attendance.banned.set_function(lambda: float(len(service.bans.banned)))
         self.progress.epoch.set(service.link.epoch)
         self.progress.planned.set(service.machine.policy.rounds)
         self.progress.quorum.set(service.machine.policy.quorum)

@@ -62,6 +62,11 @@ class Attendance:
         self.late = Gauge(
             "protofleet_round_late", "Answers that came too late for the last round", registry=r
         )
+        self.banned = Gauge(
+            "protofleet_banned_devices",
+            "Devices that flooded: nothing of them is read until `protofleet unban` lifts it; docs/operations.md",
+            registry=r,
+        )
         self.failed = Gauge("protofleet_round_failed", "Answers refused in the last round", registry=r)
         self.participation = Gauge(
             "protofleet_participation_ratio", "Accepted of invited, in the last round", registry=r

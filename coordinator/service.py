@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from coordinator.backlog import Backlog
+from coordinator.bans import Bans
 from coordinator.claims import Limits, unfit
 from coordinator.domains import settle
 from coordinator.door import Door
@@ -36,13 +38,14 @@ from coordinator.events import (
     Woke,
 )
 from coordinator.farewells import Farewells
+from coordinator.guard import Guard
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
 from coordinator.outliers import Outlier
 from coordinator.spool import Accepted, Spool
 from coordinator.story import Step, Story
-from coordinator.watcher import Watcher
+from coordinator.watcher import Aside, Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
 from methods.plan import Plan
@@ -81,9 +84,14 @@ class Service:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.worker = plan, machine, spool, worker
         self.door = Door(self)
+        self.now = 0.0
+        self.bans = Bans(spool.folder, spool.disk)
+        self.guard = Guard(self.bans, lambda: self.now)
         self.link = link(self)
         self.link.remember(spool.heard())
+        self.link.alone, self.link.admission.flooded = self.guard.around, self._flooded
         self.watchers, self.limits = list(watchers), limits or Limits()
+        self.aside = Aside(lambda: self.now)
         self.intake = Intake(self.limits, spool)
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
@@ -96,7 +104,7 @@ class Service:
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Manifest | None = None  # what the open ask stands on
-        self.now, self._resumed = 0.0, False
+        self._resumed = False
         self._here_at = float("inf")  # when to say again that it is here
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
@@ -110,7 +118,8 @@ class Service:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        return min(self.link.wake_at, self.backlog.wake_at, machine, self._here_at, self.doubts.wake_at)
+        parts = (self.link, self.backlog, self.bans, self.doubts)
+        return min(*(part.wake_at for part in parts), machine, self._here_at)
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -122,16 +131,30 @@ class Service:
             (past, self.members), self.domains = remembered, self.spool.domains()
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             self.backlog.add(self.machine.resume(past), now)
+            for device in self.bans.unheard:  # they were there when it was saved
+                self.guard.leaves(device)
 
     def take(self, item: Item, now: float) -> None:
         self.now = now
+        self._take(item, now)
+        self._part_from_the_unheard()
+
+    def unwanted(self, topic: str) -> bool:
+        """Whether what comes there is dropped unseen. Any thread may ask."""
+        if not self.bans.unheard or topic == self.link.topics.coord_state:
+            return False
+        return self.bans.drops(self.link.writer(topic))
+
+    def _take(self, item: Item, now: float) -> None:
         match item:
-            case Arrived(topic, frame):
-                self._arrived(topic, frame, now)
+            case Arrived(topic, frame) if not self.unwanted(topic):
+                with self.guard.around(self.link.writer(topic)):
+                    self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self.spool.check_claim()
                 self.link.adapt(max_packet)
                 self.connected = True
+                self._hear()
                 self._announce(State(True))
                 self._here_at = now + HERE_SECONDS
                 if not self._resumed:
@@ -159,8 +182,29 @@ class Service:
         self.backlog.wake(now)
         for device, since in self.doubts.over(now).items():
             self._gone(device, "connection lost", since)
+        if now >= self.bans.wake_at:
+            self.link.dropped(self.bans.look(now))
+            self._hear()
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
+        self._part_from_the_unheard()
+
+    def _flooded(self, who: str) -> None:
+        if self.bans.ban(who, self.now) if who else self.bans.pause(who, self.now):
+            self.guard.leaves(who)
+
+    def _part_from_the_unheard(self) -> None:
+        """Nobody waits for them: not in what was going on when they were cut off, but after it."""
+        for device in self.guard.leaving():
+            self.link.abandon(device, for_good=True)
+            if device in {*self.machine.roster, *self.machine.cohort}:
+                self._gone(device, "it is not listened to")
+            self._hear()
+
+    def _hear(self) -> None:
+        """Also of devices that were enrolled while somebody is not listened to."""
+        if self.connected:
+            self.link.hear(self.bans.unheard)
 
     def happen(self, event: Event, now: float) -> None:
         commands = self.machine.handle(event, now)
@@ -168,8 +212,7 @@ class Service:
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
             self.backlog.add(commands, now)
-        for watcher in self.watchers:
-            watcher.happened(self, event, commands, now)
+        self._tell(lambda watcher: watcher.happened(self, event, commands, now))
         if ended:
             self.backlog.add(commands, now)
 
@@ -258,8 +301,7 @@ class Service:
         self._fetched[update.device] = Accepted(
             update.device, update.base, name, update.examples, update.metrics
         )
-        for watcher in self.watchers:
-            watcher.answered(self, update, now)
+        self._tell(lambda watcher: watcher.answered(self, update, now))
         self.door.judged(update, None)
 
     def perform(self, command: Command) -> None:
@@ -363,11 +405,14 @@ class Service:
                 "round %d %s: the answer of %s is put aside: %s", step.round, step.phase, device, words
             )
             self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
-        for watcher in self.watchers:
-            watcher.stepped(self, step, self.now)
+        self._tell(lambda watcher: watcher.stepped(self, step, self.now))
         self._part_from_the_unknown()
         base = manifest.object if manifest else b""
         self.happen(Advanced(step.ask.phase if step.ask else None, base, step.fault), self.now)
+
+    def _tell(self, what: Callable[[Watcher], None]) -> None:
+        for watcher in self.watchers:
+            self.aside.call(partial(what, watcher))
 
     def _announce(self, state: State) -> None:
         self.link.say(self.link.topics.coord_state, state, retain=True)

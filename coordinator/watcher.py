@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from coordinator.events import Command, Event
+from coordinator.index import RunMismatchError
 from coordinator.story import Step
+from protocol.admission import Bucket
+from protocol.faults import OURS
 from protocol.messages import Update
 
 if TYPE_CHECKING:
     from coordinator.service import Service
+
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+class Aside:
+    """Calls to those who only watch: an error in one costs nobody else anything."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._words = now, Bucket(rate=1 / 60, burst=20.0)
+        self.errors = 0
+
+    def call(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except (RunMismatchError, *OURS):  # a full disk is no less full for being met here
+            raise
+        except Exception:
+            self.errors += 1
+            if self._words.take(self._now()):
+                log.exception("an error in what watches the run, which goes on")
 
 
 class Watcher(Protocol):

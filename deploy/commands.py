@@ -18,6 +18,7 @@ def add_all(jobs: Jobs) -> None:
     add_device(jobs)
     add_fleet(jobs)
     add_health(jobs)
+    add_unban(jobs)
     add_keys(jobs)
     add_enrol(jobs)
     add_deploy(jobs)
@@ -135,6 +136,33 @@ def health(options: argparse.Namespace) -> int:
     for path, (_, words) in zip(options.settings, found, strict=True):
         print(f"{path}:\n{words}" if len(found) > 1 else words)
     return 0 if all(well for well, _ in found) else 1
+
+
+def add_unban(jobs: Jobs) -> None:
+    job = jobs.add_parser("unban", help="let a coordinator listen again to a device that has flooded it")
+    job.add_argument("name", nargs="?", default="", help="of the device; without it, say who is banned")
+    job.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
+    job.set_defaults(command=unban)
+
+
+def unban(options: argparse.Namespace) -> int:
+    """The coordinator looks once a second; one that does not run finds it when it starts."""
+    from coordinator.bans import banned_in, lift
+    from protocol.settings import SettingsError
+
+    folder = options.folder / "coordinator"
+    if not folder.is_dir():
+        raise SettingsError(f"{options.folder} is no folder of a run: there is no {folder}")
+    banned = sorted(banned_in(folder))
+    if not options.name:
+        print("\n".join(banned) or f"nobody is banned in {options.folder}")
+        return 0
+    if options.name not in banned:
+        known = ", ".join(banned) or "nobody is"
+        raise SettingsError(f"{options.name} is not banned in {options.folder}; banned: {known}")
+    lift(folder, options.name)
+    print(f"{options.name} is banned no more; its next hello brings it back")
+    return 0
 
 
 def add_keys(jobs: Jobs) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from coordinator.farewells import Farewells
-from coordinator.metrics import MAX_DEVICES, Damage, Names, Wills
+from coordinator.metrics import MAX_DEVICES, Damage, Errors, Names, Wills
 from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from edge_client.board import Board
 from edge_client.metrics import Series
@@ -71,6 +71,7 @@ def of_a_coordinator(r: CollectorRegistry) -> None:
     r.register(Farewells())
     r.register(Damage(Counter()))
     r.register(Wills(Counter(), Names(MAX_DEVICES)))
+    r.register(Errors(None))
 
 
 def of_a_device(r: CollectorRegistry) -> None:

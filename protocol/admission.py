@@ -7,7 +7,7 @@ the devices that were enrolled.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,8 @@ FRAME_RATE: Final = 2.0  # envelopes a second that are of no use; an honest devi
 FRAME_BURST: Final = 64.0
 BLOCK_RATE: Final = 256.0  # blocks that were not asked for or are here already: repeats of a bad network
 BLOCK_BURST: Final = 1024.0
+EXCESS_RATE: Final = 16.0  # frames beyond all that; who says more floods
+EXCESS_BURST: Final = 512.0
 AGAIN_RATE: Final = 64.0  # blocks sent once more to one device: a window a second, as it may ask for them
 AGAIN_BURST: Final = 256.0
 STRANGER: Final = ""  # not a name: all without a key
@@ -50,6 +52,8 @@ class Admission:
         self._known = known
         self._frames: dict[str, Bucket] = {}
         self._blocks: dict[str, Bucket] = {}
+        self._excess: dict[str, Bucket] = {}
+        self.flooded: Callable[[str], None] = lambda who: None  # told of a device, or STRANGER, that floods
         self._own_name = Bucket(FRAME_RATE, FRAME_BURST)
 
     def own_name(self, now: float) -> None:
@@ -73,6 +77,8 @@ class Admission:
     def _charge(self, buckets: dict[str, Bucket], device: str, now: float, rate: float, burst: float) -> None:
         who = device if device in self._known else STRANGER
         if not buckets.setdefault(who, Bucket(rate, burst)).take(now):
+            if not self._excess.setdefault(who, Bucket(EXCESS_RATE, EXCESS_BURST)).take(now):
+                self.flooded(who)
             raise Rejected(Reason.FLOOD, f"more than {rate:g} a second from {who or 'strangers'}")
 
     def _give_back(self, buckets: dict[str, Bucket], device: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -26,6 +27,7 @@ from protocol.transport import Transport
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
 
 Stores = Callable[[str], ObjectStore]  # the spool of one device
+Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what is done for one device
 
 
 class Gate(Protocol):
@@ -49,6 +51,9 @@ class CoordinatorLink(Link):
         super().__init__(me, keyring, topics, transport, DOWN, epoch=me.boot)
         self._stores, self._gate = stores, gate
         self.admission = Admission(keyring)
+        self.alone: Alone = lambda device: contextlib.nullcontext()
+        self._waiting_for: set[str] = set()  # devices that left unfinished answers behind
+        self._heard_topics = set(topics.coordinator_subscriptions())
         self._broadcasts: dict[bytes, Broadcast] = {}
         self._fetches: dict[str, tuple[Fetch, Received]] = {}
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
@@ -61,16 +66,30 @@ class CoordinatorLink(Link):
 
     def wake(self, now: float) -> None:
         flying = self._flying(now)
-        for fetch, _ in self._fetches.values():
-            fetch.wake(now, max(1, _room(fetch.flying(now), flying)))
+        for device, (fetch, _) in self._fetches.items():
+            with self.alone(device):
+                fetch.wake(now, max(1, _room(fetch.flying(now), flying)))
         self._feed(now)
         for broadcast in self._broadcasts.values():
             broadcast.wake(now)
 
+    def hear(self, unheard: Collection[str]) -> None:
+        """Let the broker queue nothing for us of these names: no filter leaves one out, so all others are named."""
+        topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
+        if unheard:
+            heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
+            wanted = {topics.coord_state, *map(topics.up, heard), *map(topics.device_state, heard)}
+        for topic in sorted(wanted - self._heard_topics):
+            self.transport.subscribe(topic)
+        for topic in sorted(self._heard_topics - wanted):
+            self.transport.unsubscribe(topic)
+        self._heard_topics = wanted
+
     def send(self, device: str, message: Message) -> None:
-        """Nothing to whom we no longer know: its enrolment has ended."""
-        if device in self.keyring:
-            self.say(self.topics.down(device), message, device)
+        """Nothing to whom we no longer know: its enrolment has ended. Looked up once, as it may end now."""
+        with self.alone(device):
+            if (known := self.keyring.get(device)) is not None:
+                self.say(self.topics.down(device), message, device, receive=known.receive)
 
     def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Manifest:
         """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back."""
@@ -91,7 +110,7 @@ class CoordinatorLink(Link):
         opened: list[tuple[Header, Message, Attachment]] = []
 
         def take() -> Taken:
-            self.admission.frame(self._writer(topic), now)
+            self.admission.frame(self.writer(topic), now)
             found = self.open(topic, frame)
             if found is None:
                 return Taken(new=False)
@@ -103,7 +122,7 @@ class CoordinatorLink(Link):
             self._counted(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
             if fault.reason is Reason.STALE_BOOT:  # signed by whom the topic says: that was looked at before
-                self._fence(self._writer(topic))
+                self._fence(self.writer(topic))
             raise
         try:
             return [done for found in opened for done in self._message(*found, now)]
@@ -141,11 +160,16 @@ class CoordinatorLink(Link):
         )
         self.send(device, Refusal(words, boot))
 
-    def abandon(self, device: str | None = None) -> None:
-        """Stop fetching: the round is over, or the device has gone."""
+    def abandon(self, device: str | None = None, for_good: bool = False) -> None:
+        """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
         for name in [device] if device else list(self._fetches):
             if held := self._fetches.pop(name, None):
-                held[0].partial.abandon(forget=device is None)
+                held[0].partial.abandon(forget=for_good or device is None)
+                self._waiting_for.add(name)
+        if device is None:
+            for name in self._waiting_for:
+                self._stores(name).forget_unfinished()
+            self._waiting_for = set()
 
     def _message(
         self, header: Header, message: Message, attachment: Attachment, now: float
@@ -205,7 +229,7 @@ class CoordinatorLink(Link):
             return []
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
-    def _writer(self, topic: str) -> str:
+    def writer(self, topic: str) -> str:
         """Who alone may write there."""
         place = self.topics.parse(topic)
         return place.device if place else ""
@@ -256,11 +280,12 @@ class CoordinatorLink(Link):
     def _feed(self, now: float) -> None:
         """Share the budget out, first come first served."""
         flying = self._flying(now)
-        for fetch, _ in list(self._fetches.values()):
-            before = fetch.flying(now)
-            if room := _room(before, flying):
-                fetch.fill(room, now)
-            flying += fetch.flying(now) - before
+        for device, (fetch, _) in list(self._fetches.items()):
+            with self.alone(device):
+                before = fetch.flying(now)
+                if room := _room(before, flying):
+                    fetch.fill(room, now)
+                flying += fetch.flying(now) - before
 
     def _flying(self, now: float) -> int:
         return sum(fetch.flying(now) for fetch, _ in self._fetches.values())

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -119,11 +120,21 @@ class KnownRecords(Mapping[str, Record]):
     def __getitem__(self, name: str) -> Record:
         try:
             return self.admitted(name)
-        except StatementError as error:
-            if self._told.get(name) != error.detail:  # a peer that asks on must not fill the log
-                self._told[name] = error.detail
-                log.warning("%s is not known here: %s", name, error.detail)
+        except (StatementError, KeyFileError) as error:
+            words = error.detail if isinstance(error, StatementError) else str(error)
+            # A peer that asks on must not fill the log, nor names without a file this memory.
+            if self._told.get(name) != words and (name in self._told or self._has(name)):
+                self._told[name] = words
+                log.warning("%s is not known here: %s", name, words)
             raise KeyError(name) from None
+
+    def _has(self, name: str) -> bool:
+        with contextlib.suppress(ValueError, OSError):
+            return self._file(name).is_file()
+        return False
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{valid_name(name)}.record"
 
     def __iter__(self) -> Iterator[str]:
         return (name for name in self._names() if name in self)
@@ -135,7 +146,7 @@ class KnownRecords(Mapping[str, Record]):
         """The record, or StatementError with the reason why there is none that holds."""
         self._look_at_what_is_installed()
         try:
-            path = self._folder / f"{valid_name(name)}.record"
+            path = self._file(name)
             status = path.stat()
         except (ValueError, OSError):
             self._seen.pop(name, None)

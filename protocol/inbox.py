@@ -20,10 +20,14 @@ FRAME_COST: Final = 1024  # of the queue itself, for each frame
 
 
 class BoundedInbox(queue.SimpleQueue[Item]):
-    """A SimpleQueue to whoever uses it. `dropped` is told how many frames were, on the reader's thread."""
+    """A SimpleQueue to whoever uses it. `dropped` is told how many frames were, on the reader's thread.
+
+    `unwanted` is asked about a topic on the network thread: what comes there takes no room here.
+    """
 
     def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:
         self.dropped = dropped
+        self.unwanted: Callable[[str], bool] = lambda topic: False
         self._lock = threading.Lock()
         self._bytes = self._lost = 0
         self._topics: dict[str, tuple[int, int]] = {}  # topic -> frames and bytes that wait
@@ -31,6 +35,8 @@ class BoundedInbox(queue.SimpleQueue[Item]):
     def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
         """Never waits: the network thread must not."""
         if isinstance(item, Arrived):
+            if self.unwanted(item.topic):
+                return
             size = len(item.frame) + len(item.topic) + FRAME_COST
             with self._lock:
                 frames, waiting = self._topics.get(item.topic, (0, 0))

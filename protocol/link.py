@@ -96,20 +96,29 @@ class Link:
         while self.block > room:
             self.block //= 2
 
-    def seal(self, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None) -> bytes:
+    def seal(
+        self,
+        message: Message,
+        recipient: str = EVERYBODY,
+        attachment: Attachment = None,
+        receive: bytes = b"",
+    ) -> bytes:
+        """`receive` is the recipient's key, where the caller has looked it up already: it may be gone since."""
         self._sequence += 1
-        return self._sealed(message, self._sequence, recipient, attachment)
+        return self._sealed(message, self._sequence, recipient, attachment, receive)
 
     def _sealed(
-        self, message: Message, sequence: int, recipient: str = EVERYBODY, attachment: Attachment = None
-    ) -> bytes:
+        self, message: Message, sequence: int, recipient: str = EVERYBODY, attachment: Attachment = None,
+        receive: bytes = b"",
+    ) -> bytes:  # fmt: skip
         place = codec.place_of(message)
         suite = SEALED if self.sealed and recipient != EVERYBODY else OPEN
         header = Header(
             MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
             self.me.name, self.me.boot, sequence, recipient, place.round, place.phase, place.base,
         )  # fmt: skip
-        receive = self.keyring[recipient].receive if suite == SEALED else b""
+        if suite == SEALED and not receive:
+            receive = self.keyring[recipient].receive
         return seal(header, codec.encode(message, attachment), self.me.keys.sign, receive)
 
     def keyed(self, manifest: Manifest) -> Manifest:
@@ -134,9 +143,9 @@ class Link:
 
     def say(
         self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
-        tensors: dict[str, int] | None = None, fresh: bool = True, retain: bool = False,
+        tensors: dict[str, int] | None = None, fresh: bool = True, retain: bool = False, receive: bytes = b"",
     ) -> None:  # fmt: skip
-        frame = self.seal(message, recipient, attachment)
+        frame = self.seal(message, recipient, attachment, receive)
         self._publish(topic, frame, tensors or {}, fresh, retain)
         self.meter.ended(self.direction, codec.KINDS[type(message)], "sent")
 
@@ -174,6 +183,11 @@ class Link:
         """Frames that nobody has looked at, as more came than the inbox holds."""
         self.meter.messages[self._back, "unreadable", Reason.FLOOD.value] += frames
         self.meter.rejected[Reason.FLOOD] += frames
+
+    def dropped(self, frames: int) -> None:
+        """Frames of names that are not listened to."""
+        self.meter.messages[self._back, "unreadable", Reason.BANNED.value] += frames
+        self.meter.rejected[Reason.BANNED] += frames
 
     def heard_of(self, sender: str) -> tuple[int, int]:
         """Boot and newest sequence, to be kept with what was accepted."""

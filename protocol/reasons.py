@@ -27,6 +27,7 @@ class Reason(str, Enum):
     UNKNOWN_OBJECT = "unknown_object"  # a block of something that is not being fetched
     NO_ROOM = "no_room"  # the disk is full, or the budget for answers is
     FLOOD = "flood"  # more than its sender may say; later it may speak again
+    BANNED = "banned"  # of a name that flooded, or that an error of ours met: nothing of it is looked at
     UNFIT = "unfit"  # a hello of a device that cannot take part
     NOT_INVITED = "not_invited"  # of a device that was not asked
     LATE = "late"  # an answer to a question that is not open

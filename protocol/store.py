@@ -141,6 +141,11 @@ class ObjectStore:
             if path.stem != mine:
                 self.disk.remove(path)
 
+    def forget_unfinished(self) -> None:
+        """The question that they were answers to is closed."""
+        for path in self.folder.glob("*.part"):
+            self.disk.remove(path)
+
     def drop(self, name: bytes) -> None:
         self.disk.remove(self._path(name))
 

@@ -118,6 +118,14 @@ CASES = {
         {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "0x60",
          'protofleet_device_fallbacks{instance="d1"}': "0x60"}, 15,
     ),
+    "DeviceBanned": (
+        {'protofleet_banned_devices{instance="c"}': "1x60"}, {'protofleet_banned_devices{instance="c"}': "0x60"}, 15,
+    ),
+    "OwnErrors": (
+        {'protofleet_peers_cut_off_total{instance="c"}': "0x10 1x50"},
+        {'protofleet_peers_cut_off_total{instance="c"}': "1x60",
+         'protofleet_observer_errors_total{instance="c"}': "0x60"}, 30,
+    ),
     "DiskWillFill": ({DISK: "8000000000-10000000x300"}, {DISK: "8000000000-100000x300"}, 240),
     "VersionSkew": (
         {VERSION % ("1", "device"): "1x3000", VERSION % ("2", "device"): "1x3000"},

@@ -84,7 +84,7 @@ def too_much(device: Device, task: Task) -> Answer:
 
 
 def flood(device: Device, task: Task) -> None:
-    for number in range(300):
+    for number in range(2000):
         device.publish(struct.pack("<I", number) * 50)
 
 
@@ -115,6 +115,7 @@ LIES: Mapping[Reason, Lie] = {
     Reason.UNKNOWN_OBJECT: says(unasked_block),
     Reason.NO_ROOM: Lie(lambda device, task: Answer(device.offer(task.body))),
     Reason.FLOOD: Lie(flood),
+    Reason.BANNED: Lie(flood),
     Reason.UNFIT: Lie(lambda device, task: None, hello={"classes": 7}, asked=False),
     Reason.NOT_INVITED: Lie(lambda device, task: Answer(task.body), asked=False),
     Reason.LATE: answer_to(round=99),

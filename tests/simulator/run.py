@@ -15,7 +15,7 @@ import torch
 
 from protocol.seal import COORDINATOR
 from tests.simulator.federation import Federation, Parts, close_files, tally_known
-from tests.simulator.history import demand
+from tests.simulator.history import BrokenPromise, demand
 from tests.simulator.nemesis import Nemesis
 from tests.simulator.reference import check_device, check_server
 from tests.simulator.scenario import Scenario, draw
@@ -50,7 +50,7 @@ def run_scenario(
         gc.disable()  # a seed is short, and a tenth of it would be spent on looking
         try:
             judge(federation)
-        except Exception as error:  # noqa: BLE001 - whatever escapes our own code is what we look for
+        except (Exception, BrokenPromise) as error:  # noqa: BLE001 - what escapes our own code is looked for
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             details = traceback.format_exc()
         finally:

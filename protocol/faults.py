@@ -1,0 +1,20 @@
+"""Whose an error is that comes up while what a peer has said is handled.
+
+What the disk, the index, memory or the broker says holds for everybody: it is ours, and raises. Anything else came up
+with one peer's words, whoever wrote the line that raised, and must not end the work with all the others.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from protocol.broker import BrokerError
+from protocol.store import DamagedError, NewerFormatError
+
+
+class OurFault(RuntimeError):  # noqa: N818 - it reads as what it is: `except OurFault`
+    """An error in what belongs to no peer, as a save; raised from that error."""
+
+
+OURS: Final = (OSError, sqlite3.Error, MemoryError, DamagedError, NewerFormatError, BrokerError, OurFault)

@@ -1,0 +1,79 @@
+"""Names that flood behind a real Mosquitto: they are not listened to, and everybody else's run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from coordinator.config import Rules
+from deploy.cli import main
+from tests.hostile.federation import Federation
+
+TOGETHER = Rules(quorum=2, gather=2, grace_seconds=1.0)
+JUNK = bytes(200)
+
+
+@contextlib.contextmanager
+def flooding(f: Federation, name: str, *topics: str, frames=(JUNK,), rate: float = 1e9):
+    """As fast as a socket takes it, while the `with` lasts."""
+    who = f.credentials(name)
+    told = {
+        "client": name, "ca": who.ca, "cert": who.cert, "key": who.key, "host": who.host, "port": who.port,
+        "topics": [f"protofleet/1/{f.name}/{topic}" for topic in topics or (f"up/{name}",)],
+        "frames": [frame.hex() for frame in frames], "rate": rate, "seconds": 600.0,
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.hostile.flooder", json.dumps(told)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as flooder:
+        try:
+            assert flooder.stdout and flooder.stdout.readline(), "it floods"
+            yield
+            assert flooder.poll() is None, "it has flooded to the end"
+        finally:
+            flooder.kill()
+
+
+@pytest.mark.slow
+def test_two_devices_that_flood_hold_no_run_still(tmp_path):
+    """Undisturbed these rounds take a few seconds; before names were banned there was no round in 200 s."""
+    with Federation(tmp_path, "a", "b", "shouter", "crier", rounds=7, policy=TOGETHER) as f:
+        coordinator = f.coordinator()
+        f.wait_until(f.answers, "the coordinator")
+        with flooding(f, "shouter"), flooding(f, "crier", "up/crier", "dev/crier/state"):
+            f.wait_until(lambda: f.metrics().get("protofleet_banned_devices") == 2, "both to be banned")
+            begun = time.monotonic()
+            one, two = f.raw("a"), f.raw("b")
+            assert f.wait_for_end(coordinator) == 0, f.last_words()
+            assert time.monotonic() - begun < 60
+        assert {v for device in (one, two) for v, _ in device.verdicts()} == {"accepted"}
+        assert [line["round"] for line in f.rounds()] == list(range(1, 9))
+        log = [line for line in f.log_of(coordinator).splitlines() if '"event"' not in line]
+        assert len([line for line in log if "floods" in line]) == 2
+        assert len("".join(log)) < 20_000
+
+
+@pytest.mark.slow
+def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
+    with Federation(tmp_path, "a", "b", "shouter", rounds=2, policy=Rules(quorum=3, gather=3)) as f:
+        first = f.coordinator()
+        f.wait_until(f.answers, "the coordinator")
+        with flooding(f, "shouter", rate=5000):
+            f.wait_until(lambda: f.metrics()["protofleet_banned_devices"], "it to be banned")
+        first.kill()
+        second = f.coordinator()
+        f.raw("a"), f.raw("b")
+        reformed = f.raw("shouter")
+        f.wait_until(lambda: f.answers() and f.metrics()["protofleet_devices_present"] == 2, "the others")
+        assert f.metrics()["protofleet_banned_devices"] == 1
+        assert main(["unban", "--folder", str(f.run)]) == 0 and capsys.readouterr().out == "shouter\n"
+        assert main(["unban", "nobody", "--folder", str(f.run)]) == 2
+        assert "nobody is not banned" in capsys.readouterr().err
+        assert main(["unban", "shouter", "--folder", str(f.run)]) == 0
+        assert f.wait_for_end(second) == 0, f.last_words()
+        assert reformed.finished.wait(20)
+        assert "shouter is listened to again" in f.log_of(second)
+        assert [line["participants"] for line in f.rounds()] == [["a", "b", "shouter"]] * 3
