@@ -226,7 +226,8 @@ def participation_section(rounds: Rounds) -> str:
             str(line["round"]), f"{len(line['participants'])} of {len(asked)}", phases,
             ", ".join(line["late"]) or "-", dropped or "-", aside or "-",
         ])  # fmt: skip
-    return f"<section><h2>Rounds</h2>{table(['round', 'answered', 'phases', 'late', 'refused', 'put aside'], rows)}</section>"
+    heads = ["round", "answered", "phases", "late", "refused", "put aside"]
+    return f"<section><h2>Rounds</h2>{table(heads, rows)}</section>"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
