@@ -267,6 +267,7 @@ class Agent:
         log.error("%s; asking for work again in %.0f s", death, pause)
         self._question, self._next, self._hello_at = "", None, self._rest.until
         self.link.send(Bye(str(death)))
+        self._forget()  # where it trained, the half is in the middle of it; the disk has what it was before
         self._notify("died", round=self.memory.last_round)
 
     def _say_answer(self, outgoing: Outgoing) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edge_client.bounds import Limits
 from edge_client.data import DataSettings
 from edge_client.pictures import Pictures
 from methods.plan import Network
@@ -29,6 +30,7 @@ class DeviceSettings:
     data: DataSettings = field(default_factory=DataSettings)
     network: Network | None = None  # a network of its own, where the run's method allows it
     pictures: Pictures = field(default_factory=Pictures)
+    limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
     compute: str = "auto"  # auto, cpu or cuda
     threads: int = 0  # for torch; 0 leaves it to torch
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported

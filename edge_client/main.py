@@ -11,10 +11,12 @@ from pathlib import Path
 import torch
 
 from edge_client.agent import Agent
+from edge_client.bounds import Builder
 from edge_client.caretaker import Caretaker
 from edge_client.compute import moved, set_torch
 from edge_client.config import DeviceSettings
 from edge_client.data import load
+from edge_client.deadline import Deadline
 from edge_client.evaluate import Splits
 from edge_client.metrics import watch_device
 from edge_client.pictures import Pictures
@@ -23,9 +25,7 @@ from edge_client.status import StatusFile
 from edge_client.trainer import Trainer
 from edge_client.watched import Systemd, Watched, drain_on_signal
 from edge_client.work import Build, Work, work
-from methods.base import ClientHalf
 from methods.liveness import on_every_step, tensors_work
-from methods.plan import Plan
 from protocol import credentials
 from protocol.device_link import DeviceLink
 from protocol.inbox import BoundedInbox
@@ -125,11 +125,17 @@ def inside(settings: DeviceSettings) -> Training:
     place = set_torch(settings)
     data = moved(load(settings.data), place)
 
-    def build(plan: Plan) -> ClientHalf:
-        return plan.client_half(data.train, settings.name, settings.network, place)
-
+    builder = Builder(settings.limits, data.train, settings.name, settings.network, place)
+    deadline = Deadline(settings.limits.work_seconds)
+    on_every_step(deadline.look)
     return Training(
-        data, build, work, settings.pictures, lambda memory_bytes, seconds: None, lambda: None, place
+        data,
+        builder.build,
+        deadline.around(work),
+        settings.pictures,
+        lambda memory_bytes, seconds: None,
+        lambda: None,
+        place,
     )
 
 

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
+from edge_client.bounds import Builder
 from edge_client.compute import moved, set_torch
 from edge_client.config import DeviceSettings
 from edge_client.data import DataError, load
@@ -90,7 +91,7 @@ class Child:
 
     def build(self, text: str) -> None:
         plan, s = read_plan(text.encode()), self.settings
-        self.half = plan.client_half(self.data.train, s.name, s.network, self.place)
+        self.half = Builder(s.limits, self.data.train, s.name, s.network, self.place).build(plan)
 
     def work(self, phase: str, number: int, reports: str, arrays: Arrays) -> tuple[Arrays, dict[str, float]]:
         ask = Ask(phase, {name: value.to(self.place) for name, value in kept(arrays).items()})

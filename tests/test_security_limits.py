@@ -16,7 +16,7 @@ ROWS = [
 NAMED = [
     (row[1], path)
     for row in ROWS
-    for path in re.findall(r"`((?:protocol|coordinator|methods)\.[\w.]+)`", row[2])
+    for path in re.findall(r"`((?:protocol|coordinator|methods|edge_client)\.[\w.]+)`", row[2])
 ]
 
 

@@ -145,7 +145,7 @@ def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer
 
 
 def test_work_without_end_is_ended(tmp_path, trainer):
-    plan = plan_of(epochs=10_000)
+    plan = plan_of(epochs=1000)
     child, labels = trainer(trainer_seconds=0.5)
     with pytest.raises(TrainerDiedError, match=r"training_died: no end after 0 s|no end after"):
         child.work(child.build(plan), labels, asked(plan), 1, "global")

@@ -1,0 +1,138 @@
+"""What a run's plan may make this device do: bounded by the device's own settings, before any memory is taken.
+
+Nothing of a plan is bounded by itself: a network may be as wide as a number can say, and epochs as many.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from methods.base import ClientHalf, Payload, Samples
+from methods.plan import Network, Plan
+from methods.weights import weights_of
+from protocol.settings import SettingsError
+
+FLOAT: Final = 4  # bytes of a number
+COPIES: Final = 4  # of the weights: they, their gradients, their momentum, and those that came
+MEMINFO: Final = Path("/proc/meminfo")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The [limits] table."""
+
+    memory_bytes: int = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
+    disk_bytes: int = 8 << 30  # of the state that the device keeps, and an answer beside it
+    epochs: int = 1000  # over its own samples, in one piece of work
+    work_seconds: float = 86_400.0  # of one piece of work inside the agent; then it is ended and begun again
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self)):
+            value, least = getattr(self, name), 0 if name == "memory_bytes" else 1
+            if not least <= value < float("inf"):
+                raise ValueError(f"limits.{name} is {value}, it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Makes this device's half of a plan, or raises SettingsError with the value, the limit and the way out."""
+
+    limits: Limits
+    train: Samples
+    name: str
+    network: Network | None
+    place: torch.device
+
+    def build(self, plan: Plan) -> ClientHalf:
+        epochs, limits = plan.settings().epochs, self.limits
+        demand(f"{epochs:,} epochs", epochs <= limits.epochs, f"epochs = {limits.epochs:,}", "fewer")
+        weights, state, features = self._sizes(plan)
+        self._demand_memory(COPIES * weights + features)
+        stored, most = weights + state, limits.disk_bytes
+        demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
+        half = plan.client_half(self.train, self.name, self.network, self.place)
+        self._demand_memory(COPIES * weights + features + self._batch(plan) * per_sample(half, self.train.x))
+        return half
+
+    def _sizes(self, plan: Plan) -> tuple[int, int, int]:
+        """Bytes of the network, of the half's state, and of all samples' features, which most methods take after
+        training: measured where tensors have no memory."""
+        meta = torch.device("meta")
+        try:
+            with meta:
+                half = plan.client_half(self.train, self.name, self.network, meta)
+                features = FLOAT * len(self.train.y) * half.model.embedding_size
+                return size_of(weights_of(half.model)), size_of(half.state()), features
+        except SettingsError:
+            raise
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:
+            raise SettingsError(f"the run's network cannot be made: {first_line(error)}") from None
+
+    def _batch(self, plan: Plan) -> int:
+        return min(int(plan.settings().batch), len(self.train.y))
+
+    def _demand_memory(self, size: int) -> None:
+        most = self.limits.memory_bytes or memory_of(self.place)
+        words = f"memory_bytes = {most:,}"
+        demand(f"{size:,} bytes of memory", size <= most, words, "a smaller network or batch")
+
+
+def demand(takes: str, holds: bool, limit: str, other: str) -> None:
+    if not holds:
+        raise SettingsError(
+            f"the run's plan takes {takes}, over this device's limits.{limit}; raise that where the device can "
+            f"bear it, or plan {other}"
+        )
+
+
+def per_sample(half: ClientHalf, x: Tensor) -> int:
+    """Bytes that one sample's pass leaves for the way back; a network that does not take these images is refused."""
+    if not len(x):
+        return 0
+    kept: dict[int, int] = {}
+    own = {w.untyped_storage().data_ptr() for w in half.model.parameters()}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    training = half.model.training
+    half.model.eval()  # nothing of the network moves
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            held = half.model(x[:1])
+        del held
+    except RuntimeError as error:
+        shape = "x".join(map(str, x.shape[1:]))
+        raise SettingsError(
+            f"the run's network does not take this device's images of {shape}: {first_line(error)}"
+        ) from None
+    finally:
+        half.model.train(training)
+    return sum(kept.values())
+
+
+def size_of(payload: Payload) -> int:
+    return sum(value.numel() * value.element_size() for value in payload.values())
+
+
+def memory_of(place: torch.device) -> int:
+    if place.type == "cuda":
+        return int(torch.cuda.get_device_properties(place).total_memory)
+    try:
+        lines = (line.split() for line in MEMINFO.read_text().splitlines())
+        return 1024 * sum(int(words[1]) for words in lines if words[0] in ("MemTotal:", "SwapTotal:"))
+    except (OSError, ValueError, IndexError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]

@@ -1,0 +1,78 @@
+"""A plan that asks for more than a device's own settings allow: declined in one line, and no memory is taken."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+
+from edge_client.bounds import Limits
+from methods.plan import Network
+from tests.hostile.federation import Federation
+
+WIDE = (
+    400_000  # of a hidden layer: 333 MB of weights, and as much for each of gradients, momentum and what came
+)
+
+
+def most_memory(number):
+    """The most that a process, or a child of it, has ever had, in bytes; 0 when they have ended."""
+    place = Path(f"/proc/{number}")
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", (place / "status").read_text())
+        children = (place / "task" / str(number) / "children").read_text().split()
+        return max([1024 * int(found[1]) if found else 0, *map(most_memory, children)])
+    return 0
+
+
+def ends_with(federation, device):
+    """Its exit code, its last word, and the most memory that was seen of it."""
+    most = 0
+
+    def ended():
+        nonlocal most
+        most = max(most, most_memory(device.child.pid))
+        return device.child.poll() is not None
+
+    federation.wait_until(ended, f"{device.name} to end", 120.0)
+    return device.child.returncode, federation.log_of(device), most
+
+
+def farewells(federation, reason):
+    with contextlib.suppress(OSError):  # it has only just been started
+        return federation.metrics().get(f'protofleet_device_farewells_total{{reason="{reason}"}}')
+
+
+def refused(log, words):
+    lines = [line for line in log.splitlines() if "cannot follow the run's plan" in line]
+    return "Traceback" not in log and any(words in line for line in lines)
+
+
+@pytest.mark.parametrize("trainer", ["inside", "child"])
+def test_a_network_that_is_too_wide_is_declined_and_no_memory_is_taken(tmp_path, trainer):
+    with Federation(tmp_path, "d", rounds=1, network=Network("mlp", feature_size=WIDE)) as f:
+        f.coordinator()
+        device = f.device("d", trainer=trainer, limits=Limits(memory_bytes=1_000_000_000))
+        code, log, most = ends_with(f, device)
+        assert code == 1 and refused(log, "over this device's limits.memory_bytes = 1,000,000,000"), log
+        assert 0 < most < 600_000_000, "what its imports take, and no network"
+        f.wait_until(lambda: farewells(f, "cannot_follow"), "the coordinator to hear of it")
+
+
+def test_epochs_without_end_are_declined(tmp_path):
+    with Federation(tmp_path, "d", rounds=1, method={"name": "fedavg", "epochs": 10**9}) as f:
+        f.coordinator()
+        device = f.device("d")
+        code, log, _ = ends_with(f, device)
+        assert code == 1 and refused(
+            log, "takes 1,000,000,000 epochs, over this device's limits.epochs = 1,000"
+        )
+
+
+def test_work_that_goes_on_for_too_long_is_ended_and_the_coordinator_told(tmp_path):
+    with Federation(tmp_path, "d", rounds=1, method={"name": "fedavg", "epochs": 10**6, "batch": 1}) as f:
+        f.coordinator()
+        device = f.device("d", limits=Limits(epochs=10**6, work_seconds=2.0))
+        f.wait_until(lambda: farewells(f, "training_died"), "the device to give up")
+        assert device.child.poll() is None, "it lives, and will ask for work again"
+        assert "no end after 2 s, which is limits.work_seconds" in f.log_of(device)
