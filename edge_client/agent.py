@@ -14,6 +14,7 @@ from typing import Final
 from edge_client.answering import Watcher, build_up, work_out
 from edge_client.evaluate import Splits
 from edge_client.greeting import hello_of, plan_for
+from edge_client.heard import Ending, Heard, Refused
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures
 from edge_client.rest import Rest
@@ -27,9 +28,10 @@ from methods.plan import Plan
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
-from protocol.messages import HERE, Bye, Finished, Receipt, Refusal, State, Task, Welcome
+from protocol.messages import HERE, Bye, Finished, Message, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
 from protocol.reasons import Farewell, Rejected
+from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
 from protocol.store import DamagedError
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
@@ -49,7 +51,11 @@ class Agent:
         self.data, self.link, self.memory, self.worker = data, link, memory, worker
         self.software, self.stays, self.watchers = software, stays, watchers
         self.pictures = pictures or Pictures()
-        self.link.epoch = memory.book.epoch
+        self._heard_before = Heard(memory.folder, memory.disk)
+        self._ending, self._refused = Ending(), Refused()
+        mark = self._heard_before.mark
+        self.link.epoch = max(memory.book.epoch, mark.epoch)
+        self.link.remember({COORDINATOR: (mark.epoch, mark.sequence)} if mark.epoch else {})
         self.half: ClientHalf | None = None
         self.plan: Plan | None = None
         self.finished = False
@@ -70,7 +76,7 @@ class Agent:
     @property
     def wake_at(self) -> float:
         resend = self._outgoing.again_at if self._outgoing else float("inf")
-        return min(self.link.wake_at, self._hello_at, resend, self._silence.alarm_at)
+        return min(self.link.wake_at, self._hello_at, resend, self._silence.alarm_at, self._ending.at)
 
     @property
     def silent(self) -> bool:
@@ -141,6 +147,8 @@ class Agent:
             self._hello()
         if self._outgoing and now >= self._outgoing.again_at:
             self._say_answer(self._outgoing)
+        if now >= self._ending.at:
+            self._run_over()
 
     def _arrived(self, topic: str, frame: bytes, now: float) -> None:
         try:
@@ -158,6 +166,10 @@ class Agent:
         self._silence.broken(self.link.news_at)
         if received.run != self.memory.book.run and not self._question:
             self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
+        if not over(received.message):
+            self._ending.contradicted()
+        if isinstance(received.message, (Welcome, Task, Receipt)):
+            self._refused.contradicted()
         match received.message:
             case Welcome(text):
                 self._welcomed(text, received.run)
@@ -167,12 +179,10 @@ class Agent:
                 self._receipted(receipt)
             case State(online=True, reason=reason) if reason != HERE:
                 self._hello()
-            case State(online=False, reason="finished") if received.run == self.memory.book.run:
-                self._run_over()  # the word itself may have been lost
-            case Refusal(reason, boot) if not boot or self.memory.outranked(boot, self.link.me.boot):
-                self._end(f"the coordinator refuses this device: {reason}")
-            case Finished():
-                self._run_over()
+            case Refusal(reason, boot):
+                self._refusal(reason, boot)
+            case message if over(message):
+                self._end_of(received.run)
 
     def _forget(self) -> None:
         self.plan = self.half = self._outgoing = self._next = None
@@ -183,6 +193,7 @@ class Agent:
             self._hello_at = self._rest.until
             return
         self.link.send(hello_of(self.link.me.name, self.software, self.data, self.plan, self.memory.book))
+        self._refused.hello_said(self._now)
         self._hello_at = self._now + HELLO_SECONDS
 
     def _welcomed(self, text: bytes, run: str) -> None:
@@ -282,18 +293,44 @@ class Agent:
             self.link.forget(bytes.fromhex(waiting.answer.object))
             self._outgoing = None
             self.receipts[receipt.verdict] += 1
+            self._keep_heard(lasting=False)
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
+    def _refusal(self, reason: str, boot: int) -> None:
+        """With a boot it says itself whether it is meant for this process."""
+        self._keep_heard(lasting=True)
+        if self.memory.outranked(boot, self.link.me.boot) if boot else self._refused.again(self._now):
+            self._end(f"the coordinator refuses this device: {reason}")
+        elif not boot:
+            self._hello_at = max(self._refused.ask_at, self._now)
+
+    def _end_of(self, run: str) -> None:
+        """A session or a broker may have kept the word since another run."""
+        known, over = self.memory.book.run, self._heard_before.mark.over
+        if self._ending.heard(run, known, self.plan is not None, over, self._now):
+            self._run_over()
+
     def _run_over(self) -> None:
         self._silence.ends()
+        self._ending.contradicted()
+        self._heard_before.end_of(self.memory.book.run)
         self._outgoing, self._next, self.idle = None, None, True
         if not self.stays:
             self._end("")
 
     def _end(self, problem: str) -> None:
+        self._keep_heard(lasting=True)
         self.problem, self.finished = problem, True
+
+    def _keep_heard(self, lasting: bool) -> None:
+        self._heard_before.up_to(*self.link.heard_of(COORDINATOR), lasting)
 
     def _notify(self, what: str, **figures: float) -> None:
         for watcher in self.watchers:
             watcher.happened(self, what, **figures)
+
+
+def over(message: Message) -> bool:
+    """Either word for the end of a run: the one said to this device may have been lost."""
+    return isinstance(message, Finished) or message == State(False, "finished")

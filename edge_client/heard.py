@@ -1,0 +1,123 @@
+"""What has been heard of the coordinator, so that a later start of this device takes none of it for news.
+
+A broker may keep a refusal, or the word that a run is over, and say it again to every later start. The file stands
+beside the book, whose form older versions read too. Where it is lost, old words may be news once more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from edge_client.book import sealed
+from protocol.disk import Disk, is_full
+from protocol.settings import decode
+
+NAME: Final = "heard.json"
+CONFIRM_SECONDS: Final = 2.0  # what a broker had kept has come by then
+OVER_SECONDS: Final = (
+    30.0  # without another word, after which a run counts as over that an earlier start took part in
+)
+
+log = logging.getLogger("protofleet.device")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    epoch: int = 0  # of the newest coordinator that was heard
+    sequence: int = 0  # the highest of its messages
+    over: str = ""  # the run whose end was heard
+
+
+class Heard:
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._path, self._disk = folder / NAME, disk
+        self.mark = self._read()
+
+    def up_to(self, epoch: int, sequence: int, lasting: bool) -> None:
+        """`lasting`: before something is done about it; else a power cut may take it back."""
+        if (epoch, sequence) > (self.mark.epoch, self.mark.sequence):
+            self._turn_to(replace(self.mark, epoch=epoch, sequence=sequence), lasting)
+
+    def end_of(self, run: str) -> None:
+        if run != self.mark.over:
+            self._turn_to(replace(self.mark, over=run), True)
+
+    def _turn_to(self, mark: Mark, lasting: bool) -> None:
+        self.mark = mark
+        table = asdict(mark)
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.write_text(json.dumps({"seal": sealed(table), "heard": table}))
+            if lasting:
+                self._disk.sync(fresh)
+            self._disk.rename(fresh, self._path)
+            if lasting:
+                self._disk.sync(self._path.parent)
+        except OSError as error:  # the device can do without, until it is started again
+            if not is_full(error):
+                raise
+            fresh.unlink(missing_ok=True)
+
+    def _read(self) -> Mark:
+        try:
+            table = json.loads(self._path.read_bytes())
+            mark = decode(Mark, table["heard"])
+            if table["seal"] != sealed(table["heard"]) or min(mark.epoch, mark.sequence) < 0:
+                raise ValueError("it is not what was written")
+        except FileNotFoundError:
+            return Mark()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            log.warning(
+                "%s is damaged (%.80s); old words of the coordinator may be news once", self._path, error
+            )
+            return Mark()
+        return mark
+
+
+class Refused:
+    """A refusal counts when the next hello is refused too: the first may be an old one that a session has kept."""
+
+    def __init__(self) -> None:
+        self.ask_at = float("inf")  # when to say the hello that shall tell
+        self._asked = False
+
+    def again(self, now: float) -> bool:
+        """Whether this one counts."""
+        if self.ask_at == float("inf"):
+            self.ask_at = now + CONFIRM_SECONDS
+        return self._asked
+
+    def hello_said(self, now: float) -> None:
+        self._asked |= now >= self.ask_at
+
+    def contradicted(self) -> None:
+        """The coordinator works with this device."""
+        self.ask_at, self._asked = float("inf"), False
+
+
+class Ending:
+    """When the word counts that a run is over.
+
+    At once where this process holds the run's plan. Not where its end is known already: whoever is started after that
+    waits for the next run. Where an earlier start took part in it and never heard of its end, the word may be an old
+    one that somebody kept, so a while is left in which another may come.
+    """
+
+    def __init__(self) -> None:
+        self._run, self.at = "", float("inf")
+
+    def heard(self, run: str, known: str, held: bool, over: str, now: float) -> bool:
+        """Whether it counts now. `known`: the run that the device has taken part in; `over`: whose end it knows."""
+        if run != known or not run:
+            return False
+        if not held and run != over and self._run != run:
+            self._run, self.at = run, now + OVER_SECONDS
+        return held
+
+    def contradicted(self) -> None:
+        """The coordinator has said something else."""
+        self._run, self.at = "", float("inf")

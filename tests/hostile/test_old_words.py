@@ -1,0 +1,105 @@
+"""Words that were once meant, kept by a broker and said again to devices as they are started."""
+
+import pytest
+
+from coordinator.claims import Limits
+from coordinator.config import Rules
+from tests.hostile.device import honest
+from tests.hostile.federation import Federation
+
+BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
+
+
+def said_to(f, device, *kinds):
+    return [frame for frame in f.proxy.seen if frame.party == device and frame.down and frame.kind in kinds]
+
+
+def tell_again(f, device, frames):
+    for frame in frames:
+        f.proxy.tell(device, frame.topic, frame.data)
+
+
+def until_connected(f, device, times):
+    """Its hellos are what it says after it has connected."""
+    f.wait_until(
+        lambda: len(f.proxy.frames("hello", device, down=False)) >= times, f"hello {times} of {device}"
+    )
+
+
+def hellos(f, device):
+    return len(f.proxy.frames("hello", device, down=False))
+
+
+def test_a_refusal_ends_a_device_once_and_not_each_time_that_a_broker_says_it(tmp_path):
+    with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
+        strict = f.coordinator(name="strict", limits=Limits(examples=1))
+        first = f.device("real")
+        assert f.wait_for_end(first) == 1 and "refuses this device" in first.last_word()
+        strict.kill()
+        refusals = said_to(f, "real", "refusal")
+        assert refusals
+        again, before = f.device("real"), hellos(f, "real")
+        until_connected(f, "real", before + 1)
+        tell_again(f, "real", refusals)
+        f.coordinator()
+        assert f.wait_for_end(again) == 0, again.last_word()
+        assert [line["participants"] for line in f.rounds()] == [["real"]] * 2
+
+
+def test_the_end_of_a_run_ends_no_device_that_waits_for_the_next_one(tmp_path):
+    with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
+        coordinator, first = f.coordinator(name="spring"), f.device("real")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(first) == 0, f.last_words()
+        kept = said_to(f, "real", "finished", "state")
+        assert "finished" in {frame.kind for frame in kept}
+        again, before = f.device("real"), hellos(f, "real")
+        until_connected(
+            f, "real", before + 1
+        )  # and the broker has said the coordinator's last state by itself
+        tell_again(f, "real", kept)
+        until_connected(f, "real", before + 2)  # 15 seconds later it still asks
+        assert again.child.poll() is None, again.last_word()
+        f.coordinator()
+        assert f.wait_for_end(again) == 0, again.last_word()
+        assert [line["participants"] for line in f.rounds()] == [["real"]] * 2
+
+
+def test_a_device_that_was_killed_before_it_heard_of_the_end_does_not_wait_for_ever(tmp_path):
+    with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
+        f.proxy.passes = lambda frame: not (frame.down and frame.party == "real" and over(frame))
+        coordinator, first = f.coordinator(), f.device("real")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        first.kill()
+        f.proxy.passes = lambda frame: True
+        again = f.device("real")
+        assert f.wait_for_end(again) == 0, again.last_word()
+
+
+def over(frame):
+    return frame.kind == "finished" or (frame.kind == "state" and b"finished" in frame.data)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twice(tmp_path):
+    with Federation(tmp_path, "real", "raw", taken_over=True, rounds=3, policy=BOTH) as f:
+        gate = []
+        coordinator, first = f.coordinator(), f.device("real")
+        f.raw("raw", lambda task: honest(task) if gate or task.round < 3 else None)
+        f.wait_until(lambda: len(f.rounds()) == 2, "two rounds")
+        f.wait_until(lambda: said_by(f, "real", 3), "its third answer")
+        first.kill()
+        kept, answers = [x for x in f.proxy.seen if x.party == "real" and x.down], len(said_by(f, "real", 3))
+        again, before = f.device("real"), hellos(f, "real")
+        until_connected(f, "real", before + 1)
+        tell_again(f, "real", kept)
+        f.wait_until(lambda: len(said_by(f, "real", 3)) > answers, "its third answer again")
+        gate.append("open")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(again) == 0, f.last_words()
+        assert [line["participants"] for line in f.rounds()] == [["raw", "real"]] * 4
+        said = [line.split()[-1] for line in f.log_of(first).splitlines() + f.log_of(again).splitlines()
+                if "round 3 train: answer" in line]  # fmt: skip
+        assert len(said) >= 2 and len(set(said)) == 1, "the same question, the same answer"
+
+
+def said_by(f, device, number):
+    return [x for x in f.proxy.frames("update", device, down=False) if x.header["round"] == number]
