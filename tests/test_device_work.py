@@ -62,6 +62,15 @@ def test_pooled_accuracy_weighs_devices_by_their_test_samples():
     assert pooled(measured, 1000) == {"personal": pytest.approx(0.875)}
 
 
+def test_nobody_s_test_samples_outweigh_all_others():
+    """Nobody can check how many there are, so they are bounded as examples are."""
+    measured = [
+        {"accuracy.test.global": 0.0, "samples.test": 1e12},
+        {"accuracy.test.global": 1.0, "samples.test": 10.0},
+    ]
+    assert pooled(measured, 10) == {"global": 0.5}
+
+
 def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
     run = simulation(tmp_path, "fedproto")
     for agent in run.agents.values():
