@@ -89,6 +89,10 @@ def _system(f: Facts, use: Use) -> Iterator[Check]:
     )
     if use.kind == "venv":
         yield from _python(f, use)
+    else:
+        yield _has(
+            f, "python3", "apt-get install python3, of any version: it checks the signature of a release"
+        )
 
 
 def _python(f: Facts, use: Use) -> Iterator[Check]:

@@ -42,6 +42,7 @@ class Service:
 @dataclass(frozen=True, slots=True)
 class Installed:
     user: bool = False
+    pinned: str = ""  # SHA-256 of the roots whose signature root believes here
     release: str = ""  # that `current` links to
     complete: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
@@ -139,7 +140,8 @@ def _installed(told: Mapping[str, list[str]], one: Mapping[str, str]) -> Install
         one.get("running_unit", ""),
     )  # fmt: skip
     return Installed(
-        "user" in one, one.get("release", ""), frozenset(told["complete"]), frozenset(told["blocked"]),
+        "user" in one, one.get("pinned", ""), one.get("release", ""),
+        frozenset(told["complete"]), frozenset(told["blocked"]),
         settings=_statement(one.get("settings", "")), good_settings=_statement(one.get("good_settings", "")),
         previous_settings=_statement(one.get("previous_settings", "")),
         unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),

@@ -63,6 +63,7 @@ for kept in good previous; do
   [ -r $top/kept/$kept/settings ] && say ${kept}_settings "$(cat $top/kept/$kept/settings)"
 done
 [ -r /etc/protofleet/device.settings ] && say settings "$(cat /etc/protofleet/device.settings)"
+say pinned "$(sum /etc/protofleet/roots)"
 say unit "$(sum /etc/systemd/system/protofleet-device.service)"
 id protofleet >/dev/null 2>&1 && say user protofleet
 say tls "$(their_sum /var/lib/protofleet/keys/current/tls.crt)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,8 +15,9 @@ from deploy.enrol.authority import ROOTS_FILE, Authority
 from deploy.enrol.operator import Asked, approve, look_at, refresh, renew, same_keys
 from deploy.enrol.requests import REQUEST
 from deploy.fleet.facts import Facts
+from deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
 from deploy.fleet.settings import Fleet, settings_of
-from deploy.fleet.software import Release
+from deploy.fleet.software import HOW, Release
 from deploy.fleet.steps import Present, Wanted
 from deploy.fleet.unit import digest, mark_of, unit_of
 from deploy.run_errors import RunError
@@ -94,6 +95,22 @@ class Operator:
         """Settings of a version that no earlier ones have had."""
         told = SignedSettings(self.federation, name, max(int(time.time()), above + 1), text)
         return armoured(SETTINGS, issue_settings(told, self._authority.keys))
+
+    def shipped(self) -> Path:
+        """The release's folder, with the manifest that the device will ask for."""
+        folder = self.release.folder
+        with self._lock:
+            if not (folder / MANIFEST).exists():
+                (folder / HOW).write_text("\n".join([*self.release.how, ""]))
+                text = self.manifest(f"release {self.release.name}", files_of(folder))
+                (folder / MANIFEST).write_text(text)
+        return folder
+
+    def manifest(self, subject: str, files: Mapping[str, str]) -> str:
+        return issue_manifest(self.federation, subject, files, self._authority.keys)
+
+    def roots(self) -> str:
+        return (Path(self.fleet.root) / ROOTS_FILE).read_text()
 
     def tuned(self, name: str, changes: Sequence[str], hours: float) -> str:
         """Some settings for some hours; a slip in them is found here, not there."""

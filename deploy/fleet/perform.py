@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from deploy.fleet.facts import SCRIPT as FACTS
-from deploy.fleet.facts import Facts, Service, read_facts
+from deploy.fleet.facts import Facts, Good, Service, read_facts
 from deploy.fleet.history import operator
+from deploy.fleet.manifest import MANIFEST
 from deploy.fleet.operator import Operator, Target
 from deploy.fleet.ssh import Said, Ssh, UnreachableError
 from deploy.fleet.steps import (
@@ -32,13 +33,20 @@ from deploy.fleet.steps import (
     Step,
     Switch,
 )
+from deploy.fleet.unit import digest
 from deploy.run_errors import RunError
 from edge_client.status import Status
 from protocol.settings import SettingsError
 
-SCRIPT: Final = Path(__file__).with_name("remote.sh")
+HERE: Final = Path(__file__).parent
+# The program that checks what was shipped travels with the steps: nothing that lies on the device has a say in it.
+SCRIPT: Final = (
+    f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(HERE / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
+    f"{(HERE / 'remote.sh').read_text()}"
+)
 TOP: Final = "/opt/protofleet"
 BUILD_SECONDS: Final = 1800.0
+SWITCH_SECONDS: Final = 900.0  # all of a release is read again, from an SD card
 POLL_SECONDS: Final = 0.5
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL
@@ -58,7 +66,7 @@ class Seen:
 
 
 def gather(ssh: Ssh, *how: str) -> Facts:
-    said = ssh.run(FACTS, *(how or ("quick",)), seconds=240.0 if how else 60.0)
+    said = ssh.run(FACTS.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
         return read_facts(said.out)
     except SettingsError:
@@ -86,16 +94,14 @@ class Performer:
                 raise StepError(f"{wanted.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
                 self.do("prepare")
+                place(self.ssh, {"roots": self.operator.roots()})
+                self.do("pin")
             case Ship(release):
-                self._checked(self.ssh.send(self.operator.release.folder, f"{TOP}/wheels/{release}"))
+                self._checked(self.ssh.send(self.operator.shipped(), f"{TOP}/wheels/{release}"))
             case Build(release):
                 made = self.operator.release
-                how = (
-                    ("load", release, made.image, made.options)
-                    if made.container
-                    else ("build", release, made.python, made.dependencies)
-                )
-                self.do(*how, seconds=BUILD_SECONDS)
+                job = "load" if made.container else "build"
+                self.do(job, release, *made.how, seconds=BUILD_SECONDS)
             case Enrol():
                 self._enrol()
             case Configure():
@@ -106,7 +112,7 @@ class Performer:
                 if said.err.strip():
                     self.say(said.err.strip())
             case Switch(release):
-                self.do("switch", release)
+                self.do("switch", release, wanted.name, seconds=SWITCH_SECONDS)
             case Start():
                 self.do("start")
             case Health(seconds):
@@ -116,12 +122,20 @@ class Performer:
             case Record(release, settings):
                 self.record(release, settings, wanted.unit)
 
-    def configure(self, text: str, unit: str | None, version: int) -> None:
+    def configure(self, text: str, unit: str, version: int) -> None:
         """Beside those in use, and read by the new release before anything depends on it."""
         wanted = self.target.wanted
-        files = {"settings": self.operator.signed(wanted.name, text, version)}
-        place(self.ssh, files if unit is None else {**files, "unit": unit})
-        self.do("check", wanted.release)
+        files = {"settings": self.operator.signed(wanted.name, text, version), "unit": unit}
+        self._place_signed(files, {name: digest(text) for name, text in files.items()})
+        self.do("check", wanted.release, wanted.name)
+
+    def configure_kept(self, text: str, which: str, good: Good, version: int) -> None:
+        """The unit is the one that the device has kept, or it is refused there."""
+        wanted = self.target.wanted
+        settings = self.operator.signed(wanted.name, text, version)
+        self._place_signed({"settings": settings}, {"settings": digest(settings), "unit": good.unit})
+        self.do("go_back", which)
+        self.do("check", wanted.release, wanted.name)
 
     def record(self, release: str, settings: str, unit: str) -> None:
         known = {
@@ -154,6 +168,10 @@ class Performer:
         lines = [line for line in self.ssh.run(SCRIPT, "words").out.splitlines() if line.strip()]
         told = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
         return (told or lines or ["its journal says nothing"])[-1]
+
+    def _place_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
+        subject = f"device {self.target.wanted.name}"
+        place(self.ssh, {**files, MANIFEST: self.operator.manifest(subject, listed)})
 
     def _enrol(self) -> None:
         wanted = self.target.wanted

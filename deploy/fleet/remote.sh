@@ -10,10 +10,10 @@ top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
 user=protofleet builder=protofleet-build
 unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
 fail() { echo "$*" >&2; exit 1; }
-try() { # what it means when it fails, command ...: its last word is said as well
+try() { # what it means when it fails, command ...: what it calls an error, or its last word, is said as well
     meaning=$1
     shift
-    said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | grep . | tail -n 1)"
+    said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | { grep -m 1 '^ERROR' || printf '%s\n' "$said" | grep . | tail -n 1; })"
 }
 as_user() { # user command ...: with nothing of root's in its hands, neither the lock nor the rest of this script
     whom=$1
@@ -37,36 +37,90 @@ prepare() {
     install -d -m 0700 -o $user -g $user /var/lib/protofleet
 }
 
+# What was copied here counts once the federation's root has signed it, byte by byte.
+verified() { said=$(verifier | "${python:-python3}" -I -S - "$@" 2>&1) || fail "$said"; }
+pin() {
+    verified roots $top/incoming/roots $etc/roots
+    put $top/incoming/roots $etc/roots 0644
+    rm -f $top/incoming/roots
+}
+shipped() { # release, and how it is to be installed
+    verified folder "$top/wheels/$1" $etc/roots "release $1"
+    [ "$(cat "$top/wheels/$1/how")" = "$2
+$3" ] || fail "release $1 is not to be installed like this, by its signed manifest; deploy again"
+}
+# What was built is what is activated: all of it is read again before.
+tree() {
+    cd "$1"
+    find . -type l -printf '%p %l\n' | sort
+    find . -type f ! -path ./.files ! -path ./.complete -print0 | sort -z | xargs -0 -r sha256sum
+}
+finish() { # release
+    (tree "$top/releases/$1") >"$top/releases/$1/.files"
+    sync "$top/releases/$1" "$top/releases/$1/.files"
+    touch "$top/releases/$1/.complete"
+}
+intact() { # release; those that were built before there were lists have none
+    built=$top/releases/$1
+    [ -e "$built/.files" ] || return 0
+    [ ! -e "$built/image" ] || [ "$(docker image inspect -f '{{.Id}}' "protofleet-release:$1")" = "$(cat "$built/image")" ] ||
+        fail "the image of release $1 is another than was loaded; deploy again"
+    other=$( (tree "$built") | diff "$built/.files" - | sed -n '2s/^. *\([0-9a-f]\{64\}  \)\{0,1\}//p')
+    [ -z "$other" ] || { rm -f "$built/.complete"; fail "$other in release $1 was changed since it was built; deploy again"; }
+}
+
 # Python carries a pip to put into every environment; run from where it lies, it need not be copied first.
 installer() { # release
     for wheel in /usr/share/python-wheels/pip-*.whl; do [ -e "$wheel" ] && { echo "$wheel/pip"; return; }; done
-    "$1/bin/python" -m ensurepip >/dev/null 2>&1 && echo "$1/lib/$(ls "$1/lib")/site-packages/pip"
+    as_builder "$1/bin/python" -m ensurepip >/dev/null 2>&1 && echo "$1/lib/$(ls "$1/lib")/site-packages/pip"
+}
+as_builder() { env HOME=/nonexistent setpriv --reuid=$builder --regid=$builder --clear-groups --no-new-privs -- "$@" </dev/null; }
+pip() { # words ...: into $release; wheels alone, so that nothing of others runs while it is installed
+    job=$1
+    shift
+    as_builder "$release/bin/python" "$pip" "$job" --disable-pip-version-check --no-input --no-cache-dir "$@"
+}
+wheels_alone() { pip install -q --no-warn-script-location --only-binary=:all: "$@"; }
+locked() { wheels_alone --require-hashes --no-deps --find-links "$wheels" "$@"; }
+from_index() { # the build for CPUs, where there is one; else that of the index, with what it needs for CUDA
+    [ ! -e "$wheels/cpu.txt" ] || locked -r "$wheels/cpu.txt" >/dev/null 2>&1 || :
+    locked -r "$wheels/torch.txt" &&
+        if pip check | grep -E '^torch .* requires (nvidia|cuda|triton)' >/dev/null; then locked -r "$wheels/cuda.txt"; fi &&
+        locked -r "$wheels/device.txt" && wheels_alone --no-index --no-deps "$wheels"/protofleet-*.whl
+}
+from_wheels() {
+    case $1 in
+        system) wheels_alone --no-index --no-deps --ignore-installed "$wheels"/*.whl ;;
+        shipped) wheels_alone --no-index --find-links "$wheels" "$wheels"/protofleet-*.whl ;;
+    esac
 }
 
 build() { # release python dependencies
-    release=$top/releases/$1 wheels=$top/wheels/$1
+    release=$top/releases/$1 wheels=$top/wheels/$1 python=$2 own=''
     [ ! -e "$release/.complete" ] || return 0
-    rm -rf "$release"
     case $3 in
-        system) own=--system-site-packages how="--no-index --no-deps --ignore-installed" ;;
-        shipped) own='' how="--no-index --find-links $wheels" ;;
-        index) own='' how="--find-links $wheels -c $wheels/constraints.txt" ;;
+        system) own=--system-site-packages install=from_wheels ;;
+        shipped) install=from_wheels ;;
+        index) install=from_index ;;
         *) fail "no such way to get dependencies: $3" ;;
     esac
-    case $3 in system) what="$wheels/*.whl" ;; *) what="$wheels/protofleet-*.whl" ;; esac
+    shipped "$1" "$2" "$3"
+    rm -rf "$release"
+    install -d -m 0755 -o $builder -g $builder "$release"
     # shellcheck disable=SC2086
-    try "python cannot make an environment" "$2" -m venv --without-pip $own "$release"
-    # shellcheck disable=SC2086
-    try "pip cannot install what was shipped" "$release/bin/python" "$(installer "$release")" install -q --no-input \
-        --disable-pip-version-check --no-cache-dir --no-warn-script-location $how $what
-    try "the release does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
-    sync "$release"
-    touch "$release/.complete"
+    try "python cannot make an environment" as_builder "$2" -m venv --without-pip $own "$release"
+    pip=$(installer "$release")
+    try "pip cannot install what was shipped" "$install" "$3"
+    chown -hR root:root "$release"
+    chmod -R a-st,u=rwX,go=rX "$release"
+    try "the release does not run on this device" as_device "$1" python -m deploy.fleet.probe self
+    finish "$1"
 }
 
 load() { # release image options; without an image it has been shipped
     release=$top/releases/$1 shipped=$top/wheels/$1/image.tar
     [ ! -e "$release/.complete" ] || return 0
+    shipped "$1" "$2" "$3"
     rm -rf "$release"
     if [ -n "$2" ]; then
         try "docker cannot pull it" docker pull -q "$2"
@@ -75,7 +129,7 @@ load() { # release image options; without an image it has been shipped
         told=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
         image=${told#Loaded image: } image=${image#Loaded image ID: }
     fi
-    install -d "$release/bin"
+    install -d -m 0755 "$release" "$release/bin"
     docker tag "$image" "protofleet-release:$1"
     docker image inspect -f '{{.Id}}' "$image" >"$release/image"
     for program in protofleet python; do
@@ -83,8 +137,7 @@ load() { # release image options; without an image it has been shipped
         chmod 755 "$release/bin/$program"
     done
     try "the image does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
-    sync "$release"
-    touch "$release/.complete"
+    finish "$1"
     rm -f "$shipped"
 }
 
@@ -110,17 +163,20 @@ enrol() { # release root's-fingerprint
     as_device "$1" protofleet enrol install $top/incoming/approval --folder $keys --fingerprint "$2" >&2
 }
 
-check() { # release
+check() { # release device
+    verified folder $top/incoming $etc/roots "device $2"
     as_device "$1" python -m deploy.fleet.probe settings $top/incoming/settings >&2
 }
 
-switch() { # release
+switch() { # release device
     [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
+    intact "$1"
+    [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "device $2"
     [ ! -e $top/incoming/settings ] || put $top/incoming/settings $etc/device.settings 0644
     [ ! -e $top/incoming/unit ] || put $top/incoming/unit $unit 0644
     ln -sfn "releases/$1" $top/.current
     mv -T $top/.current $top/current
-    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval
+    rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/manifest
     sync $top $etc
     systemctl daemon-reload
     systemctl enable -q $name

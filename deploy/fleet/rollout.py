@@ -187,8 +187,8 @@ class Rollout:
         performer.target = replace(
             performer.target, wanted=replace(performer.target.wanted, release=good.release)
         )
-        performer.do("go_back", which)
-        performer.configure(text, None, self.operator.present(name, here.settings).version)
+        version = self.operator.present(name, here.settings).version
+        performer.configure_kept(text, which, good, version)
         care = self.fleet.care
         for step in (Switch(good.release), Drain(BACK_SECONDS), Start(), Health(care.health_seconds)):
             performer.perform(step, facts)

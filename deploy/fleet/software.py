@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from deploy.fleet.settings import Software
+from deploy.locks import HERE, read_lock, read_wheel, with_wheels, write_lock
 from deploy.run_errors import RunError
 from protocol.settings import SettingsError
 
 SOURCE: Final = Path(__file__).parents[2]  # of this checkout
 PACKAGES: Final = ("protocol", "methods", "edge_client", "coordinator", "deploy")
 IMAGE: Final = "image.tar"
+LOCKS: Final = ("torch", "cuda", "device")
+HOW: Final = "how"  # beside what is shipped: how it is to be installed
 DIGITS: Final = 16  # of a release's name
 
 
@@ -33,6 +36,11 @@ class Release:
     image: str = ""  # that the device pulls; where it is shipped, IMAGE
     options: str = ""  # more words for docker run
     container: bool = False
+
+    @property
+    def how(self) -> tuple[str, str]:
+        """The arguments of the step that installs it."""
+        return (self.image, self.options) if self.container else (self.python, self.dependencies)
 
 
 def make_release(software: Software, folder: Path) -> Release:
@@ -66,9 +74,8 @@ def make_wheels(software: Software, folder: Path) -> Release:
         (folder / wheel.name).write_bytes(wheel.read_bytes())
     if not any(wheel.name.startswith("protofleet-") for wheel in beside):
         build_wheel(folder)
-    constraints = SOURCE / "deploy" / "constraints.txt"
-    if software.dependencies == "index" and constraints.exists():
-        (folder / "constraints.txt").write_text(constraints.read_text())
+    if software.dependencies == "index":
+        write_locks(beside, folder)
     files = sorted(p for p in folder.iterdir() if p.is_file())
     name = hashlib.sha256(
         "\n".join(
@@ -79,6 +86,15 @@ def make_wheels(software: Software, folder: Path) -> Release:
     return Release(
         name, folder, f"{len(files)} files, {size / 1e6:.1f} MB", software.python, software.dependencies
     )
+
+
+def write_locks(beside: list[Path], folder: Path) -> None:
+    """For pip on the device. What is shipped beside them counts in place of what they say."""
+    wheels = [wheel for path in beside if (wheel := read_wheel(path))]
+    own_torch = any(wheel.name == "torch" for wheel in wheels)
+    for name in LOCKS if own_torch else ("cpu", *LOCKS):
+        packages = read_lock((HERE / f"{name}.txt").read_text())
+        (folder / f"{name}.txt").write_text(write_lock(with_wheels(packages, wheels), name))
 
 
 def build_wheel(folder: Path) -> None:
@@ -138,13 +154,18 @@ def _pip_wheel(source: str, target: str) -> None:
 
 def contents(path: Path) -> str:
     """Hash of what is in a file; of an archive, of what is in its members, as their dates are when it was packed."""
-    total = hashlib.sha256()
     if not zipfile.is_zipfile(path):
-        with path.open("rb") as file:
-            while piece := file.read(1 << 20):
-                total.update(piece)
-        return total.hexdigest()
+        return digest_of(path)
+    total = hashlib.sha256()
     with zipfile.ZipFile(path) as wheel:
         for name in sorted(wheel.namelist()):
             total.update(f"{name}\0{hashlib.sha256(wheel.read(name)).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            total.update(piece)
     return total.hexdigest()

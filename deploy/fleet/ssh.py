@@ -63,21 +63,21 @@ class Ssh:
         self._config.write_text(configuration(host, fleet, folder))
         self._ssh = ["ssh", "-F", str(self._config)]
 
-    def run(self, script: Path, *arguments: str, seconds: float = 60.0) -> Said:
+    def run(self, script: str, *arguments: str, seconds: float = 60.0) -> Said:
         """A script of ours, fed to root's shell there; arguments are quoted as the shell there wants them."""
         remote = f"exec {AS_ROOT} sh -s -- {shlex.join(arguments)}"
-        said = self._call([*self._ssh, self._host.address, remote], script.read_text(), seconds)
+        said = self._call([*self._ssh, self._host.address, remote], script, seconds)
         if said.code == FAILED_TO_CONNECT:
             raise UnreachableError(f"{self.name} ({self._host.address}): {self._meaning(said)}")
         return said
 
     def send(self, source: Path, target: str, seconds: float = 3600.0) -> Said:
-        """A folder's contents, whole or not at all for each file; what broke off is gone on with.
+        """A folder's contents and nothing else, each file whole or not at all; what broke off is gone on with.
 
         Compared by content: two settings signed in the same second differ in nothing else.
         """
         command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
-                   "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
+                   "--delete", "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
         said = self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
         if said.code == FAILED_TO_CONNECT:
             raise UnreachableError(f"{self.name} ({self._host.address}): {self._meaning(said)}")

@@ -46,7 +46,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """A user of its own, and its folders."""
+    """Users of its own, its folders, and the roots whose signature counts there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def plan(
 
 def _steps(facts: Facts, wanted: Wanted, present: Present) -> Iterator[Step]:
     here, service, care = facts.installed, facts.installed.service, wanted.care
-    if not here.user:
+    if not here.user or here.pinned != wanted.roots:
         yield Prepare()
     if wanted.release not in here.complete:
         yield Ship(wanted.release, wanted.release_words)
@@ -210,7 +210,7 @@ def words_of(step: Step) -> str:
         case Refuse(reasons):
             return "cannot be deployed: " + "; ".join(reasons)
         case Prepare():
-            return "prepare: a user and folders of its own"
+            return "prepare: users and folders of its own, and the roots of the federation"
         case Ship(release, words):
             return f"ship: release {release}, {words}"
         case Build(release):

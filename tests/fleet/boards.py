@@ -35,8 +35,9 @@ def jetson(**changes: Any) -> Facts:
 def deployed(**changes: Any) -> Installed:
     """All of WANTED, and a process that runs it."""
     whole = Installed(
-        True, RELEASE, frozenset({RELEASE}), frozenset(), settings=b"signed", unit=UNIT, tls="tls", roots="roots",
-        coordinator="coordinator", good=GOOD, service=Service("active", "running", True, 77, 0, RELEASE, MARK),
+        True, "roots", RELEASE, frozenset({RELEASE}), frozenset(), settings=b"signed", unit=UNIT, tls="tls",
+        roots="roots", coordinator="coordinator", good=GOOD,
+        service=Service("active", "running", True, 77, 0, RELEASE, MARK),
         status=Status(77, 1, NOW, "0.1.0", 5, connected=True, heard=True),
     )  # fmt: skip
     return replace(whole, **changes)

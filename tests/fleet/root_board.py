@@ -12,6 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from deploy.fleet.perform import SCRIPT
+
 ROOT: Final = Path(__file__).parents[2]
 FLEET: Final = ROOT / "deploy" / "fleet"
 LAYERS: Final = ("etc", "opt", "usr", "var", "run")
@@ -73,7 +75,7 @@ class RootBoard:
 
     def step(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Of a deployment, as `Ssh.run` has it done."""
-        return self.run("sh", "-s", "--", *words, stdin=(FLEET / "remote.sh").read_text(), check=check)
+        return self.run("sh", "-s", "--", *words, stdin=SCRIPT, check=check)
 
     def facts(self, how: str = "quick") -> str:
         return self.run("sh", "-s", "--", how, stdin=(FLEET / "facts.sh").read_text()).stdout

@@ -93,6 +93,7 @@ def test_containers_need_an_engine_that_works_here(name, changes):
 
 
 def test_the_newest_docker_is_taken():
+    assert verdict("python3", CONTAINERS, tools=frozenset({"rsync"})) == "FAIL", "who else checks signatures?"
     assert verdict("docker", CONTAINERS, docker=Docker("28.5.2", ("nvidia",))) == "PASS"
 
 

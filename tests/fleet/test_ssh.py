@@ -12,7 +12,5 @@ def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypat
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     host = Host("board.example")
-    script = tmp_path / "script"
-    script.write_text("")
-    said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run(script)
+    said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run("")
     assert said.out == "a[2Jb\nc\tde\n" and said.last_word == "]0;mineword"

@@ -1,0 +1,33 @@
+"""What is copied to a device, by hash: a statement of the federation's root that the device checks (`verify.py`).
+
+    body := federation | subject | u64 issued | each file: "SHA-256 name"
+
+Subjects are `release NAME` and `device NAME`: wheels or an image; settings and unit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from deploy.fleet.software import digest_of
+from protocol.statements import Writer, armoured, state
+
+MANIFEST: Final = "manifest"  # the kind of statement, and the file's name in the folder that it is about
+
+
+def issue_manifest(
+    federation: str, subject: str, files: Mapping[str, str], keys: Sequence[Ed25519PrivateKey]
+) -> str:
+    """`files`: name to SHA-256."""
+    lines = [f"{digest} {name}".encode() for name, digest in sorted(files.items())]
+    body = Writer().text(federation).text(subject).number(int(time.time())).blobs(lines).done()
+    return armoured(MANIFEST, state(MANIFEST, body, keys))
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {path.name: digest_of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
