@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import multiprocessing
 import os
 import sys
 import time
 
-from tests.simulator.planted import BUGS, planted
 from tests.simulator.run import Verdict, run_seed
 from tests.simulator.scenario import draw
+from tests.simulator.table import rows
 
 
 def main() -> int:
@@ -21,14 +20,22 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--trace", action="store_true", help="with --seed: say every event")
-    parser.add_argument("--plant", action="store_true", help="plant bugs, and say which seeds find them")
+    parser.add_argument(
+        "--planted",
+        nargs="?",
+        const="",
+        metavar="PART",
+        help="plant the bugs of a part, or all: who finds them?",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     chosen = parser.parse_args()
     if chosen.seed is not None:
         return one(chosen.seed, chosen.trace)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    if chosen.plant:
-        return plant(seeds, chosen.jobs)
+    if chosen.planted is not None:
+        for row in rows(chosen.planted, seeds, chosen.jobs):
+            print(row, flush=True)
+        return 0
     return many(seeds, chosen.jobs)
 
 
@@ -64,24 +71,6 @@ def many(seeds: range, jobs: int) -> int:
                 )
     print(f"\n{events} events, {hours:.0f} h of virtual time in {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
-
-
-def sick(name: str, seed: int) -> Verdict:
-    with planted(BUGS[name]):
-        return run_seed(seed)
-
-
-def plant(seeds: range, jobs: int) -> int:
-    """One bug after the other, each until a seed finds it."""
-    missed = 0
-    for name in BUGS:
-        with multiprocessing.get_context("fork").Pool(jobs, quiet) as pool:
-            found = (v for v in pool.imap(functools.partial(sick, name), seeds) if v.problem)
-            first = next(found, None)
-        missed += first is None
-        words = f"seed {first.seed}: {first.problem[:150]}" if first else f"none of {len(seeds)} seeds"
-        print(f"{name}\n    {words}", flush=True)
-    return 1 if missed else 0
 
 
 def again(verdict: Verdict) -> str:

@@ -31,6 +31,10 @@ matches = functools.lru_cache(4096)(deploy.world.matches)
 Message = tuple[str, bytes]
 
 
+def honest(topic: str, frame: bytes) -> list[Message]:
+    return [(topic, frame)]
+
+
 @dataclass
 class Manners:
     """How this broker is set up, and how bad it is at the moment."""
@@ -67,6 +71,7 @@ class Broker:
     def __init__(self, clock: Clock, dice: random.Random, manners: Manners) -> None:
         self.clock, self.dice, self.manners = clock, dice, manners
         self.up, self.dropped = True, 0
+        self.meddle: Callable[[str, bytes], list[Message]] = honest
         self.sessions: dict[str, Session] = {}
         self.retained: dict[str, bytes] = {}
         self._saved: tuple[dict[str, Session], dict[str, bytes]] = ({}, {})
@@ -112,7 +117,8 @@ class Broker:
         elif m.repeat and self.dice.random() < m.repeat:
             copies = 2
         for _ in range(copies):
-            self._spread((topic, frame))
+            for message in self.meddle(topic, frame):
+                self._spread(message)
         if m.late and self.dice.random() < m.late:
             seconds = self.dice.random() * m.late_seconds
             self.clock.after(seconds, "broker comes late", lambda: self._spread((topic, frame)))

@@ -32,17 +32,13 @@ from tests.crash.platter import Platter
 from tests.simulator import tally
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
-from tests.simulator.history import (
-    BrokenPromise,
-    History,
-    demand,
-    observed_agent,
-    observed_memory,
-    observed_spool,
-)
+from tests.simulator.hearing import Said, observed_link
+from tests.simulator.history import History, observed_agent, observed_memory, observed_spool
 from tests.simulator.line import Line
+from tests.simulator.order import observed_service
 from tests.simulator.pipe import Weather
 from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
+from tests.simulator.promises import BrokenPromise, demand
 from tests.simulator.scenario import Scenario, manners
 from tests.simulator.signatures import both_kinds, quick
 from tests.worlds import plan as small_plan
@@ -84,7 +80,8 @@ class Federation:
     def __post_init__(self) -> None:
         s = self.scenario
         self.clock = Clock(self.log)
-        self.history = History(s.policy, self.clock)
+        self.said = Said(s.sealed)
+        self.history = History(s.policy, self.clock, self.said)
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.keys = KEYS if s.sealed else QUICK
@@ -103,7 +100,9 @@ class Federation:
         self._names = (COORDINATOR, *s.devices)
         parts, h = self.parts, self.history
         self._spool, self._memory = observed_spool(parts.spool, h), observed_memory(parts.memory, h)
-        self._agent = observed_agent(parts.agent, h)
+        self._agent, self._service = observed_agent(parts.agent, h), observed_service(parts.service, h)
+        self._coordinator_link = observed_link(parts.coordinator_link, self.said)
+        self._device_link = observed_link(parts.device_link, self.said)
 
     # Boots. A place is where a process lives: its folder; two places may hold one identity.
 
@@ -140,22 +139,22 @@ class Federation:
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
 
         def link(service: Service) -> CoordinatorLink:
-            made = self.parts.coordinator_link(me, self.ring, topics, line, spool.store, service.door)
+            made = self._coordinator_link(me, self.ring, topics, line, spool.store, service.door)
             made.run, made.sealed = RUN, self.scenario.sealed
-            line.will = made.will(topics.coord_state)
+            line.leave(made.will(topics.coord_state))
             return made
 
         machine = self.parts.machine(self.scenario.policy, self.plan.seed)
-        service = self.parts.service(self.plan, machine, spool, process.worker, link)
+        service = self._service(self.plan, machine, spool, process.worker, link)
         process.start(service, line)
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
         memory = self._memory(folder, disk=process.disk)
         me, topics = Identity(name, memory.boot(process.host.wall()), self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
-        link = self.parts.device_link(me, self.ring, topics, line, memory.store)
+        link = self._device_link(me, self.ring, topics, line, memory.store)
         link.sealed = self.scenario.sealed
-        line.will = link.will(topics.device_state(name))
+        line.leave(link.will(topics.device_state(name)))
         data = self.data[name]
         agent = self._agent(
             data,
@@ -170,10 +169,12 @@ class Federation:
     def _line(
         self, process: Process, name: str, topics: tuple[str, ...], expires: float, clean: bool
     ) -> Line:
-        return Line(
+        line = Line(
             self.clock, self.broker, self.dice, process.name, f"{FEDERATION}.{name}", process.tell,
             self.weather[name], topics, expires, clean,
         )  # fmt: skip
+        line.says = self.said.says
+        return line
 
     # What the nemesis does to them.
 

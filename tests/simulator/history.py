@@ -19,19 +19,10 @@ from methods.base import Member
 from protocol.disk import Disk
 from protocol.messages import Arrays, Receipt
 from tests.simulator.clock import Clock
+from tests.simulator.hearing import Said
+from tests.simulator.kept import check_answers, check_ended
 from tests.simulator.process import Killed
-
-
-class BrokenPromise(BaseException):
-    """An invariant does not hold. The words begin with its number in the design.
-
-    No Exception: it comes up in the middle of our own code, which goes on after an error with one peer.
-    """
-
-
-def demand(holds: bool, words: str) -> None:
-    if not holds:
-        raise BrokenPromise(words)
+from tests.simulator.promises import demand
 
 
 def fingerprint(arrays: Arrays) -> str:
@@ -74,11 +65,13 @@ class Work:
 class History:
     policy: Policy
     clock: Clock
+    said: Said
     epochs: list[int] = field(default_factory=list)
     saves: list[Saved] = field(default_factory=list)
     taken: dict[tuple[int, str, str, bytes], Taken] = field(
         default_factory=dict
     )  # round, phase, device, base
+    rows: dict[tuple[int, str, str], bytes] = field(default_factory=dict)  # round, phase, device -> object
     closed: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)  # round, attempt, phase
     works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
     perhaps: dict[Path, Work] = field(default_factory=dict)  # its device died just then
@@ -105,6 +98,14 @@ class History:
         words = f"I2: {memory.folder.name} has forgotten an answer that it had made durable"
         demand(not done or done[-1].answer.question in known, words)
 
+    def check_disk(self, folder: Path) -> None:
+        last = self.saves[-1] if self.saves else None
+        check_answers(folder, self.rows, last.round if last else 1)
+        if last:
+            place = (last.round, last.attempt)
+            ended = {phase: devices for (*where, phase), devices in self.closed.items() if (*where,) == place}
+            check_ended(folder, last.round, ended)
+
     def written_by(self, epoch: int, what: str) -> None:
         demand(
             epoch == self.newest, f"I4: epoch {epoch} wrote {what} after epoch {self.newest} had taken over"
@@ -114,6 +115,7 @@ class History:
 def observed_spool(base: type[Spool], history: History) -> type[Spool]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+            history.check_disk(folder)
             super().__init__(folder, durable, disk)
             gone = {what: n for what, n in self.fallbacks.items() if n}
             demand(not gone, f"I2: the spool went back ({gone}), and nothing of it was damaged")
@@ -145,6 +147,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
                     self._saved(round, attempt, cohort, members, state)
                 raise
             self._saved(round, attempt, cohort, members, state)
+            history.check_disk(self.folder)
 
         def _saved(
             self,
@@ -175,6 +178,8 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
                 # Attempts may ask A, then B, then A: the answer to B has taken the place of the one to A meanwhile.
                 replaced = before is not None and before.base != answer.base
                 demand(replaced and known.answer == answer, f"I2: {where} was accepted twice")
+            history.said.accepted(self.mine, answer.device)
+            history.rows[round, phase, answer.device] = answer.object
             body = self.store(answer.device).open(answer.object)
             history.taken[key] = Taken(answer, {name: np.array(body[name]) for name in body})
             known = self.answers(round, phase).get(answer.device)
@@ -203,7 +208,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             )
             demand(list(mine) == sorted(set(mine)), f"I1: {phase} of round {round} ends with {mine}")
             before = history.closed.setdefault((round, attempt, phase), mine)
-            demand(before == mine, f"I3: {phase} of round {round} ended with {before} and with {mine}")
+            demand(before is mine, f"I3: {phase} of round {round} ended with {before}, and again with {mine}")
 
     return Observed
 
@@ -263,10 +268,16 @@ def observed_agent(base: type[Agent], history: History) -> type[Agent]:
             if waiting is None or self._outgoing is not None or receipt.verdict != "accepted":
                 return
             a, me = waiting.answer, self.link.me.name
-            taken = history.taken.get((a.round, a.phase, me, bytes.fromhex(a.base)))
             where = f"{me} let go of its answer to round {a.round} {a.phase}"
+            # A receipt names no broadcast. One of an attempt before lets the device go early: its next hello brings
+            # the task again, and with it the answer, which it keeps until the round is over.
+            taken = {
+                base.hex(): taken.answer.object.hex()
+                for (*asked, base), taken in history.taken.items()
+                if asked == [a.round, a.phase, me]
+            }
             if me not in history.twins:
-                demand(taken is not None, f"I2: {where}, which nobody has on a disk")
-                demand(taken.answer.object.hex() == a.object, f"I2: {where}, another one is on the disk")
+                demand(bool(taken), f"I2: {where}, which nobody has on a disk")
+                demand(taken.get(a.base, a.object) == a.object, f"I2: {where}, another one is on the disk")
 
     return Observed

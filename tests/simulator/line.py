@@ -64,6 +64,7 @@ class Line:
         )  # of PUBLISH packets, by direction, as the party should count them
         self.frames: Counter[str] = Counter()
         self.before_publish: Callable[[], None] = lambda: None
+        self.says: Callable[[str, bytes], None] = lambda topic, frame: None
         self._connection: Connection | None = None
         self._open, self._over, self._tries, self._since = False, False, 0, 0.0
         self._waiting: deque[tuple[str, bytes, bool]] = deque()
@@ -71,6 +72,11 @@ class Line:
 
     def start(self) -> None:
         self.clock.after(0.0, f"{self.name} connects", self._connect)
+
+    def leave(self, will: Will) -> None:
+        """With the broker, to be said when the connection dies."""
+        self.will = will
+        self.says(will.topic, will.frame)
 
     # The Transport.
 
@@ -88,6 +94,7 @@ class Line:
 
     def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
         self.before_publish()
+        self.says(topic, frame)
         size = packet_bytes(topic, len(frame))
         self.bytes["out"] += size
         self.frames["out"] += len(frame)

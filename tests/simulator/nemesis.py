@@ -7,7 +7,10 @@ import shutil
 from collections.abc import Callable
 
 from protocol.seal import COORDINATOR
-from tests.simulator.federation import Federation
+from protocol.topics import Topics
+from tests.simulator.broker import honest
+from tests.simulator.federation import FEDERATION, Federation
+from tests.simulator.malice import DEEDS, Malice
 
 YEAR_1970 = -1.7e9
 
@@ -33,6 +36,11 @@ class Nemesis:
             self._schedule(dice.choice(deeds))
         if "flapping" in s.kinds:
             self._flap(dice.choice(s.devices), dice.uniform(1.0, 12.0))
+        if deeds_of_harm := tuple(deed for deed in DEEDS if deed in s.kinds):
+            dice = random.Random(f"{s.seed}/malice")
+            f.broker.meddle = Malice(
+                dice, f.keys, Topics(FEDERATION), s.sealed, deeds_of_harm, s.malice, f.said.says
+            ).meddle
         f.clock.at(s.bad_seconds, "all is well", self.heal)
 
     def heal(self) -> None:
@@ -41,6 +49,7 @@ class Nemesis:
         for kind in ("loss", "repeat", "late"):
             setattr(f.broker.manners, kind, 0.0)
         f.broker.manners.max_queued = max(f.broker.manners.max_queued, 1000)
+        f.broker.meddle = honest
         if not f.broker.up:
             f.broker.start()
         for place, process in list(f.processes.items()):

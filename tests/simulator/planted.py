@@ -23,8 +23,15 @@ class Bug:
     module: str
     old: str
     new: str
-    seed: int = -1  # finds it; -1: none of the first 300 does
+    seeds: tuple[int, ...] = ()  # each found it once; a change elsewhere may give one another history
     fixed: bool = False  # it was real
+    also_old: str = ""  # a second place, where both ends have to agree on what is wrong
+    also_new: str = ""
+    test: str = ""  # finds it too
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        return [(self.old, self.new), *([(self.also_old, self.also_new)] if self.also_old else [])]
 
 
 def read_bugs() -> dict[str, Bug]:
@@ -40,9 +47,11 @@ def planted(bug: Bug) -> Iterator[None]:
     """The functions that the bug changes take the places of the real ones."""
     module = import_module(bug.module)
     source = Path(str(module.__file__)).read_text()
-    assert source.count(bug.old) == 1, f"{bug.old!r} stands {source.count(bug.old)} times in {bug.module}"
+    for old, new in bug.places:
+        assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {bug.module}"
+        source = source.replace(old, new)
     broken = types.ModuleType(bug.module)
-    exec(compile(source.replace(bug.old, bug.new), "planted", "exec"), broken.__dict__)
+    exec(compile(source, "planted", "exec"), broken.__dict__)
     found = dict(vars(broken))
     broken.__dict__.update({name: value for name, value in vars(module).items() if isinstance(value, type)})
     with contextlib.ExitStack() as stack:
@@ -51,15 +60,24 @@ def planted(bug: Bug) -> Iterator[None]:
             if isinstance(value, type) and isinstance(real, type) and value.__module__ == bug.module:
                 for part, changed in changes(real, value):
                     stack.enter_context(mock.patch.object(real, part, changed))
+            elif isinstance(real, types.FunctionType) and differs(code_of(real), code_of(value)):
+                # Others have imported it by name: it stays the same function, with other code.
+                stack.callback(setattr, real, "__code__", real.__code__)
+                real.__code__ = value.__code__
         assert sys.modules[bug.module] is module
         yield
 
 
 def changes(real: type, broken: type) -> Iterator[tuple[str, object]]:
     for name, changed in vars(broken).items():
-        one, other = code_of(vars(real).get(name)), code_of(changed)
-        if one and other and (one.co_code, constants(one)) != (other.co_code, constants(other)):
+        if differs(code_of(vars(real).get(name)), code_of(changed)):
             yield name, changed
+
+
+def differs(one: types.CodeType | None, other: types.CodeType | None) -> bool:
+    if one is None or other is None:
+        return False
+    return (one.co_code, constants(one)) != (other.co_code, constants(other))
 
 
 def code_of(value: object) -> types.CodeType | None:

@@ -11,7 +11,8 @@ from methods.base import Ask, ClientHalf, Payload, Reply
 from methods.bridge import LazyPayload, to_numpy, to_torch
 from methods.plan import Plan
 from protocol.arrays import encode
-from tests.simulator.history import History, Saved, Work, demand, fingerprint
+from tests.simulator.history import History, Saved, Work, fingerprint
+from tests.simulator.promises import demand
 
 
 def check_server(plan: Plan, history: History) -> None:
@@ -53,6 +54,17 @@ def _replies(history: History, save: Saved, ask: Ask) -> list[Reply]:
         assert taken is not None
         replies.append(Reply(device, taken.answer.examples, LazyPayload(taken.arrays)))
     return replies
+
+
+def check_accepted(folder: Path, history: History) -> None:
+    """I1: every answer that was accepted is one that its device has worked out, of the question it was given."""
+    for (number, phase, device, base), taken in history.taken.items():
+        if device in history.twins:
+            continue
+        answers = [work.answer for work in history.works[folder / device]]
+        worked_out = {(a.round, a.phase, a.base, a.object) for a in answers}
+        words = f"I1: {device} never worked out the answer to round {number} {phase} that was accepted of it"
+        demand((number, phase, base.hex(), taken.answer.object.hex()) in worked_out, words)
 
 
 def object_name(ask: Ask) -> bytes:

@@ -15,9 +15,9 @@ import torch
 
 from protocol.seal import COORDINATOR
 from tests.simulator.federation import Federation, Parts, close_files, tally_known
-from tests.simulator.history import BrokenPromise, demand
 from tests.simulator.nemesis import Nemesis
-from tests.simulator.reference import check_device, check_server
+from tests.simulator.promises import BrokenPromise, demand
+from tests.simulator.reference import check_accepted, check_device, check_server
 from tests.simulator.scenario import Scenario, draw
 
 AFTERWARDS = 150.0  # for devices to hear that it is over
@@ -77,6 +77,7 @@ def judge(f: Federation) -> None:
     rounds = s.policy.rounds + 1
     demand([save.round for save in f.history.saves][-1] == rounds + 1, "I3: the last round was never ended")
     check_server(f.plan, f.history)
+    check_accepted(f.folder, f.history)
     for place, works in f.history.works.items():
         name = place.name.split("-")[0]
         check_device(f.plan, place, name, f.data[name], works)

@@ -18,6 +18,7 @@ KINDS = (
     "partition", "one_way", "pause", "clock_jump", "skew", "second_coordinator", "twin", "late_joiner", "flapping",
     "straggler", "new_card", "small_queue", "loss", "repeat", "late", "reorder", "slow_link",
     "frail_disk",
+    "alter", "replay", "forge", "sign_anothers", "speak_openly", "miscount",
 )  # fmt: skip
 SMALLEST_PACKET = 5120
 
@@ -35,6 +36,7 @@ class Scenario:
     manners: dict[str, Any]
     work_seconds: float  # of a device, at most
     sealed: bool
+    malice: float  # how often who means harm does any
 
     @property
     def bound(self) -> float:
@@ -72,6 +74,7 @@ def draw(seed: int) -> Scenario:
         manners=_manners(dice("manners"), kinds, tiny=method == "tally"),
         work_seconds=dice("work").choice((0.2, 2.0, 10.0)),
         sealed=dice("sealed").random() < 0.3,
+        malice=dice("malice").choice((0.02, 0.1, 0.3)),
     )
 
 

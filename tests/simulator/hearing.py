@@ -1,0 +1,114 @@
+"""What each party takes in, held against a plain memory of all that was ever said: frame by frame, at the line."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgpack
+
+from protocol.blocks import is_block
+from protocol.codec import Attachment
+from protocol.coordinator_link import CoordinatorLink
+from protocol.link import Link
+from protocol.messages import Message
+from protocol.seal import EVERYBODY, SIGNATURE, Header, read_header
+from tests.simulator.promises import demand
+
+Place = tuple[int, int]  # boot and sequence number
+Found = tuple[Header, Message, Attachment] | None
+Either = TypeVar("Either", bound=Link)
+WIDTH = 1024  # of the window in docs/protocol.md: who is further behind counts as seen
+NOTHING: Place = (-1, -1)
+
+
+@dataclass
+class Said:
+    """Of the whole federation, through all lives of its parties."""
+
+    sealed: bool
+    where: dict[bytes, str] = field(default_factory=dict)  # envelope -> topic that its sender said it on
+    coordinators: dict[int, Ear] = field(default_factory=dict)  # by epoch
+    marks: dict[str, Place] = field(
+        default_factory=dict
+    )  # by device: what no later coordinator may take again
+
+    def says(self, topic: str, frame: bytes) -> None:
+        if is_block(frame):
+            return
+        self.where[frame] = topic
+        if self.sealed:
+            header, start = read_header(frame)
+            readable = header.recipient != EVERYBODY and opens(frame[start:-SIGNATURE])
+            demand(not readable, f"I12: everybody can read the {header.kind} of {header.sender} on {topic}")
+
+    def accepted(self, epoch: int, device: str) -> None:
+        """An answer has become durable, and with it how far its device had been heard."""
+        self.marks[device] = self.coordinators[epoch].newest[device]
+
+
+def opens(payload: bytes) -> bool:
+    """Whether anybody can read it. What is sealed to somebody begins with 32 random bytes."""
+    try:
+        return isinstance(msgpack.unpackb(payload), dict)
+    except ValueError:
+        return False
+
+
+@dataclass
+class Ear:
+    """Of one process."""
+
+    said: Said
+    owner: str
+    behind: dict[str, Place] = field(default_factory=dict)  # heard by earlier processes, and acted on
+    told: Mapping[str, Place] = field(default_factory=dict)  # what they have left word of
+    newest: dict[str, Place] = field(default_factory=lambda: defaultdict(lambda: NOTHING))
+    _taken: set[tuple[str, Place]] = field(default_factory=set)
+
+    def took(self, topic: str, frame: bytes, header: Header) -> None:
+        sender, place, newest = header.sender, (header.boot, header.sequence), self.newest[header.sender]
+        what = f"I11: {self.owner} took a {header.kind} of {sender}, boot {place[0]}, number {place[1]},"
+        demand(self.said.where.get(frame) == topic, f"{what} which nobody has said on {topic}")
+        demand(place[0] >= newest[0], f"{what} after it had heard boot {newest[0]}")
+        if header.kind != "state":  # a will is sealed once, and said at every death of its connection
+            demand((sender, place) not in self._taken, f"{what} twice")
+            demand(place > self.behind.get(sender, NOTHING), f"{what} which an earlier process had taken")
+            demand(place[0] > newest[0] or place[1] > newest[1] - WIDTH, f"{what} after number {newest[1]}")
+        self._taken.add((sender, place))
+        self.newest[sender] = max(place, newest)
+
+    def left_out(self, header: Header) -> None:
+        """As a duplicate."""
+        sender, place, newest = header.sender, (header.boot, header.sequence), self.newest[header.sender]
+        seen = (sender, place) in self._taken or place <= self.told.get(sender, NOTHING)
+        too_old = place[0] == newest[0] and place[1] <= newest[1] - WIDTH
+        words = f"I11: {self.owner} left out a {header.kind} of {sender}, boot {place[0]}, number {place[1]}"
+        demand(seen or too_old, f"{words}: it had never heard it")
+
+
+def observed_link(base: type[Either], said: Said) -> type[Either]:
+    class Observed(base):  # type: ignore[valid-type,misc]
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.ear = Ear(said, self.me.name)
+            if isinstance(self, CoordinatorLink):
+                said.coordinators[self.me.boot] = self.ear
+
+        def remember(self, heard: Mapping[str, Place]) -> None:
+            super().remember(heard)
+            self.ear.told = dict(heard)
+            if isinstance(self, CoordinatorLink):
+                self.ear.behind = dict(said.marks)
+
+        def open(self, topic: str, frame: bytes) -> Found:
+            found: Found = super().open(topic, frame)
+            if found:
+                self.ear.took(topic, frame, found[0])
+            else:
+                self.ear.left_out(read_header(frame)[0])
+            return found
+
+    return Observed

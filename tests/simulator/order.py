@@ -1,0 +1,28 @@
+"""That the coordinator goes on with nothing, and asks nothing, that would be gone after a crash."""
+
+from __future__ import annotations
+
+from coordinator.events import Advance, Command, Send
+from coordinator.service import Service
+from tests.simulator.history import History
+from tests.simulator.promises import demand
+
+
+def observed_service(base: type[Service], history: History) -> type[Service]:
+    class Observed(base):  # type: ignore[valid-type,misc]
+        def perform(self, command: Command) -> None:
+            match command:
+                case Advance(round, None) | Send(_, round):
+                    self._begun(round)
+                case Advance(round, str(phase), devices):
+                    ended = history.closed.get((round, self.machine.attempt, phase))
+                    words = f"I2: {phase} of round {round} goes on with {devices}, and the disk says {ended}"
+                    demand(ended == devices, words)
+            super().perform(command)
+
+        def _begun(self, round: int) -> None:
+            begun = (round, self.machine.attempt)
+            words = f"I2: round {begun[0]}.{begun[1]} goes on, and no disk knows that it has begun"
+            demand(any((save.round, save.attempt) == begun for save in history.saves), words)
+
+    return Observed
