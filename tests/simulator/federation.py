@@ -227,6 +227,9 @@ class Federation:
             words = f"I4: {process.name} went back from epoch {process.epoch} to {party.link.epoch}"
             demand(party.link.epoch >= process.epoch, words)
             process.epoch = party.link.epoch
+        if isinstance(party, Service):
+            errors = party.guard.cut_off + party.aside.errors
+            demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
         process.looked += 1
         if process.alive and process.looked % 8:
             return  # sums only grow: what is wrong once is wrong at the next look
