@@ -34,6 +34,7 @@ class Door:
             other = Problem(Reason.EQUIVOCATION, "another answer to this question is in already")
             service.perform(Drop(device, update.round, update.phase, "refused", other))
         else:
+            service.copies.answered(device, update.round, service.now)
             self.judged(update, None)
         return False
 

@@ -75,6 +75,13 @@ class Index:
         self.keep_copy()
         return epoch
 
+    def take_over(self) -> None:
+        """Whoever conducts the run that is here does so no more."""
+        row = self.db.execute("SELECT name, settings FROM run").fetchone()
+        if row is None:
+            raise RunMismatchError(f"{self.folder} holds no run")
+        self.claim(row[0], row[1], 0)
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""

@@ -34,7 +34,7 @@ from coordinator.events import (
     Rollback,
     Save,
 )
-from coordinator.lines import read_rounds, sealed_line, whole_lines
+from coordinator.lines import read_rounds, restored, sealed_line
 from coordinator.measured import counted, pooled
 from coordinator.service import Service
 from coordinator.story import Step
@@ -269,12 +269,16 @@ def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
 class RoundFile:
     """rounds.jsonl: append-only, a line a round. A round that a resumed run replays is not written twice."""
 
-    def __init__(self, path: Path, disk: Disk | None = None) -> None:
+    def __init__(
+        self, path: Path, disk: Disk | None = None, until: int = 0,
+        known: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """Of the rounds before `until` there must be a line; `known` has them where the file has lost them."""
         self._path, self._disk = path, disk or Disk()
         self._unwritten: list[dict[str, Any]] = []  # the disk had no room
-        self._mend()
+        self._mend(until, known or {})
         found = self.records
-        self._last = found[-1]["round"] if found else 0
+        self.last = found[-1]["round"] if found else 0
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -287,9 +291,9 @@ class RoundFile:
             self._write()
 
     def round_ended(self, record: RoundRecord) -> None:
-        if self._last >= record.round:
+        if self.last >= record.round:
             return
-        self._last = record.round
+        self.last = record.round
         self._unwritten.append(asdict(record))
         self._write()
 
@@ -311,12 +315,14 @@ class RoundFile:
         else:
             self._unwritten = []
 
-    def _mend(self) -> None:
-        """What a crash has torn goes before anything is written behind it."""
-        whole = b"".join(line + b"\n" for line, _ in whole_lines(self._path))
-        if not self._path.exists() or self._path.read_bytes() == whole:
+    def _mend(self, until: int, known: Mapping[int, Mapping[str, Any]]) -> None:
+        """What a crash has torn goes before anything is written behind it; what is missing is said, or comes back."""
+        whole = restored(self._path, until, known)
+        before = self._path.read_bytes() if self._path.exists() else b""
+        if before == whole:
             return
-        log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
+        if before:
+            log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
         mended = self._path.with_suffix(".new")
         mended.write_bytes(whole)
         self._disk.sync(mended)

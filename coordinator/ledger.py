@@ -10,6 +10,7 @@ what happens next, and one device causes PER_DEVICE rows between two rounds; a r
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sqlite3
@@ -95,6 +96,15 @@ class Ledger:
             ("INSERT INTO bytes VALUES (?, ?, ?, ?, ?)", crossed),
             ("INSERT INTO accuracy VALUES (?, ?, ?, ?, ?)", measured),
         )
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """The lines of the rounds, for a rounds.jsonl that has lost some."""
+        if self._db is None:
+            return {}
+        with contextlib.suppress(sqlite3.Error, ValueError):
+            rows = self._db.execute("SELECT round, record FROM rounds").fetchall()
+            return {number: json.loads(record) for number, record in rows}
+        return {}
 
     def close(self) -> None:
         self._write((MOMENT, self._left_out()))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from coordinator.index import seal
+
+log = logging.getLogger("protofleet.coordinator")
 
 UNSEALED: Final = frozenset(  # what lines could say before they carried seals
     {
@@ -63,6 +66,18 @@ def finite(value: Any) -> Any:
 
 def _is_odd(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> bytes:
+    """The whole lines, in order, and from elsewhere those that are missing of the rounds before `until`."""
+    lines: dict[int, bytes] = {table["round"]: line + b"\n" for line, table in whole_lines(path)}
+    missing = [number for number in range(1, until) if number not in lines]
+    found = {number: sealed_line(known[number]).encode() for number in missing if number in known}
+    if found:
+        log.error("%s lacked the lines of rounds %s; they are taken from the ledger", path, sorted(found))
+    if lost := [number for number in missing if number not in found]:
+        log.error("%s lacks the lines of rounds %s, and nothing else has them", path, lost)
+    return b"".join(line for _, line in sorted((lines | found).items()))
 
 
 def _is_whole(table: dict[str, Any], sealed: object) -> bool:

@@ -46,13 +46,15 @@ class Damage:
     def describe() -> list[CounterMetricFamily]:
         words = (
             "Damaged files that this coordinator has gone on without: a snapshot (the round before is replayed), "
-            "the index (its copy is used), an answer (its device is asked again); docs/reliability.md"
+            "the index (its copy is used), an answer (its device is asked again). And older copies: a device that "
+            "came back with less than it had learned, a folder of this coordinator that knows less than devices do "
+            "(1); docs/reliability.md"
         )
         return [CounterMetricFamily("protofleet_checkpoint_fallbacks", words, labels=["what"])]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (found,) = self.describe()
-        for what in ("snapshot", "index", "answer"):
+        for what in ("snapshot", "index", "answer", "device", "folder"):
             found.add_metric([what], self._fallbacks[what])
         yield found
 

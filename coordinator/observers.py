@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.config import CoordinatorSettings
+from coordinator.copies import demand_newest
 from coordinator.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
 from coordinator.ledger import Ledger
 from coordinator.metrics import Metrics
@@ -34,9 +35,10 @@ def observed(
     checks: Mapping[str, Check] | None = None,
 ) -> Iterator[list[Watcher]]:
     """The watchers of a run; a run that ends by itself leaves its summary."""
-    rounds = RoundFile(folder / "rounds.jsonl", service.spool.disk)
-    epoch = service.link.epoch
+    epoch, spool = service.link.epoch, service.spool
     ledger = Ledger(folder / "ledger.sqlite", epoch, software, service.plan.encode().decode())
+    rounds = RoundFile(folder / "rounds.jsonl", spool.disk, spool.furthest, ledger.records())
+    demand_newest(spool, rounds.last)
     metrics = Metrics(service)
     metrics.registry.register(Place(software, "coordinator", folder, settings.broker))
     sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]

@@ -11,6 +11,7 @@ from typing import Final
 from coordinator.backlog import Backlog
 from coordinator.bans import Bans
 from coordinator.claims import Limits, unfit
+from coordinator.copies import Copies
 from coordinator.domains import settle
 from coordinator.door import Door
 from coordinator.doubts import LEFT, RETURNED, Doubts
@@ -93,6 +94,7 @@ class Service:
         self.watchers, self.limits = list(watchers), limits or Limits()
         self.aside = Aside(lambda: self.now)
         self.intake = Intake(self.limits, spool)
+        self.copies = Copies(spool, machine.policy.patience_seconds)
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
         self.farewells = Farewells()
@@ -118,7 +120,7 @@ class Service:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        parts = (self.link, self.backlog, self.bans, self.doubts)
+        parts = (self.link, self.backlog, self.bans, self.doubts, self.copies)
         return min(*(part.wake_at for part in parts), machine, self._here_at)
 
     def _resume(self, now: float) -> None:
@@ -127,6 +129,7 @@ class Service:
         Not before the first connection: a replay must cut its broadcasts as the broker's limits demand.
         """
         self._resumed = True
+        self.copies.begins(now)
         if remembered := self.spool.recover():
             (past, self.members), self.domains = remembered, self.spool.domains()
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
@@ -179,6 +182,9 @@ class Service:
             self._here_at = now + HERE_SECONDS
             self.link.say(self.link.topics.coord_state, State(True, HERE))
             self.spool.note_crossed()
+        if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, now):
+            self.stopped, self.finished = words, True
+            self._announce(State(False, words))
         self.backlog.wake(now)
         for device, since in self.doubts.over(now).items():
             self._gone(device, "connection lost", since)
@@ -288,6 +294,7 @@ class Service:
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
         settle(hello.device, hello.domain, self.domains, self.limits.domains)
         self._holds[hello.device] = hello.holds
+        self.copies.greeted(hello.device, hello.holds, self.link.heard_of(hello.device)[0], self.machine.base)
         self.happen(Joined(hello.device), now)
 
     def _answered(self, update: Update, name: bytes, now: float) -> None:

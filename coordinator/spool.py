@@ -44,6 +44,25 @@ class Accepted:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a broadcast among all that were asked with in this run."""
+
+    number: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """Of a device: the newest that was accepted."""
+
+    round: int
+    base: bytes
+    boot: int
+    holds: bool  # whether it has ever said what it holds
+    number: int  # of its broadcast among all
+
+
 class Spool:
     """One folder of one run. `durable=False` spares the fsyncs of a simulation."""
 
@@ -59,6 +78,7 @@ class Spool:
         # What has crossed in which round, as the one who counts it says; and what of it is on the disk.
         self.crossing: Callable[[], tuple[int, Crossed] | None] = lambda: None
         self._noted: tuple[int, str] = (0, "")
+        self._holders: set[str] = set()  # devices that say what they hold
         self._usable = self._choose()  # the newest generation whose snapshot is whole, and those after it
 
     def store(self, device: str) -> ObjectStore:
@@ -91,6 +111,15 @@ class Spool:
         self._usable = [made]
         self._prune()
 
+    @property
+    def furthest(self) -> int:
+        """The last round that has begun, as far as this folder knows; 0: none."""
+        begun = (
+            "SELECT round FROM checkpoint UNION SELECT round + 1 FROM aside WHERE device != ''"  # went back
+        )
+        found: int = self._db.execute(f"SELECT COALESCE(MAX(round), 0) FROM ({begun})").fetchone()[0]
+        return found
+
     def state(self) -> Arrays | None:
         """The server half's state at the last save, or at the save before it where that one is damaged."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
@@ -103,6 +132,7 @@ class Spool:
                 "accepted", round, phase, answer.device, answer.base, answer.object, answer.examples, metrics
             )
             self.index.put("heard", answer.device, *heard)
+            self._note_asked(round, answer, heard[0])
             self._note_crossed()
 
     def heard(self) -> dict[str, tuple[int, int]]:
@@ -154,6 +184,38 @@ class Spool:
         with self.index.transaction():
             self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
             self._note_crossed()
+
+    def _note_asked(self, round: int, answer: Accepted, boot: int) -> None:
+        """Which broadcasts were asked with, in their order, and which of them each device answered last."""
+        if not answer.base:
+            return
+        if self.asked(answer.base) is None:
+            newest = self._db.execute("SELECT COALESCE(MAX(number), 0) FROM asked").fetchone()[0]
+            self.index.put("asked", answer.base, newest + 1, round)
+        self.index.put(
+            "answered", answer.device, round, answer.base, boot, int(answer.device in self._holders)
+        )
+
+    def noted_holder(self, device: str, holds: Collection[bytes]) -> None:
+        if holds:
+            self._holders.add(device)
+
+    def asked(self, base: bytes) -> Place | None:
+        row = self._db.execute("SELECT number, round FROM asked WHERE base = ?", (base,)).fetchone()
+        return Place(*row) if row else None
+
+    @property
+    def knows_all_that_was_asked(self) -> bool:
+        """Not where a version before this one began the run, nor after `skip_to`."""
+        first = self._db.execute("SELECT MIN(round) FROM asked").fetchone()[0]
+        return first == 1 or (first is None and self.furthest <= 1)
+
+    def last_answer(self, device: str) -> LastAnswer | None:
+        query = "SELECT round, base, boot, holds FROM answered WHERE device = ?"
+        row = self._db.execute(query, (device,)).fetchone()
+        if row is None or (place := self.asked(row[1])) is None:
+            return None
+        return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def note_crossed(self) -> None:
         """Beside all else that is written; a full disk can do without."""
@@ -231,6 +293,31 @@ class Spool:
         return {
             d: g.domain for row in reversed(self._usable) for d, g in guests_in(row[4]).items() if g.domain
         }
+
+    @property
+    def last_round(self) -> int:
+        """The final evaluation's number, as the plan of this run has it."""
+        row = self._db.execute("SELECT settings FROM run").fetchone()
+        return int(json.loads(row[0])["rounds"]) + 1 if row else 0
+
+    def skip_to(self, round: int) -> None:
+        """Go on from an older copy: its state counts as that of the beginning of a later round."""
+        last = self.last_round
+        if not self.furthest < round <= last:
+            raise ValueError(
+                f"--from-round is {round}, it must be above {self.furthest}, the last round that {self.folder} knows "
+                f"of, and at most {last}, the final evaluation"
+            )
+        _, _, _, cohort, guests, name = self._usable[-1]
+        with self.index.transaction():
+            made = (self._generations()[0][0] + 1, round, 0, cohort, guests, name)
+            self.index.put("checkpoint", *made)
+            self._forget_but([made])
+            for table in ("asked", "answered"):  # devices know more than stands there
+                self._db.execute(f"DELETE FROM {table}")
+        self.index.keep_copy()
+        self._usable = [made]
+        self._prune()
 
     def shut(self) -> None:
         self.index.close()

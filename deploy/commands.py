@@ -23,6 +23,7 @@ def add_all(jobs: Jobs) -> None:
     add_enrol(jobs)
     add_deploy(jobs)
     add_doctor(jobs)
+    add_go_on(jobs)
     add_report(jobs)
     add_compare(jobs)
     add_lists(jobs)
@@ -184,6 +185,25 @@ def keys(options: argparse.Namespace) -> int:
             raise SettingsError(f"{path} exists; remove it first if the old key shall be no good any more")
         save_public(options.folder / f"{name}.pub", new_keys(path).public)
         print(f"{path} (keep it here)  {options.folder / f'{name}.pub'} (hand it out)")
+    return 0
+
+
+def add_go_on(jobs: Jobs) -> None:
+    job = jobs.add_parser("go-on", help="go on with a run from an older copy of its coordinator's folder")
+    job.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must not run")
+    job.add_argument(
+        "--from-round", type=int, required=True, metavar="N",
+        help="the first round that no device has answered: the copy's state counts as that of its beginning, and "
+        "what was learned since the copy is lost",
+    )  # fmt: skip
+    job.set_defaults(command=go_on)
+
+
+def go_on(options: argparse.Namespace) -> int:
+    from coordinator.copies import go_on_from
+
+    go_on_from(options.folder / "coordinator", options.from_round)
+    print(f"{options.folder} goes on in round {options.from_round} with what this copy knows")
     return 0
 
 

@@ -30,7 +30,7 @@ from protocol.disk import NoRoom, is_full
 from protocol.link import Received
 from protocol.messages import HERE, Bye, Finished, Message, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
-from protocol.reasons import Farewell, Rejected
+from protocol.reasons import Farewell, Reason, Rejected
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
 from protocol.store import DamagedError
@@ -159,6 +159,15 @@ class Agent:
                 self.room.short(str(fault))
             else:
                 log.warning("rejected on %s: %s", topic, fault)
+                if fault.reason is Reason.STALE_ROUND:
+                    self._asked_for_the_past()
+
+    def _asked_for_the_past(self) -> None:
+        """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
+        book = self.memory.book
+        if self.link.epoch > book.epoch and book.answers and self._outgoing is None and not self._question:
+            self._outgoing = Outgoing(book.answers[-1], self._now)
+            self._say_answer(self._outgoing)
 
     def _heard(self, received: Received) -> None:
         self._hello_at = max(self._now + HELLO_SECONDS, self._rest.until)

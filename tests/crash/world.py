@@ -85,7 +85,8 @@ class Crashing(Simulation):
     def boot_coordinator(self) -> None:
         if self._boot("coordinator", super().boot_coordinator):
             disk = self.service.spool.disk
-            rounds = RoundFile(self.folder / "coordinator" / "rounds.jsonl", disk)
+            path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.spool.furthest
+            rounds = RoundFile(path, disk, until)
             journal = Journal(self.service, [rounds], model_bytes(self.service))
             self.service.watchers = [journal]
             self.service.story.step = partial(self._stepped, self.service.story.step)  # type: ignore[method-assign]

@@ -1,0 +1,138 @@
+"""Whether a folder is an older copy: this coordinator's, or a device's. Nobody may go on from one in silence.
+
+What was learned since the copy was made is gone, and other bits come of it. Of the coordinator's folder the lines of
+the rounds tell, or devices that have answered a later round; whoever conducts the run has to decide. Of a device's
+folder its hello tells, as it names the broadcast of its last answer; the device takes part as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+from coordinator.spool import Spool
+from protocol.keyfiles import keep_to_ourselves
+from protocol.settings import SettingsError
+from protocol.store import DamagedError
+
+log = logging.getLogger("protofleet.coordinator")
+
+LISTEN_SECONDS: Final = 30.0  # two hellos of everybody: one liar that is first must not speak for all
+
+
+class OlderCopyError(DamagedError):
+    """The run has come further than this folder knows."""
+
+
+def demand_newest(spool: Spool, written: int) -> None:
+    """A round's line is on the disk before the next round begins; so no line is of a round that has not begun."""
+    if written > spool.furthest:
+        raise OlderCopyError(words_of(spool, f"rounds.jsonl has round {written}", written))
+
+
+def words_of(spool: Spool, sign: str, written: int) -> str:
+    at, onward = "knows of no round", ""
+    if spool.furthest:
+        at = f"stands at round {spool.furthest}"
+    if spool.furthest and written < spool.last_round:
+        onward = (
+            f"go on from it with `protofleet go-on {spool.folder.parent} --from-round {written + 1}`, where what was "
+            "learned since is lost; or "
+        )
+    return (
+        f"{spool.folder} is an older copy: it {at}, and {sign}. Put the newest copy back; or {onward}begin the run "
+        "anew under another name"
+    )
+
+
+def go_on_from(folder: Path, round: int) -> None:
+    """Let an older copy of a coordinator's folder go on in a round that no device has answered."""
+    if not (folder / "spool.sqlite").exists():
+        raise SettingsError(f"{folder} holds no run: there is no spool.sqlite in it")
+    keep_to_ourselves(folder)
+    spool = Spool(folder)
+    try:
+        spool.index.take_over()
+        spool.skip_to(round)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    finally:
+        spool.shut()
+
+
+class Copies:
+    """What devices tell, by what they hold and what they have answered."""
+
+    def __init__(self, spool: Spool, patience: float) -> None:
+        self._spool, self._listen = spool, min(patience, LISTEN_SECONDS)
+        self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
+        self._judged: dict[str, int] = {}  # devices, and their boots
+        self._since = 0.0
+        self.wake_at = float("inf")
+
+    def begins(self, now: float) -> None:
+        self._since = now
+
+    def answered(self, device: str, round: int, now: float) -> None:
+        """An answer of this run to a question of a round that has not begun, as far as this folder knows."""
+        if round <= self._spool.furthest or self._ahead.get(device, 0) >= round:
+            return
+        self._spool.fallbacks["folder"] = 1
+        self._ahead[device] = round
+        log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
+                  self._spool.furthest)  # fmt: skip
+        self.wake_at = max(now, self._since + self._listen)
+
+    def verdict(self, present: Collection[str], now: float) -> str:
+        """Why this coordinator has to stop, or nothing. A majority has to say so: one device ends nobody's run."""
+        if now < self.wake_at:
+            return ""
+        self.wake_at = float("inf")
+        ahead = {device: round for device, round in self._ahead.items() if round > self._spool.furthest}
+        who = sorted(ahead.keys() & set(present))
+        if 2 * len(who) <= len(present):
+            return ""
+        written = max(ahead[device] for device in who)
+        named = ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")
+        return words_of(
+            self._spool,
+            f"{len(who)} of {len(present)} devices ({named}) have answered round {written}",
+            written,
+        )
+
+    def _unheard_of(self, device: str) -> None:
+        """One of an earlier version does not say which rounds it has answered; it may also hold what is not ours."""
+        if self._spool.fallbacks["folder"] or not self._spool.knows_all_that_was_asked:
+            return
+        self._spool.fallbacks["folder"] = 1
+        log.error(
+            "%s holds a broadcast that %s has never asked with: where that is an older copy, no round ends, as "
+            "devices answer no question of an earlier round than their last. Then put the newest copy back; or see "
+            "`protofleet go-on --help`; or begin the run anew under another name",
+            device, self._spool.folder,
+        )  # fmt: skip
+
+    def greeted(self, device: str, holds: Collection[bytes], boot: int, base: bytes) -> None:
+        """Of a device that has started again: whether it still has what its last accepted answer stands on."""
+        self._spool.noted_holder(device, holds)
+        known = {name: place for name in holds if (place := self._spool.asked(name))}
+        if holds and not known and base not in holds:
+            self._unheard_of(device)
+            return
+        last = self._spool.last_answer(device)
+        if last is None or last.boot == boot or self._judged.get(device) == boot:
+            return
+        self._judged[device] = boot
+        if last.base in holds or base in holds or not (holds or last.holds):
+            return
+        if any(place.number > last.number for place in known.values()):
+            return  # a later answer, that was not accepted
+        self._spool.fallbacks["device"] += 1
+        what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
+        log.error(
+            "%s has answered round %d, and came back holding %s: its folder is an older copy, was emptied, or was "
+            "damaged. It takes part as it is; what it learned since is lost, and other bits come of it",
+            device, last.round, what,
+        )  # fmt: skip

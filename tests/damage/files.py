@@ -1,0 +1,163 @@
+"""A run that is stopped, one file of it damaged, and the whole taken up again by everybody: what comes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from protocol.store import DamagedError, NewerFormatError
+from tests.crash.world import Crashing, Outcome, crashing, outcome
+
+METHODS: Final = ("fedavg", "fedpall", "fedplcc")
+PARTIES: Final = ("coordinator", "device-1")  # one device stands for all
+SAME, STOPPED, FEWER, OTHER = "same bits", "stopped", "a line less, and said", "OTHER BITS"
+
+
+def flipped(share: float) -> Callable[[bytes], bytes]:
+    """One bit, so far into the file."""
+
+    def flip(data: bytes) -> bytes:
+        at = min(len(data) - 1, int(share * len(data)))
+        bit = 1 << random.Random(f"{share}/{len(data)}").randrange(8)
+        return data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :] if data else b""
+
+    return flip
+
+
+DAMAGE: Final[dict[str, Callable[[bytes], bytes] | None]] = {
+    **{f"flipped at {share:.0%}": flipped(share) for share in (0.0, 0.03, 0.3, 0.6, 0.97)},
+    "cut by a byte": lambda data: data[:-1],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "removed": None,
+}
+MOMENTS: Final[dict[str, Callable[[Crashing], bool]]] = {
+    "a round has just begun": lambda run: asked(run, 2, "train") and not run.service.machine.answered,
+    "an answer is in": lambda run: asked(run, 2, "train") and bool(run.service.machine.answered),
+    "the device has answered": lambda run: run.agents["device-1"].memory.last_round == 2,
+    "the second phase": lambda run: asked(run, 2, "mix") and bool(run.service.machine.answered),
+    "the evaluation": lambda run: asked(run, 3, "evaluate"),
+}
+
+
+def asked(run: Crashing, number: int, phase: str) -> bool:
+    return (run.service.machine.round, run.service.machine.asked) == (number, phase)
+
+
+def moments(method: str) -> list[str]:
+    return [name for name in MOMENTS if method == "fedpall" or name != "the second phase"]
+
+
+@functools.cache
+def unbroken(method: str) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        return outcome(crashing(Path(folder), method).live())
+
+
+@functools.cache
+def stopped(method: str, moment: str) -> Path:
+    """The files of a run whose parties have all been killed there. The folder goes with the process's own."""
+    folder = Path(scratch().name) / method / moment.replace(" ", "-")
+    run = crashing(folder, method)
+    run.run(until=lambda: MOMENTS[moment](run))
+    run.service.spool.shut()
+    for shelf in folder.glob("*.shelf"):
+        shutil.rmtree(shelf)
+    return folder
+
+
+@functools.cache
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    moment: str
+    file: str  # with the number that stands for its name of chance
+    damage: str
+
+    def path(self) -> Path:
+        return dict(files(self.method, self.moment))[self.file]
+
+
+def files(method: str, moment: str) -> Iterator[tuple[str, Path]]:
+    """Each file of the stopped run: how it is called here, and where it is in the folder."""
+    folder, seen = stopped(method, moment), dict[str, int]()
+    for party in PARTIES:
+        for path in sorted(
+            (folder / party).rglob("*"), key=lambda p: (p.parent, p.stat().st_mtime_ns, p.name)
+        ):
+            if path.is_file():
+                place = str(
+                    path.relative_to(folder).parent
+                    / (f"*{path.suffix}" if len(path.stem) == 64 else path.name)
+                )
+                seen[place] = seen.get(place, 0) + 1
+                yield f"{place} {seen[place]}", path.relative_to(folder)
+
+
+def every_case(methods: tuple[str, ...] = METHODS) -> Iterator[Case]:
+    for method in methods:
+        for moment in moments(method):
+            for name, _ in files(method, moment):
+                for damage in DAMAGE:
+                    yield Case(method, moment, name, damage)
+
+
+def verdict(case: Case) -> tuple[str, str]:
+    """What came of it, and the words that were said meanwhile."""
+    with tempfile.TemporaryDirectory() as place, said() as words:
+        folder = Path(place) / "run"
+        shutil.copytree(stopped(case.method, case.moment), folder)
+        spoil(folder / case.path(), DAMAGE[case.damage])
+        try:
+            found = outcome(crashing(folder, case.method).live())
+        except (DamagedError, NewerFormatError) as error:
+            return STOPPED, str(error)
+    return compared(found, unbroken(case.method), words)
+
+
+def compared(found: Outcome, honest: Outcome, words: list[str]) -> tuple[str, str]:
+    """A life that began in round 2 tells nothing of what counted in round 1."""
+    told = "; ".join(words)
+    counted = {place: answers for place, answers in honest.counted.items() if place in found.counted}
+    rounds = [line for line in honest.rounds if line["round"] in {line["round"] for line in found.rounds}]
+    if differences := list(found.differences(replace(honest, counted=counted, rounds=rounds))):
+        return OTHER, f"{'; '.join(differences)[:300]}; SAID: {told}"
+    if len(rounds) == len(honest.rounds):
+        return SAME, told
+    return (FEWER if "rounds.jsonl lacks the lines of rounds" in told else OTHER), told
+
+
+def spoil(path: Path, damage: Callable[[bytes], bytes] | None) -> None:
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage(path.read_bytes()))
+
+
+@contextlib.contextmanager
+def said() -> Iterator[list[str]]:
+    """Warnings and errors of coordinator and devices."""
+    words: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            words.append(record.getMessage())
+
+    keep, logger = Keep(logging.WARNING), logging.getLogger("protofleet")
+    logger.addHandler(keep)
+    try:
+        yield words
+    finally:
+        logger.removeHandler(keep)

@@ -1,0 +1,44 @@
+"""One file of a run is damaged, in whatever way: same bits, or a clear stop. `make damage` tries them all."""
+
+import random
+
+import pytest
+
+from tests.damage.files import METHODS, OTHER, STOPPED, Case, every_case, files, moments, verdict
+
+FOUND = [  # what the whole enumeration has once found: other bits, or a lost line, without a word
+    Case("fedpall", "a round has just begun", "device-1/device.json 1", "removed"),
+    Case("fedpall", "a round has just begun", "device-1/device.json 1", "flipped at 30%"),
+    Case("fedpall", "the device has answered", "coordinator/rounds.jsonl 1", "emptied"),
+    Case("fedpall", "the device has answered", "coordinator/rounds.jsonl 1", "removed"),
+]
+
+
+@pytest.mark.parametrize("case", FOUND, ids=str)
+def test_what_was_found_once_is_found_no_more(case):
+    assert verdict(case)[0] != OTHER
+
+
+def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
+    moment = "a round has just begun"
+    for name, _ in files("fedpall", moment):
+        if name.startswith("device-1/objects"):
+            result, words = verdict(Case("fedpall", moment, name, "cut in half"))
+            assert result != OTHER, (name, words)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_damaged_file_changes_a_bit_in_silence(method):
+    for case in random.Random(method).sample(list(every_case((method,))), 6):
+        result, words = verdict(case)
+        assert result != OTHER, (case, words)
+        assert result != STOPPED or ("\n" not in words and "put" in words), (case, words)
+
+
+def test_every_file_that_the_parties_keep_is_among_those_that_are_damaged():
+    named = {name.rsplit(" ", 1)[0] for moment in moments("fedpall") for name, _ in files("fedpall", moment)}
+    assert {
+        "coordinator/spool.sqlite", "coordinator/spool.copy.sqlite", "coordinator/snapshots/*.body",
+        "coordinator/updates/device-1/*.body", "coordinator/rounds.jsonl", "device-1/device.json",
+        "device-1/device.copy.json", "device-1/device.previous.json", "device-1/objects/*.body",
+    } <= named  # fmt: skip

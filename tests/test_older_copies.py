@@ -1,0 +1,196 @@
+"""A folder put back from an older copy, the coordinator's or a device's: it is said, and there is a way on."""
+
+import json
+import re
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+
+from coordinator.copies import OlderCopyError, demand_newest, go_on_from
+from coordinator.metrics import Metrics
+from coordinator.spool import Spool
+from edge_client.state import Memory
+from protocol.messages import Update
+from protocol.settings import SettingsError
+from tests.test_run import lines, place, protofleet, start, wait_for_rounds
+from tests.worlds import POLICY, assert_same, simulation
+
+__all__ = ["place"]  # a fixture
+NAMES = ("device-0", "device-1", "device-2")
+
+
+def reached(run, number, phase="train"):
+    run.run(until=lambda: (run.service.machine.round, run.service.machine.asked) == (number, phase))
+    return run
+
+
+def put_back(run, name, copy):
+    """The party's folder is that of an earlier moment, and the party starts again."""
+    run.kill(name)
+    if name == "coordinator":
+        run.service.spool.shut()
+    shutil.rmtree(run.folder / name)
+    shutil.copytree(copy, run.folder / name)
+    run.boot_coordinator() if name == "coordinator" else run.boot_device(name)
+
+
+def older_coordinator(folder, method):
+    """At round 2 again, with devices that have answered round 3."""
+    run = reached(simulation(folder, method, policy=replace(POLICY, rounds=6)), 2)
+    shutil.copytree(folder / "coordinator", folder / "copy")
+    reached(run, 4)
+    put_back(run, "coordinator", folder / "copy")
+    return run
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall"])
+def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there_is_a_way_on(
+    tmp_path, method
+):
+    run = older_coordinator(tmp_path, method)
+    run.run()
+    words = run.service.stopped
+    assert "coordinator is an older copy: it stands at round 2, and 3 of 3 devices" in words
+    assert "\n" not in words and run.service.machine.attempt == 0, "before a round has been tried in vain"
+    run.service.spool.shut()
+    number = int(re.search(r"go on from it with `protofleet go-on \S+ --from-round (\d+)`", words)[1])
+    go_on_from(tmp_path / "coordinator", number)
+    run.boot_coordinator()
+    assert run.service.spool.furthest == number
+    run.run()
+    assert run.service.finished and not run.service.stopped
+
+
+def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_path):
+    run = reached(simulation(tmp_path, "fedavg"), 2)
+    agent = run.agents["device-1"]
+    name = agent.memory.book.answers[-1].object
+    agent.link.send_update(Update("device-1", 3, "train", 5, bytes(32), {}, {}), bytes.fromhex(name))
+    run.run()
+    assert run.service.finished and not run.service.stopped
+    assert run.service.spool.fallbacks["folder"] == 1, "and it is said"
+
+
+def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older_copy(tmp_path):
+    run = reached(simulation(tmp_path, "fedavg"), 2)
+    demand_newest(run.service.spool, 1)
+    demand_newest(run.service.spool, 2)  # it died between the line and the next round's snapshot
+    with pytest.raises(
+        OlderCopyError, match=r"stands at round 2, and rounds.jsonl has round 3. .*--from-round 4"
+    ):
+        demand_newest(run.service.spool, 3)
+    with pytest.raises(
+        OlderCopyError, match=r"knows of no round, and .* begin the run anew under another name"
+    ):
+        demand_newest(Spool(tmp_path / "empty"), 3)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_run_goes_on_only_in_a_round_that_is_yet_to_come(tmp_path, number):
+    run = reached(simulation(tmp_path, "fedavg"), 2)
+    run.service.spool.shut()
+    with pytest.raises(SettingsError, match=rf"--from-round is {number}, it must be above 2, .* at most 4"):
+        go_on_from(tmp_path / "coordinator", number)
+
+
+def test_nothing_goes_on_where_there_is_no_run(tmp_path):
+    with pytest.raises(SettingsError, match="holds no run"):
+        go_on_from(tmp_path / "coordinator", 3)
+    assert not (tmp_path / "coordinator").exists()
+
+
+def went_back(run):
+    value = Metrics(run.service).registry.get_sample_value
+    return value("protofleet_checkpoint_fallbacks_total", {"what": "device"})
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall"])
+def test_an_older_copy_of_a_devices_folder_is_noticed_and_said_and_the_run_goes_on(tmp_path, caplog, method):
+    run = reached(simulation(tmp_path, method), 2)
+    shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
+    reached(run, 4, "evaluate")
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    said = "device-1 has answered round 3, and came back holding what it answered in round 1: its folder is an older"
+    assert said in caplog.text and went_back(run) == 1
+    assert run.service.finished and not run.service.stopped
+
+
+def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tmp_path, caplog):
+    run = reached(simulation(tmp_path, "fedpall"), 2)
+    run.kill("device-1")
+    run.boot_device("device-1")
+    reached(run, 3)
+    Memory(tmp_path / "copy").boot(50)  # a clock sees to it that its number is above the old ones
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    assert (
+        "device-1 has answered round 2, and came back holding nothing" in caplog.text and went_back(run) == 1
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
+def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_path, caplog, method):
+    honest = simulation(tmp_path / "honest", method).run()
+    run = simulation(tmp_path / "run", method)
+    for number in (1, 2, 3):
+        reached(run, number)
+        for name in NAMES[number - 1 :]:
+            run.kill(name)
+            run.boot_device(name)
+        run.run(until=lambda: run.service.machine.answered)
+        run.kill("coordinator")
+        run.boot_coordinator()
+    run.run()
+    assert went_back(run) == 0 and run.service.spool.fallbacks["folder"] == 0
+    assert "older copy" not in caplog.text
+    assert_same(honest, run)
+
+
+@pytest.mark.slow
+def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
+    """Of the coordinator's folder alone, of all that the coordinator writes, and of a device's."""
+    (place / "small.toml").write_text(
+        (place / "small.toml").read_text() + "[policy]\npatience_seconds = 6.0\n"
+    )
+    folder, first = place / "runs" / "small", start(place)
+    wait_for_rounds(place, 2)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=40)
+    shutil.copytree(folder, place / "copy")
+    second = start(place)
+    wait_for_rounds(place, len(lines(place)) + 3)
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=40)
+    newest = lines(place)[-1]["round"]
+    again = ("run", "small.toml", "--set", "rounds=40")
+
+    def restore(*names):
+        for name in names:
+            target = folder / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+            copied = place / "copy" / name
+            shutil.copytree(copied, target) if copied.is_dir() else shutil.copy(copied, target)
+
+    restore("coordinator")
+    refused = protofleet(*again, cwd=place)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert re.search(
+        rf"older copy: it stands at round \d+, and rounds.jsonl has round {newest}\. Put the newest",
+        refused.stderr,
+    )
+    restore("rounds.jsonl", "ledger.sqlite")
+    refused = protofleet(*again, cwd=place)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    told = re.search(
+        r"of \d devices \(.*\) have answered round (\d+)\..*`protofleet (go-on .* --from-round \d+)`",
+        refused.stderr,
+    )
+    assert told and int(told[1]) >= newest, refused.stderr
+    assert protofleet(*told[2].split(), cwd=place).returncode == 0
+    restore("devices/device-1")
+    done = protofleet(*again, cwd=place, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert lines(place)[-1]["round"] == 41 and json.loads((folder / "summary.json").read_text())
