@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from deploy.images.build import TARGETS, Build, build, table
+from deploy.images.build import TARGETS, Build, base_of, build, moving, table
 from deploy.run_errors import RunError
 
 
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--tag", default="", metavar="NAME", help="for one image: not protofleet/IMAGE")
     parser.add_argument("--pin", action="append", default=[], metavar="NAME=VERSION", help="say torch=2.7.1")
     parser.add_argument("--platform", default="", help="for example linux/arm64")
+    parser.add_argument("--pinned", action="store_true", help="refuse a base that is named by a tag alone")
     options = parser.parse_args()
     if strange := set(options.targets) - set(TARGETS):
         parser.error(f"there is no image {sorted(strange)[0]!r}; there are {', '.join(TARGETS)}")
@@ -40,6 +41,10 @@ def main() -> int:
             options.tag,
         )
         builds = [Build(target, *given) for target in options.targets]
+        if options.job == "build" and (words := moving(map(base_of, builds))):
+            if options.pinned:
+                raise RunError(words)
+            print(f"images: {words}", file=sys.stderr)
         for wanted in builds if options.job == "build" else []:
             build(wanted)
         print(table([wanted.tag for wanted in builds]))

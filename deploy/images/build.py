@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from deploy.locks import HERE as LOCKS
+from deploy.locks import normal, read_lock, read_wheel, with_wheels, write_lock
 from deploy.run_errors import RunError
 from protocol.settings import read_toml
 
@@ -82,6 +84,7 @@ def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] =
         (context / "locks" / "requirements.txt").write_text("\n".join(requirements()) + "\n")
         locks = context / "locks" / "constraints.txt"
         locks.write_text(pinned(locks.read_text(), pins))
+        _write_locks(context / "locks", wheels, pins)
         (context / "wheels").mkdir()
         for folder in wheels:
             for wheel in folder.glob("*.whl"):
@@ -89,6 +92,33 @@ def build_context(wheels: Sequence[Path] = (), pins: Sequence[tuple[str, str]] =
         for path in HERE.glob("*Dockerfile"):
             shutil.copy(path, context)
         yield context
+
+
+def _write_locks(folder: Path, wheels: Sequence[Path], pins: Sequence[tuple[str, str]]) -> None:
+    """Hashes of all but what is pinned elsewhere: nobody here knows the files of other versions."""
+    other = {normal(name): version for name, version in pins if name not in ("torch", "torchvision")}
+    brought = [wheel for place in wheels for path in place.glob("*.whl") if (wheel := read_wheel(path))]
+    for name in ("device", "data"):
+        packages = with_wheels(read_lock((LOCKS / f"{name}.txt").read_text()), brought)
+        known = [package for package in packages if package.name not in other]
+        (folder / f"{name}.txt").write_text(write_lock(known, name))
+    (folder / "pins.txt").write_text("".join(f"{name}=={version}\n" for name, version in other.items()))
+
+
+def base_of(wanted: Build) -> str:
+    """What is built upon."""
+    return wanted.base or re.findall(r"(?m)^ARG BASE=(\S+)", (HERE / "Dockerfile").read_text())[0]
+
+
+def moving(images: Iterable[str]) -> str:
+    """A word on names that may mean something else tomorrow; "" where all are fixed. Ours are built here."""
+    loose = sorted(
+        {image for image in images if "@sha256:" not in image and not image.startswith("protofleet")}
+    )
+    if not loose:
+        return ""
+    words = "a tag, which may be moved" if len(loose) == 1 else "tags, which may be moved"
+    return f"{', '.join(loose)}: {words}; name@sha256:... fixes what is used (docs/containers.md, Pinning)"
 
 
 def _link(source: Path, target: Path) -> None:
@@ -133,7 +163,7 @@ def sizes(image: str) -> dict[str, int]:
 
 def _layer(made_by: str) -> str:
     for mark, name in (
-        ("requirements-data.txt", "data"), ("protofleet data", "data"), ("requirements.txt", "packages"),
+        ("/locks/data.txt", "data"), ("protofleet data", "data"), ("/locks/device.txt", "packages"),
         ("/wheel/*.whl", "protofleet"), ("beside_torch.py", "packages"), ("torch torchvision", "torch"),
     ):  # fmt: skip
         if mark in made_by:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.experiment import Experiment, read_experiment
+from deploy.images.build import moving
 from deploy.run_errors import RunError
 from deploy.stack import compose
 from deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
@@ -51,6 +52,9 @@ def parser() -> argparse.ArgumentParser:
         "--cluster", action="store_true", help="three nodes of RabbitMQ in place of one Mosquitto"
     )
     top.add_argument("--together", action="store_true", help="all devices in one container, however few")
+    top.add_argument(
+        "--pinned", action="store_true", help="up: refuse images of others that a tag alone names"
+    )
     top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
     return top
 
@@ -81,6 +85,10 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 def up(options: argparse.Namespace) -> int:
     stack = stack_of(options)
+    if words := moving(stack.images):
+        if options.pinned:
+            raise SettingsError(words)
+        print(f"stack: {words}", file=sys.stderr)
     prepare(stack)
     compose.up(stack.folder)
     print(compose.places(stack))

@@ -78,6 +78,15 @@ class Stack:
     def target(self, device: str) -> str:
         return f"{service(device) if self.apart else FLEET}:{self.port(device)}"
 
+    @property
+    def images(self) -> list[str]:
+        """All that this stack starts."""
+        told = self.environment()
+        unused = {"BROKER_IMAGE" if self.cluster else "RABBITMQ_IMAGE"}
+        if "grafana" not in told["COMPOSE_PROFILES"]:
+            unused.add("GRAFANA_IMAGE")
+        return [value for key, value in told.items() if key.endswith("_IMAGE") and key not in unused]
+
     def environment(self) -> dict[str, str]:
         """compose.env: what the compose file is told. No secret is among it."""
         own = {
