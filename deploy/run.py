@@ -27,7 +27,7 @@ from deploy.run_errors import RunError
 from protocol.broker import BrokerAddress, preflight
 from protocol.disk import LITTLE
 from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError, encode, write_toml
+from protocol.settings import SettingsError, decode, encode, read_toml, write_toml
 
 EXIT_SECONDS = 10.0
 WAITS = "until there is room"  # the last word of a coordinator or device whose disk is full
@@ -226,7 +226,7 @@ def make_way(experiment: Experiment, runs: Path, fresh: bool, resume: bool = Fal
         return
     finished = (folder / "summary.json").exists()
     if not finished and not fresh:
-        if written.read_text() != write_toml(encode(experiment)):
+        if not same(written, experiment):
             raise SettingsError(
                 f"{folder} holds an unfinished run with other settings; --fresh puts it aside, "
                 f"--set name=... gives this one another name"
@@ -237,3 +237,11 @@ def make_way(experiment: Experiment, runs: Path, fresh: bool, resume: bool = Fal
     folder.rename(aside)
     print(f"the earlier run was put aside as {aside}")
     folder.mkdir(parents=True)
+
+
+def same(written: Path, experiment: Experiment) -> bool:
+    """What an earlier version wrote lacks the settings that have come since, which then are at their defaults."""
+    try:
+        return bool(encode(decode(Experiment, read_toml(written))) == encode(experiment))
+    except SettingsError:
+        return False

@@ -6,9 +6,9 @@ import pytest
 
 from deploy.enrol.fleet import enrol_fleet
 from deploy.experiment import Experiment
-from deploy.run import local_broker
+from deploy.run import local_broker, make_way
 from protocol.broker import preflight
-from protocol.settings import SettingsError, decode
+from protocol.settings import SettingsError, decode, encode, write_toml
 
 TABLE = {
     "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},
@@ -52,3 +52,16 @@ def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedde
 def test_a_device_that_bears_the_brokers_name_is_told(tmp_path):
     with pytest.raises(SettingsError, match="cannot be called 'broker'"):
         enrol_fleet(tmp_path, "tiny", ["d1", "broker"])
+
+
+def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
+    """It wrote its settings without those that have come since."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    lines = write_toml(encode(experiment())).splitlines()
+    earlier = "\n".join(line for line in lines if not line.startswith("metrics_host"))
+    (folder / "experiment.toml").write_text(earlier)
+    make_way(experiment(), tmp_path, fresh=False)
+    assert "continuing the unfinished run" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match="unfinished run with other settings"):
+        make_way(replace(experiment(), rounds=2), tmp_path, fresh=False)
