@@ -1,4 +1,4 @@
-"""One file of a run is damaged, in whatever way: same bits, or a clear stop. `make damage` tries them all."""
+"""One damaged file, in whatever way: same bits, or a clear stop. `python -m tests.damage` tries them all."""
 
 import random
 
