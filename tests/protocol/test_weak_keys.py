@@ -3,7 +3,7 @@
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,9 @@ from tests.small_order import RECEIVE, SIGN, signed_by_nobody, times, torsion
 
 ROOT = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\x01")
 PUBLIC = ROOT.public_key().public_bytes_raw()
-MINE = Keys.new().public
+MINE = Keys(
+    ROOT, X25519PrivateKey.from_private_bytes(bytes(31) + b"\x02")
+).public  # the same for every worker
 
 
 def test_the_lists_are_whole():
@@ -65,7 +67,7 @@ def record(sign, receive):
 
 
 @pytest.mark.parametrize(
-    ("sign", "receive"), [(MINE.sign, k) for k in RECEIVE] + [(k, MINE.receive) for k in SIGN]
+    ("sign", "receive"), [(MINE.sign, k) for k in RECEIVE] + [(k, MINE.receive) for k in SIGN], ids=bytes.hex
 )
 def test_a_record_with_such_a_key_is_neither_made_nor_read(sign, receive):
     with pytest.raises(ValueError, match="small order"):
@@ -76,7 +78,7 @@ def test_a_record_with_such_a_key_is_neither_made_nor_read(sign, receive):
 
 
 @pytest.mark.parametrize(
-    ("sign", "receive"), [(MINE.sign, k) for k in RECEIVE] + [(k, MINE.receive) for k in SIGN]
+    ("sign", "receive"), [(MINE.sign, k) for k in RECEIVE] + [(k, MINE.receive) for k in SIGN], ids=bytes.hex
 )
 def test_a_public_key_file_with_such_a_key_is_named(tmp_path, sign, receive):
     (tmp_path / "a.pub").write_text(f"{sign.hex()}\n{receive.hex()}\n")
