@@ -168,7 +168,8 @@ class Service:
                 if final:
                     self.stopped, self.finished = f"the broker ended the session: {reason}", True
             case Denied(topic, reason):
-                log.warning("the broker refused a message on %s: %s", topic, reason)
+                if self._words.take(now):
+                    log.warning("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
                 call()
             case Stop(reason):

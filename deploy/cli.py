@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from deploy.orphans import end_with_parent
+from protocol.plain import log_plainly, plain
 
 # What a person may see; anything else that escapes is our own fault and keeps its traceback.
 FAILED, MISUSED = 1, 2
@@ -22,11 +23,7 @@ FAILED, MISUSED = 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent()
     options = parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.DEBUG if options.verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    log_plainly(sys.stderr, logging.DEBUG if options.verbose else logging.INFO)
     try:
         code: int = options.command(options)
     except KeyboardInterrupt:
@@ -40,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         if (known := exit_code(error)) is None:
             raise
-        print(f"protofleet: {error}", file=sys.stderr)
+        print("\n".join(map(plain, f"protofleet: {error}".splitlines())), file=sys.stderr)
         return known
     return code
 

@@ -20,16 +20,19 @@ from edge_client.pictures import Pictures
 from edge_client.rest import Rest
 from edge_client.room import Room
 from edge_client.silence import Silence
-from edge_client.state import Answer, Memory
+from edge_client.state import Answer, Memory, TakenOverError
 from edge_client.trainer import TrainerDiedError
 from edge_client.work import Build, Work, work
 from methods.base import ClientHalf
 from methods.plan import Plan
+from protocol.admission import Bucket
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
+from protocol.faults import OURS
 from protocol.link import Received
 from protocol.messages import HERE, Bye, Finished, Message, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
+from protocol.plain import plain
 from protocol.reasons import Farewell, Reason, Rejected
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
@@ -67,6 +70,7 @@ class Agent:
         self._rest = Rest(link.me.name)
         self.connected = False
         self._silence = Silence()
+        self._words = Bucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
         self._question = ""  # being worked on
         self._next: Received | None = None
@@ -110,7 +114,7 @@ class Agent:
                 if final:
                     self._end(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
-                log.warning("the broker refused a message on %s: %s", topic, reason)
+                self._warn("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
                 call()
             case Stop(reason):
@@ -158,9 +162,20 @@ class Agent:
             if isinstance(fault, NoRoom):  # the next hello brings the task again
                 self.room.short(str(fault))
             else:
-                log.warning("rejected on %s: %s", topic, fault)
+                self._warn("rejected on %.100s: %s", topic, fault)
                 if fault.reason is Reason.STALE_ROUND:
                     self._asked_for_the_past()
+        except (TakenOverError, *OURS):
+            raise
+        except Exception:  # in what one message said: the next hello brings what matters again
+            self._notify("erred", round=self.memory.last_round)
+            if self._words.take(self._now):
+                log.exception("an error in handling a message on %.100s", topic)
+
+    def _warn(self, words: str, *more: object) -> None:
+        """Of what others cause: a flood of it fills no disk, and the counters have all of it."""
+        if self._words.take(self._now):
+            log.warning(words, *more)
 
     def _asked_for_the_past(self) -> None:
         """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
@@ -310,7 +325,7 @@ class Agent:
         """With a boot it says itself whether it is meant for this process."""
         self._keep_heard(lasting=True)
         if self.memory.outranked(boot, self.link.me.boot) if boot else self._refused.again(self._now):
-            self._end(f"the coordinator refuses this device: {reason}")
+            self._end(f"the coordinator refuses this device: {plain(reason)}")
         elif not boot:
             self._hello_at = max(self._refused.ask_at, self._now)
 

@@ -27,6 +27,11 @@ class Series:
             'Trainings that ended in the middle, as for want of memory; with trainer = "child" the agent lives on',
             registry=r,
         )
+        self.errors = Counter(
+            f"{PREFIX}errors",
+            "Errors in handling what the coordinator said, after which it went on; the log has each traceback",
+            registry=r,
+        )
         self.work = Counter(f"{PREFIX}work_seconds", "Time spent on the answers", registry=r)
         self.outbox = Gauge(f"{PREFIX}outbox_answers", "Answers that wait for their receipt", registry=r)
         self.fallbacks = Gauge(
@@ -68,6 +73,8 @@ class DeviceMetrics:
         self.series.round.set(figures["round"])
         if what == "died":
             self.series.deaths.inc()
+        if what == "erred":
+            self.series.errors.inc()
         if what == "answered":
             self.series.answers.inc()
             self.series.work.inc(figures.get("seconds", 0.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import resource
 import signal
 import socket
@@ -25,6 +24,7 @@ from methods.bridge import kept, to_numpy
 from methods.plan import read_plan
 from protocol.memory import return_large_blocks
 from protocol.messages import Arrays
+from protocol.plain import log_plainly
 from protocol.settings import decode
 
 PR_SET_PDEATHSIG: Final = 1
@@ -35,7 +35,7 @@ def main(number: int) -> int:
     """Serve until the agent closes its end, or ends in whatever way."""
     die_with_the_agent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the agent ends us
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_plainly(sys.stderr)
     with socket.socket(fileno=number) as door, contextlib.suppress(ClosedError):
         words, _ = hear(door)
         try:

@@ -1,0 +1,39 @@
+"""The log's lines: what others have said stands in them as text, and can neither begin a line nor move a cursor."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, TextIO
+
+LONGEST: Final = 4096  # letters of one message
+
+FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
+
+
+def plain(text: str) -> str:
+    """With everything that is no letter, digit, sign or space written as Python writes it: \\x1b, \\n, \\u202e."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class PlainFormatter(logging.Formatter):
+    """One line a message; those of a traceback are indented, so that no line of theirs looks like a message's."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
+        words = record.message
+        if len(words) > LONGEST:
+            words = f"{words[:LONGEST]}... and {len(words) - LONGEST} letters more"
+        record.message = plain(words)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: logging._SysExcInfoType) -> str:  # noqa: N802 - logging's own name
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {plain(line)}" for line in lines)
+
+
+def log_plainly(stream: TextIO, level: int = logging.INFO) -> None:
+    """For a whole process, whatever its libraries log too."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter(FORMAT))
+    logging.basicConfig(level=level, handlers=[handler])

@@ -1,0 +1,90 @@
+"""What strangers say stands in our logs as text, and never at length."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import Rules
+from deploy.enrol.fleet import enrol_fleet
+from protocol.enrolled import CURRENT, KnownRecords, load_enrolled
+from protocol.seal import COORDINATOR
+from tests.hostile.federation import Federation
+from tests.hostile.test_floods import flooding
+
+NASTY = "x\n2026-01-01 00:00:00,000 INFO all is well\x1b[2J\x1b]0;mine\x07\u202e"
+TOGETHER = Rules(quorum=2, gather=2, grace_seconds=1.0)
+
+
+def memory_of(process) -> int:
+    """Bytes that are in use."""
+    lines = Path(f"/proc/{process.child.pid}/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+
+
+def words_of(f: Federation, process) -> str:
+    """Its log, without the events that it prints because it is told to."""
+    return "".join(
+        line for line in f.log_of(process).splitlines(keepends=True) if not line.startswith('{"event"')
+    )
+
+
+@pytest.mark.slow
+def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tmp_path):
+    """Before: 38 MB, in which a device wrote what it liked."""
+    with Federation(tmp_path, "a", "b", "liar", rounds=2, policy=TOGETHER) as f:
+        coordinator = f.coordinator()
+        liar = f.raw("liar", says_hello=False)
+        liar.wait("state")
+        for number in range(30):  # a few, as nobody bans it for them
+            liar.publish(liar.frame(NASTY, {"classes": 3}, sender=f"{NASTY}{number}"))
+            liar.say("bye", {"reason": NASTY})
+        f.wait_until(lambda: "WARNING" in words_of(f, coordinator), "what it says to be in the log")
+        before = memory_of(coordinator)
+        forged = [liar.frame("hello", {}, sender=f"{NASTY}{number}", boot=number) for number in range(100)]
+        liar.stop()
+        with flooding(f, "liar", frames=forged, rate=5000):
+            f.wait_until(lambda: f.metrics()["protofleet_banned_devices"], "it to be banned")
+            time.sleep(4)  # at the least 20,000 frames
+            assert memory_of(coordinator) < before + (64 << 20)
+        f.raw("a"), f.raw("b")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        words = words_of(f, coordinator)
+        assert len(words) < 100_000 and "all is well" in words
+        assert all(line.isprintable() for line in words.splitlines())
+        assert not [line for line in words.split("\n") if line.startswith("2026-01-01")]
+
+
+@pytest.mark.slow
+def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
+    with Federation(tmp_path, "real", taken_over=True, rounds=2) as f:
+        real = f.device("real")
+        f.wait_until(lambda: "real" in f.proxy.wills, "the device to be there")
+        topic = f"protofleet/1/{f.name}/down/real"
+        for number in range(2000):
+            f.proxy.tell("real", topic, b"PF\x01" + number.to_bytes(4, "little") * 50)
+        f.wait_until(lambda: "rejected" in f.log_of(real), "it to be rejected")
+        coordinator = f.coordinator()
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(real) == 0, f.last_words()
+        assert f.log_of(real).count("rejected") < 100
+
+
+def test_names_that_nobody_knows_are_neither_logged_nor_kept(tmp_path, caplog):
+    fleet = enrol_fleet(tmp_path / "enrolled", "meadow", ["a"])
+    trust = load_enrolled(fleet.party(COORDINATOR) / CURRENT, time.time()).trust
+    known = KnownRecords(fleet.root / "records", trust)
+    with caplog.at_level(logging.DEBUG):
+        assert [name for name in (f"invented-{number}" for number in range(1000)) if name in known] == []
+    assert not caplog.records and list(known) == ["a"]
+
+
+def test_a_record_that_is_spoilt_is_said_once_and_ends_nobody(tmp_path, caplog):
+    fleet = enrol_fleet(tmp_path / "enrolled", "meadow", ["a", "b"])
+    trust = load_enrolled(fleet.party(COORDINATOR) / CURRENT, time.time()).trust
+    known = KnownRecords(fleet.root / "records", trust)
+    (fleet.root / "records" / "b.record").write_bytes(b"\xff nonsense")
+    assert [known.get("b") for _ in range(5)] == [None] * 5
+    assert list(known) == ["a"] and len(caplog.records) == 1
