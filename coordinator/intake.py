@@ -50,7 +50,7 @@ class Intake:
         return self._stored + sum(n for d, n in self._reserved.items() if d != device)
 
     def _free(self) -> int:
-        """An answer has its room from its first block on, so what is free is free."""
+        """What has been offered takes no room before it comes; what finds none then is asked for again."""
         return self._spool.disk.room(self._spool.folder)
 
     def refuse(self, device: str, problem: Problem) -> None:

@@ -318,7 +318,13 @@ class Service:
             case Save(round, attempt, cohort):
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
-                self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
+                try:
+                    self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    self.link.abandon()  # what is half here is offered again, and without a save there is no round
+                    self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
             case Rollback(why):
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)

@@ -213,9 +213,7 @@ class Partial:
         except OSError as error:
             raise _no_room(error) from None
         try:
-            os.ftruncate(self._file, manifest.size)
-            if manifest.size:  # room for all of it, before a byte is asked for
-                os.posix_fallocate(self._file, 0, manifest.size)
+            os.ftruncate(self._file, manifest.size)  # a hole: who offers and sends nothing takes nothing
         except OSError as error:
             self.abandon()
             raise _no_room(error) from None

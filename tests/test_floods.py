@@ -11,8 +11,9 @@ from coordinator.events import Policy
 from deploy.world import Weather
 from protocol.admission import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
 from protocol.keys import Keys
-from protocol.messages import Task
+from protocol.messages import Manifest, Task
 from protocol.reasons import Reason
+from protocol.store import ObjectStore
 from protocol.transport import Arrived
 from tests.malice import KEY, in_world
 from tests.protocol.ends import TOPICS, Ends
@@ -139,6 +140,19 @@ def test_offers_that_never_come_hold_one_unfinished_file_and_none_when_the_phase
     assert max(most) == 1 and not parts_on_disk(run)
     assert set(rejected(run)) - {Reason.BANNED} == {Reason.FLOOD}
     assert_same(honest, run)
+
+
+def test_an_offer_takes_no_disk_before_its_blocks_come(tmp_path):
+    """Otherwise one mute device holds a gigabyte, and on a small disk no round can be saved beside it."""
+    store, size = ObjectStore(tmp_path), 1 << 30
+    manifest = Manifest(bytes(32), size, 1 << 20, (bytes(16),) * 1024, (("weights", size),), KEY)
+    partial = store.begin(manifest)
+    (path,) = tmp_path.glob("*.part")
+    assert path.stat().st_size == size and path.stat().st_blocks * 512 < 1 << 16
+    partial.write(7, memoryview(bytes([1]) * (1 << 20)))
+    assert 1 << 20 <= path.stat().st_blocks * 512 < 2 << 20
+    partial.abandon()
+    assert not path.exists()
 
 
 def in_blocks(run, monkeypatch):
