@@ -230,6 +230,7 @@ class Federation:
         if isinstance(party, Service):
             errors = party.guard.cut_off + party.aside.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
+            demand(not party.bans.banned, f"I8: honest devices are banned: {sorted(party.bans.banned)}")
         process.looked += 1
         if process.alive and process.looked % 8:
             return  # sums only grow: what is wrong once is wrong at the next look
