@@ -5,8 +5,11 @@ import re
 import subprocess
 import sys
 import zipfile
+from itertools import chain
 
 import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
 
 from deploy.advisories import pinned
 from deploy.locks import HERE, Locked, normal, read_lock, read_wheel, with_wheels, write_lock
@@ -44,6 +47,18 @@ def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constrain
     for name, version in re.findall(r"(?m)^([A-Za-z0-9._-]+)==([^\s;]+)", constraints):
         assert version in locked.get(normal(name), {version}), f"{name}=={version}: say make locks"
     assert pinned(HERE / "device.txt"), "the audit reads the same form"
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_what_is_asked_for_is_installed_on_every_python(python):
+    here = {"python_version": python, "python_full_version": f"{python}.1", "sys_platform": "linux"}
+    locked = [package for path in LOCKS for package in read_lock(path.read_text())]
+    there = {p.name for p in locked if not p.marker or Marker(p.marker).evaluate(here)}
+    project = read_toml(SOURCE / "pyproject.toml")["project"]
+    for line in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
+        asked = Requirement(line)
+        if asked.marker is None or asked.marker.evaluate(here):
+            assert normal(asked.name) in there, f"{line}: say make locks"
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)

@@ -100,8 +100,11 @@ def grouped(resolve: Callable[..., list[Locked]]) -> dict[str, list[Locked]]:
 
 
 def beyond(packages: list[Locked], known: Iterable[list[Locked]]) -> list[Locked]:
-    names = {package.name for lock in known for package in lock}
-    return [package for package in packages if package.name not in names]
+    """What a lock has for some Pythons alone may be needed for all by the next."""
+    there = {(package.name, package.marker) for lock in known for package in lock}
+    return [
+        package for package in packages if not {(package.name, package.marker), (package.name, "")} & there
+    ]
 
 
 def for_cpus(packages: list[Locked], lock: Path, wheels: list[Wheel]) -> list[Locked]:
