@@ -92,7 +92,7 @@ def test_a_device_without_room_begins_no_training(tmp_path):
 
 
 def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
-    """They are kept for a damaged snapshot; room is worth more."""
+    """They are kept for a damaged snapshot; room is worth more. That they were accepted is not forgotten."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.machine.round == 2 and run.service.ask is not None)
     spool, intake = run.service.spool, run.service.intake
@@ -100,4 +100,5 @@ def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
     assert len(spool.answers(1, "train")) == 3 and before > 0
     intake.limits = type(intake.limits)(answer_bytes=before, spool_bytes=before + 1)
     intake.reserve("device-0", before)
-    assert not spool.answers(1, "train") and spool.bytes_of_answers() == 0
+    assert spool.bytes_of_answers() == 0 and not list((tmp_path / "coordinator" / "updates").glob("*/*"))
+    assert spool.recover()[0].earlier.keys() == run.agents.keys(), "a repetition gets the same verdict"
