@@ -1,5 +1,7 @@
 """The tool itself: raw devices written from the page take part in a real run, beside a real device."""
 
+from pathlib import Path
+
 import numpy as np
 
 from tests.hostile.federation import Federation
@@ -47,3 +49,13 @@ def test_what_a_taken_over_broker_drops_is_said_again(tmp_path):
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         assert dropped and len(f.proxy.frames("update", "one", down=False)) >= 3
         assert np.isclose(f.rounds()[-1]["accuracy"]["global"]["one"], 0.5) and one.finished.wait(20)
+
+
+def test_the_page_names_every_scenario_and_quotes_one_of_them():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "hostile.md").read_text()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem != "__init__" and path.stem != "lies":
+            assert path.name in page, f"{path.name} is not on the page"
+    quoted = page.split("```python\n")[1].split("```")[0]
+    assert quoted in Path(__file__).read_text()
