@@ -40,6 +40,9 @@ PLAIN = "bench/plain"
 
 
 class TakeAll:
+    def asks(self, update: Update) -> bool:
+        return True
+
     def admit(self, update: Update, size: int, name: bytes) -> bool:
         return True
 

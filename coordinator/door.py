@@ -17,11 +17,15 @@ class Door:
     def __init__(self, service: Service) -> None:
         self._service = service
 
+    def asks(self, update: Update) -> bool:
+        """Whether it is to the open question, and no answer to that is in."""
+        m, device = self._service.machine, update.device
+        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
+        return m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered
+
     def admit(self, update: Update, size: int, name: bytes) -> bool:
         service, device = self._service, update.device
-        m = service.machine
-        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
-        if m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered:
+        if self.asks(update):
             service.spool.check_claim()
             problem = service.intake.problem_with(update, size, service.members[device])
             if problem is None:
@@ -39,6 +43,7 @@ class Door:
         return False
 
     def spoiled(self, update: Update, fault: Rejected) -> None:
+        self._service.spool.check_claim()
         self.refuse(update, Problem(fault.reason, str(fault)))
 
     def refuse(self, update: Update, problem: Problem) -> None:

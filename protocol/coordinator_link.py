@@ -23,6 +23,7 @@ from protocol.seal import COORDINATOR, Header, verified
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
+from protocol.window import Window
 
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
 
@@ -33,9 +34,23 @@ Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what 
 class Gate(Protocol):
     """Who decides whether an answer is worth fetching, and hears of one that turned out broken."""
 
+    def asks(self, update: Update) -> bool: ...
+
     def admit(self, update: Update, size: int, name: bytes) -> bool: ...
 
     def spoiled(self, update: Update, fault: Rejected) -> None: ...
+
+
+class Spoiled(Rejected):
+    """An answer to the open question that nobody can use: its device hears so, and is waited for no longer."""
+
+    def __init__(self, update: Update, fault: Rejected) -> None:
+        super().__init__(fault.reason, fault.detail)
+        self.update = update
+
+
+# The device may say the same answer so that it can be used: to our newer key, or after an update of either end.
+NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 
 class CoordinatorLink(Link):
@@ -108,13 +123,18 @@ class CoordinatorLink(Link):
         if topic == self.topics.coord_state:
             return self._in_our_name(frame, now)
         opened: list[tuple[Header, Message, Attachment]] = []
+        spoiled: list[Spoiled] = []
 
         def take() -> Taken:
             self.admission.frame(self.writer(topic), now)
-            found = self.open(topic, frame)
-            if found is None:
-                return Taken(new=False)
-            tensors, first = self._inline(found[1], found[2])
+            try:
+                found = self.open(topic, frame)
+                if found is None:
+                    return Taken(new=False)
+                tensors, first = self._inline(*found)
+            except Spoiled as answer:  # whoever gives the verdict counts it
+                spoiled.append(answer)
+                return Taken(fault=answer.reason)
             opened.append(found)
             return Taken(tensors, first=first)
 
@@ -124,6 +144,8 @@ class CoordinatorLink(Link):
             if fault.reason is Reason.STALE_BOOT:  # signed by whom the topic says: that was looked at before
                 self._fence(self.writer(topic))
             raise
+        for answer in spoiled:
+            self._gate.spoiled(answer.update, answer)
         try:
             return [done for found in opened for done in self._message(*found, now)]
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
@@ -213,13 +235,31 @@ class CoordinatorLink(Link):
         self._feed(now)
         return []
 
-    def _inline(self, message: Message, attachment: Attachment) -> tuple[dict[str, int], bool]:
+    def _unusable(self, header: Header, fault: Rejected) -> None:
+        if header.kind != "update" or fault.reason in NOT_FINAL:
+            return
+        update = Update(header.sender, header.round, header.phase, 0, header.base)
+        window = self._windows.setdefault(header.sender, Window())
+        if self._asks(header, update) and window.is_new(header.boot, header.sequence):
+            raise Spoiled(update, fault)
+
+    def _asks(self, header: Header, update: Update) -> bool:
+        return header.run == self.run and self._gate.asks(update)
+
+    def _inline(
+        self, header: Header, message: Message, attachment: Attachment
+    ) -> tuple[dict[str, int], bool]:
         """Tensor bytes by kind of an inline body, and whether this answer brings them for the first time."""
         if not isinstance(message, Update) or not isinstance(attachment, bytes):
             return {}, True
         said = (message.round, message.phase, hashlib.sha256(attachment).digest())
         before, self._inlined[message.device] = self._inlined.get(message.device), said
-        return _body(attachment).kinds, said != before
+        try:
+            return _body(attachment).kinds, said != before
+        except Rejected as fault:
+            if self._asks(header, message):
+                raise Spoiled(message, fault) from None
+            raise
 
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
         try:

@@ -60,6 +60,7 @@ class Taken:
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
     new: bool = True  # else it is a duplicate
     first: bool = True  # else its tensors came before, in another message
+    fault: Reason | None = None  # of an answer that is judged as one all the same
 
 
 @dataclass
@@ -164,20 +165,28 @@ class Link:
         if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
         self._check(header, topic)
-        if self.sealed and header.suite == OPEN and header.kind != "state":
-            raise Rejected(
-                Reason.NOT_SEALED, f"a {header.kind} of {header.sender}, which this side takes sealed only"
-            )
-        payload = contents(frame, header, start, self.me.keys.receive)
+        try:
+            message, attachment = self._contents(frame, header, start)
+        except Rejected as fault:
+            self._unusable(header, fault)
+            raise
         window = self._windows.setdefault(header.sender, Window())
-        place = codec.Place(header.round, header.phase, header.base)
-        message, attachment = codec.decode(header.kind, payload, header.sender, place)
-        self._judge(message, attachment)
         # A will is sealed once and said at every death of its connection, so its number comes again.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
             return None
         return header, message, attachment
+
+    def _contents(self, frame: bytes, header: Header, start: int) -> tuple[Message, Attachment]:
+        if self.sealed and header.suite == OPEN and header.kind != "state":
+            raise Rejected(
+                Reason.NOT_SEALED, f"a {header.kind} of {header.sender}, which this side takes sealed only"
+            )
+        payload = contents(frame, header, start, self.me.keys.receive)
+        place = codec.Place(header.round, header.phase, header.base)
+        message, attachment = codec.decode(header.kind, payload, header.sender, place)
+        self._judge(message, attachment)
+        return message, attachment
 
     def overflowed(self, frames: int) -> None:
         """Frames that nobody has looked at, as more came than the inbox holds."""
@@ -209,6 +218,9 @@ class Link:
         """Refuse what this end could not use, before it is marked as seen."""
         raise NotImplementedError
 
+    def _unusable(self, header: Header, fault: Rejected) -> None:
+        """Told of what its sender has signed, and what is at fault; it is not marked as seen."""
+
     def _publish(
         self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False
     ) -> None:
@@ -220,7 +232,7 @@ class Link:
         result, taken = "accepted", Taken(new=False)
         try:
             taken = take()
-            result = "accepted" if taken.new else "duplicate"
+            result = taken.fault.value if taken.fault else "accepted" if taken.new else "duplicate"
         except Rejected as fault:
             result = fault.reason.value
             self.meter.rejected[fault.reason] += 1

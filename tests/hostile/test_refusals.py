@@ -19,7 +19,7 @@ TOGETHER = {reason: lie for reason, lie in LIES.items() if reason is not Reason.
 ASKED = {reason: lie for reason, lie in TOGETHER.items() if lie.asked}
 COUNTED = {reason for reason, lie in TOGETHER.items() if lie.counted}
 REFUSED = {  # a device says such an answer again to the next coordinator
-    Reason.TOO_LARGE, Reason.BAD_CLAIM, Reason.WRONG_ARRAYS, Reason.WRONG_DTYPE, Reason.WRONG_SHAPE,
+    Reason.BAD_BODY, Reason.TOO_LARGE, Reason.BAD_CLAIM, Reason.WRONG_ARRAYS, Reason.WRONG_DTYPE, Reason.WRONG_SHAPE,
     Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS,
 }  # fmt: skip
 

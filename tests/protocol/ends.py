@@ -25,7 +25,11 @@ TOPICS = Topics("test")
 @dataclass
 class Gate:
     open: bool = True
+    asked: bool = False  # whether what no link can read is the answer to a question
     faults: list[Rejected] = field(default_factory=list)
+
+    def asks(self, update):
+        return self.asked
 
     def admit(self, update, size, name):
         return self.open

@@ -172,14 +172,19 @@ MALICE = {
 }
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("arrays", MALICE.values(), ids=MALICE)
-def test_an_update_made_to_break_the_coordinator_is_rejected_and_the_next_is_taken(tmp_path, arrays):
+def test_an_update_made_to_break_the_coordinator_is_rejected_and_the_next_is_taken(tmp_path, arrays, asked):
     ends = Ends(tmp_path)
+    ends.gate.asked = asked
     for _ in range(2):
         frame = forged(ends, "a", Update("a", 1, "train", 1), arrays=arrays)
         ends.broker.sessions["coordinator"].deliver(Arrived(TOPICS.up("a"), frame))
         ends.coordinator.abandon("a")
-    assert len(ends.rejected["coordinator"]) == 2
+    faults = ends.rejected["coordinator"] + ends.gate.faults
+    assert len(faults) == 2 and len(ends.gate.faults) == (2 if asked else 0)
+    counted = ends.results("coordinator", "up")
+    assert sum(counted["update", reason] for reason in {f.reason.value for f in faults}) == 2
     ends.update("b", weights(10))
     ends.run()
     assert [r.sender for r in ends.heard["coordinator"]] == ["b"]

@@ -1,0 +1,102 @@
+"""A signed answer to the open question that nobody can read is an answer: refused, counted once, not waited for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from coordinator.config import Rules
+from tests.hostile import wire
+from tests.hostile.device import Answer
+from tests.hostile.federation import Federation
+
+pytestmark = pytest.mark.slow
+PATIENCE_SECONDS = 300.0
+
+
+def offered(entry, value, body=wire.EMPTY):
+    """A manifest of which one entry is another."""
+
+    def work(task):
+        offer = wire.manifest(body)
+        offer[entry] = value(offer[entry]) if callable(value) else value
+        return Answer(offer)
+
+    return work
+
+
+def without_a_key(task):
+    return Answer(wire.manifest(wire.EMPTY)[:5])
+
+
+def huge(task):
+    size, block = 2 << 30, 1 << 20
+    return Answer([bytes(32), size, block, bytes(16 * (size // block)), [["weights", size]], bytes(32)])
+
+
+def inline(data):
+    return lambda task: Answer(data)
+
+
+BROKEN = {
+    "garbage": (inline(b"\xff" * 64), "bad_body"),
+    "no-table": (inline(b""), "bad_body"),
+    "no-arrays": (inline(None), "malformed"),
+    "a-number": (inline(7), "malformed"),
+    "metrics": (lambda task: Answer(fields={"metrics": [1]}), "malformed"),
+    "examples": (lambda task: Answer(examples=-1), "malformed"),
+    "numbers": (lambda task: Answer(fields={"metrics": {"loss": "low"}}), "malformed"),
+    "parts": (offered(4, [["weights", 1]]), "malformed"),
+    "kinds": (offered(4, [["gold", len(wire.EMPTY)]]), "malformed"),
+    "hashes": (offered(3, bytes(32)), "malformed"),
+    "blocks": (offered(2, 0), "malformed"),
+    "long": (inline(bytes(60_000)), "too_large"),
+    "huge": (huge, "too_large"),
+    "no-key": (without_a_key, "not_sealed"),
+    "open": (lambda task: Answer(task.body, header={"suite": 0}), "not_sealed"),
+}
+
+
+@dataclass
+class Story:
+    code: int
+    seconds: float
+    rounds: list
+    verdicts: dict
+    log: str
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """All of them at once beside one honest device; nobody is waited for by the pace of the others."""
+    names = list(BROKEN)
+    policy = Rules(
+        quorum=1, gather=len(names) + 1, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0,
+        settle_seconds=120.0, grace_seconds=0.2,
+    )  # fmt: skip
+    with Federation(tmp_path_factory.mktemp("broken"), "honest", *names, rounds=1, policy=policy) as f:
+        coordinator, began = f.coordinator(), time.monotonic()
+        f.raw("honest")
+        devices = {name: f.raw(name, BROKEN[name][0]) for name in names}
+        code, seconds = f.wait_for_end(coordinator, 120), time.monotonic() - began
+        verdicts = {name: device.verdicts() for name, device in devices.items()}
+        return Story(code, seconds, f.rounds(), verdicts, f.log_of(coordinator))
+
+
+def test_no_phase_waits_for_who_has_answered_with_nonsense(story):
+    assert story.code == 0 and "Traceback" not in story.log, story.log[-2000:]
+    assert [line["round"] for line in story.rounds] == [1, 2] and story.seconds < PATIENCE_SECONDS / 2
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_answer_that_cannot_be_read_is_refused_with_its_reason(story, name):
+    assert {verdict for verdict, _ in story.verdicts[name]} == {"refused"}
+    assert all(words.startswith(f"{BROKEN[name][1]}: ") for _, words in story.verdicts[name])
+
+
+def test_each_is_counted_once_under_its_reason(story):
+    expected = Counter(reason for _, reason in BROKEN.values())
+    assert [line["rejected"] for line in story.rounds] == [expected, expected], "one question a round"
