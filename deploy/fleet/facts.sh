@@ -11,8 +11,8 @@ sum() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
 as_user() { # command ...: in the groups that may use a GPU
   if [ "$(id -u)" != 0 ] || ! id protofleet >/dev/null 2>&1; then "$@" </dev/null 2>/dev/null; return; fi
   of=$(cut -d: -f1,3 /etc/group | sed -n 's/^\(video\|render\)://p' | tr '\n' ',')
-  env HOME=/var/lib/protofleet setpriv --reuid=protofleet --regid=protofleet ${of:+--groups=${of%,}} ${of:---clear-groups} \
-    --no-new-privs -- "$@" </dev/null 2>/dev/null
+  if [ -n "$of" ]; then of=--groups=${of%,}; else of=--clear-groups; fi
+  env HOME=/var/lib/protofleet setpriv --reuid=protofleet --regid=protofleet "$of" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
 known() { grep -aE '^(torch|torch_problem|cuda|cert_until|broker)=' | cut -c1-500; } # of what a program of that user says
 theirs() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }

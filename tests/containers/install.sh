@@ -1,6 +1,7 @@
 #!/bin/sh
 # What the container tests need: an engine, its compose and buildx plugins, debootstrap for base images that cannot be
-# pulled, Prometheus for its rules. Debian and Ubuntu; elsewhere one line says what to install.
+# pulled, Prometheus for its rules, ssh and rsync for deployments. Debian and Ubuntu; elsewhere one line says what to
+# install.
 set -u
 say() { echo "the container tests need $1" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo -n "$@"; else return 1; fi; }
@@ -11,8 +12,10 @@ missing=""
 command -v dockerd >/dev/null || docker version >/dev/null 2>&1 || missing="$missing docker.io iptables"
 command -v debootstrap >/dev/null || missing="$missing debootstrap"
 command -v prometheus >/dev/null || missing="$missing prometheus"
+command -v rsync >/dev/null || missing="$missing rsync"
+command -v ssh-keygen >/dev/null || missing="$missing openssh-client"
 if [ -n "$missing" ]; then
-    command -v apt-get >/dev/null || say "Docker with compose and buildx, debootstrap, prometheus and promtool"
+    command -v apt-get >/dev/null || say "Docker with compose and buildx, debootstrap, prometheus and promtool, ssh and rsync"
     as_root apt-get update -qq >/dev/null 2>&1
     # shellcheck disable=SC2086
     install $missing || say "apt-get install$missing"

@@ -120,3 +120,14 @@ def test_a_release_is_a_name_and_no_path(board, name):
         assert said.returncode == 1 and "is no release's name" in said.stderr, step
     assert outside(board) == before
     assert board.sh("readlink /opt/protofleet/current") == f"releases/{RELEASE}"
+
+
+@pytest.mark.parametrize("groups", ["video:x:44:", "video:x:44:\nrender:x:105:", ""])
+def test_what_the_devices_user_holds_is_seen_whatever_groups_the_board_has(board, groups):
+    board.sh(f"sed -i '/^video:/d; /^render:/d' /etc/group; echo '{groups}' | grep . >>/etc/group; true")
+    board.as_user(
+        f"mkdir -p {KEYS}/current; echo held >{KEYS}/current/tls.crt; echo '{{}}' >{SHOWN}/status.json"
+    )
+    told = board.facts().splitlines()
+    digest = hashlib.sha256(b"held\n").hexdigest()
+    assert f"tls={digest}" in told and "status={}" in told
