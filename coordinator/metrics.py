@@ -29,6 +29,10 @@ class Names:
         self._most = most
         self._known: set[str] = set()
 
+    @property
+    def known(self) -> list[str]:
+        return list(self._known)
+
     def label(self, name: str) -> str:
         if name in self._known or len(self._known) < self._most:
             self._known.add(name)
@@ -60,7 +64,8 @@ class Damage:
 
 
 class Wills:
-    """How often the broker said each device's will, and what came of it."""
+    """How often the broker said each device's will, and what came of it; 0 from the first that is heard of a device,
+    as no increase is seen in a series that begins above that."""
 
     def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
         self._counted, self._names = counted, names
@@ -73,7 +78,7 @@ class Wills:
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
-        summed: Counter[tuple[str, str]] = Counter()
+        summed = Counter({(device, outcome): 0 for device in self._names.known for outcome in OUTCOMES})
         for (device, outcome), number in list(self._counted.items()):
             summed[self._names.label(device), outcome] += number
         for labels, number in sorted(summed.items()):

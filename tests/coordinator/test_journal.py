@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from coordinator.crossed import read_crossed
+from coordinator.doubts import OUTCOMES
 from coordinator.events import Phase
 from coordinator.index import seal
 from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
@@ -373,6 +374,19 @@ def test_metrics_say_what_the_meter_says(tmp_path):
     assert found == meter.payload["up", "weights"]
     assert sample(text, "protofleet_round") == 4 and sample(text, "protofleet_participation_ratio") == 1
     assert sample(text, "protofleet_accuracy_ratio", domain="domain-0", split="test", view="global") == 1
+
+
+def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tmp_path):
+    run, _ = observed(tmp_path)
+    metrics = Metrics(run.service)
+    run.service.watchers[-1]._sinks.append(metrics)
+    run.run()
+    port = free_port()
+    with metrics.exposed(Endpoint("127.0.0.1", port)):
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    for device in run.agents:
+        for outcome in OUTCOMES:
+            assert sample(text, "protofleet_device_wills_total", device=device, outcome=outcome) == 0
 
 
 def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
