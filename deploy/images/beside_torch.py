@@ -2,8 +2,8 @@
 
     beside_torch.py LOCKS WHEELS OURS
 
-Whatever the base already has in a version that will do stays: its numpy is the one that its torch was built against.
-Whatever the base already has in a version that will do stays: its numpy is what its torch was built against.
+Whatever the base already has in a version that will do stays: its numpy is what its torch was built against. The
+packages come one layer of needs after the other, each in the version of constraints.txt and without its own needs,
 until nobody needs anything more. So pip can never "repair" torch.
 """
 
