@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from deploy.images.build import TARGETS, Build, base_of, build, moving, table
+from deploy.images.built import BUILT
 from deploy.run_errors import RunError
 
 
@@ -25,6 +26,9 @@ def main() -> int:
     parser.add_argument("--pin", action="append", default=[], metavar="NAME=VERSION", help="say torch=2.7.1")
     parser.add_argument("--platform", default="", help="for example linux/arm64")
     parser.add_argument("--pinned", action="store_true", help="refuse a base that is named by a tag alone")
+    parser.add_argument(
+        "--built", type=Path, default=BUILT, metavar="FILE", help="where the ids of what was built are kept"
+    )
     options = parser.parse_args()
     if strange := set(options.targets) - set(TARGETS):
         parser.error(f"there is no image {sorted(strange)[0]!r}; there are {', '.join(TARGETS)}")
@@ -46,7 +50,7 @@ def main() -> int:
                 raise RunError(words)
             print(f"images: {words}", file=sys.stderr)
         for wanted in builds if options.job == "build" else []:
-            build(wanted)
+            build(wanted, built=options.built)
         print(table([wanted.tag for wanted in builds]))
     except RunError as error:
         print(f"images: {error}", file=sys.stderr)

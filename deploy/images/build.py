@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from deploy.images.built import BUILT, FIXED, SOURCE, note
 from deploy.locks import HERE as LOCKS
 from deploy.locks import normal, read_lock, read_wheel, with_wheels, write_lock
 from deploy.run_errors import RunError
 from protocol.settings import read_toml
 
 HERE: Final = Path(__file__).parent
-SOURCE: Final = HERE.parent.parent
 PACKAGES: Final = ("protocol", "methods", "edge_client", "coordinator", "deploy")
 FILES: Final = ("pyproject.toml", "README.md")
 SCRIPTS: Final = ("trim.sh", "compile.sh", "beside_torch.py")
@@ -51,7 +51,7 @@ class Build:
         return [*words, str(context)]
 
 
-def build(wanted: Build, environment: Mapping[str, str] | None = None) -> None:
+def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Path = BUILT) -> None:
     if wanted.target == "edge-jetson" and not wanted.base:
         raise RunError("edge-jetson has no base of its own: say --base with an image that has NVIDIA's torch")
     with build_context(wanted.wheels, wanted.pins) as context:
@@ -60,6 +60,7 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None) -> None:
         )
     if done.returncode:
         raise RunError(f"docker could not build {wanted.tag}; what it said stands above")
+    note(wanted.tag, built, environment)
 
 
 @contextmanager
@@ -111,10 +112,8 @@ def base_of(wanted: Build) -> str:
 
 
 def moving(images: Iterable[str]) -> str:
-    """A word on names that may mean something else tomorrow; "" where all are fixed. Ours are built here."""
-    loose = sorted(
-        {image for image in images if "@sha256:" not in image and not image.startswith("protofleet")}
-    )
+    """A word on names that may mean something else tomorrow; "" where all are fixed."""
+    loose = sorted({image for image in images if not FIXED.search(image)})
     if not loose:
         return ""
     words = "a tag, which may be moved" if len(loose) == 1 else "tags, which may be moved"

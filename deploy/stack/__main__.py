@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deploy.experiment import Experiment, read_experiment
 from deploy.images.build import moving
+from deploy.images.built import BUILT, exact, read_built
 from deploy.run_errors import RunError
 from deploy.stack import compose
 from deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
@@ -55,6 +56,9 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument(
         "--pinned", action="store_true", help="up: refuse images of others that a tag alone names"
     )
+    top.add_argument(
+        "--built", type=Path, default=BUILT, metavar="FILE", help="up: the ids of what was built here"
+    )
     top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
     return top
 
@@ -85,6 +89,8 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 def up(options: argparse.Namespace) -> int:
     stack = stack_of(options)
+    compose.check_docker()
+    stack = stack.starting(exact(stack.images, read_built(options.built)))
     if words := moving(stack.images):
         if options.pinned:
             raise SettingsError(words)

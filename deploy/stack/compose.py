@@ -28,14 +28,14 @@ def command(folder: Path, *words: str) -> list[str]:
 
 
 def up(folder: Path) -> None:
-    _check_docker()
+    check_docker()
     _run(command(folder, "up", "--detach", "--remove-orphans"), "the stack did not come up")
 
 
 def down(folder: Path, forget: bool) -> None:
     if not (folder / MADE[0]).exists():
         raise RunError(f"there is no stack in {folder}; say FOLDER=... if it is elsewhere")
-    _check_docker()
+    check_docker()
     _run(command(folder, "down", "--remove-orphans"), "the stack did not end")
     if forget:
         shutil.rmtree(folder)
@@ -108,7 +108,7 @@ def _run(words: list[str], problem: str) -> None:
         raise RunError(f"{problem}; what docker said stands above, `make logs` has more")
 
 
-def _check_docker() -> None:
+def check_docker() -> None:
     if shutil.which("docker") is None:
         raise RunError("there is no docker on this machine; install Docker with its compose plugin")
     done = subprocess.run(["docker", "compose", "version"], capture_output=True, env=os.environ)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -86,6 +87,13 @@ class Stack:
         if "grafana" not in told["COMPOSE_PROFILES"]:
             unused.add("GRAFANA_IMAGE")
         return [value for key, value in told.items() if key.endswith("_IMAGE") and key not in unused]
+
+    def starting(self, ids: Mapping[str, str]) -> Stack:
+        """By these ids what is named by them."""
+        told = {key: value for key, value in self.environment().items() if key.endswith("_IMAGE")}
+        return replace(
+            self, settings=self.settings | {key: ids[name] for key, name in told.items() if name in ids}
+        )
 
     def environment(self) -> dict[str, str]:
         """compose.env: what the compose file is told. No secret is among it."""

@@ -26,9 +26,14 @@ def product(engine: Engine, *targets: str, base: str = "") -> list[str]:
     made = []
     for target in targets:
         wanted = Build(target, base or engine.base, "" if wheels else None, wheels)
-        build(wanted, {"DOCKER_HOST": engine.host})
+        build(wanted, {"DOCKER_HOST": engine.host}, built_in(engine))
         made.append(wanted.tag)
     return made
+
+
+def built_in(engine: Engine) -> Path:
+    """Of this engine: what was built in others has other ids."""
+    return engine.folder / "images.json"
 
 
 def stand_in(engine: Engine, name: str) -> str:

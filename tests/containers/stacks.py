@@ -26,23 +26,18 @@ class RunningStack:
         self.engine, self.folder, self.name, self.words = engine, folder, name, words
 
     def make(self, job: str, *more: str) -> str:
-        command = [
-            sys.executable,
-            "-m",
-            "deploy.stack",
-            job,
-            "--folder",
-            str(self.folder),
-            "--name",
-            self.name,
-        ]
-        done = subprocess.run(
-            [*command, *(self.words if job in ("up", "follow") else ()), *more],
+        done = self.run(job, *more)
+        assert done.returncode == 0, f"{job}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    def run(self, job: str, *more: str) -> subprocess.CompletedProcess[str]:
+        told = self.words if job in ("up", "follow") else ()
+        place = ("--folder", str(self.folder), "--name", self.name)
+        return subprocess.run(
+            [sys.executable, "-m", "deploy.stack", job, *place, *told, *more],
             cwd=ROOT, env={**os.environ, "DOCKER_HOST": self.engine.host}, capture_output=True, text=True,
             timeout=PATIENCE,
         )  # fmt: skip
-        assert done.returncode == 0, f"{job}: {done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-        return done.stdout
 
     def rounds(self) -> list[dict[str, Any]]:
         found = list(self.folder.glob("state/coordinator/*/rounds.jsonl"))

@@ -3,14 +3,16 @@
 import os
 import re
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from deploy.images.build import Build, build, sizes
+from deploy.images.built import exact, note, read_built
 from deploy.run_errors import RunError
 from tests.containers.bases import python_base
-from tests.containers.images import product, wheel_folders
+from tests.containers.images import built_in, product, wheel_folders
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ABOVE_THE_BASE = 150e6  # bytes that an edge image may add to its base and torch
@@ -81,6 +83,25 @@ print(sum(not path.exists() for path in ours), len(ours))"""
     )
 
 
+def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
+    engine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DOCKER_HOST", engine.host)
+    name, built = f"protofleet-local/moved-{uuid.uuid4().hex[:8]}", tmp_path / "images.json"
+    engine.docker("tag", engine.base, name)
+    try:
+        note(name, built)
+        noted = engine.docker("image", "inspect", "-f", "{{.Id}}", engine.base)
+        assert exact([name], read_built(built)) == {name: noted}
+        engine.docker("tag", engine.debian, name)
+        with pytest.raises(RunError, match=rf"another image than was built here: sha256:\w+, not {noted};"):
+            exact([name], read_built(built))
+    finally:
+        engine.docker("rmi", name)
+    with pytest.raises(RunError, match=f"built here as {noted}, is not in this engine"):
+        exact([name], read_built(built))
+
+
 def smoke(engine, image):
     """What an image says of itself after importing everything and learning something."""
     script = f"{Path(__file__).parent / 'smoke.py'}:/smoke.py:ro"
@@ -113,7 +134,7 @@ def test_the_same_file_makes_an_image_for_arm64(engine):
     """Emulated: binfmt_misc has to know qemu-aarch64. PyPI's newer torches for arm64 want CUDA; 2.7.1 does not."""
     base = python_base(engine, engine.folder, "arm64")
     name, pins = "protofleet-local/edge-arm64", (("torch", "2.7.1"), ("torchvision", "0.22.1"))
-    build(Build("edge", base, "", pins=pins, name=name), {"DOCKER_HOST": engine.host})
+    build(Build("edge", base, "", pins=pins, name=name), {"DOCKER_HOST": engine.host}, built_in(engine))
     assert re.fullmatch(r"aarch64 torch 2\.7\.1\S*: \d{3} modules, accuracy 1\.00", smoke(engine, name))
 
 

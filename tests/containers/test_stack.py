@@ -13,10 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from deploy.dashboards.pages import PAGES
+from deploy.images.built import read_built
 from edge_client.board import Board
 from protocol.exposition import Endpoint, exposed
 from tests.containers.drawing import page
-from tests.containers.images import product, stand_in
+from tests.containers.images import built_in, product, stand_in
 from tests.containers.stacks import STEP, RunningStack
 from tests.fleet.boards import jetson_files
 from tests.fleets import free_port
@@ -60,6 +61,7 @@ def stack_words(engine, **more):
     patient = {"policy.patience_seconds": 60, "policy.grace_seconds": 60}
     settings = {**little, **patient, **more}
     words = [word for key, value in given.items() for word in ("--with", f"{key}={value}")]
+    words += ["--built", str(built_in(engine))]
     return words + [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
 
@@ -192,6 +194,20 @@ def test_keys_belong_to_whoever_runs_and_to_nobody_else(history):
         "tls.crt",
         "tls.key",
     ]
+
+
+def test_what_is_ours_runs_by_the_id_that_was_built_and_another_image_is_refused(history, engine):
+    stack, built = history.stack, read_built(built_in(engine))
+    for name, image in (("coordinator", "coordinator"), ("device-mnist", "demo")):
+        found, wanted = stack.state(f"{stack.name}-{name}-1"), built[f"protofleet/{image}"]
+        assert found["Image"] == found["Config"]["Image"] == wanted
+    moved = stack.folder.parent / "moved.json"
+    moved.write_text(json.dumps({**built, "protofleet/demo": built["protofleet/coordinator"]}))
+    before = sorted((stack.folder / "compose.env").read_text().splitlines())
+    done = stack.run("up", "--built", str(moved))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "stack: protofleet/demo is another image than was built here: sha256:" in done.stderr
+    assert sorted((stack.folder / "compose.env").read_text().splitlines()) == before
 
 
 def test_devices_say_that_they_are_well(history):

@@ -1,0 +1,74 @@
+"""What each name of an image stood for when it was built here: names may be given to others since, ids may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from deploy.run_errors import RunError
+from protocol.keyfiles import write_file
+
+SOURCE: Final = Path(__file__).parents[2]  # of this checkout
+BUILT: Final = SOURCE / "build" / "images.json"
+ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
+FIXED: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # means the same image for ever
+
+Built = Mapping[str, str]  # name of an image: its id
+
+
+def note(name: str, path: Path = BUILT, environment: Mapping[str, str] | None = None) -> None:
+    if not (found := image_id(name, environment)):
+        raise RunError(
+            f"{name} was built, but this engine does not have it; `docker buildx use default` builds in it"
+        )
+    table = {**read_built(path), _plain(name): found}
+    write_file(path, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode(), durable=False)
+
+
+def read_built(path: Path = BUILT) -> Built:
+    try:
+        table = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path} cannot be read ({error}); remove it, `make images` writes it anew") from None
+    if not isinstance(table, dict) or not all(ID.fullmatch(str(found)) for found in table.values()):
+        raise RunError(f"{path} is no list of images and their ids; remove it, `make images` writes it anew")
+    return table
+
+
+def exact(names: Iterable[str], built: Built) -> dict[str, str]:
+    """For each name that was built here its id, by which it is to be started."""
+    wanted = {name: built[_plain(name)] for name in names if _plain(name) in built}
+    for name, noted in wanted.items():
+        if (found := image_id(name)) == noted:
+            continue
+        if not found:
+            raise RunError(f"{name}, built here as {noted}, is not in this engine; `make images` builds it")
+        raise RunError(
+            f"{name} is another image than was built here: {found}, not {noted}; `make images` builds it anew, "
+            f"and --with starts another by its id (docs/containers.md, Pinning)"
+        )
+    return wanted
+
+
+def image_id(name: str, environment: Mapping[str, str] | None = None) -> str:
+    """ "": the engine has none of that name."""
+    done = subprocess.run(
+        ["docker", "image", "inspect", "--format", "{{.Id}}", name],
+        env={**os.environ, **(environment or {})}, capture_output=True, text=True,
+    )  # fmt: skip
+    if not done.returncode:
+        return done.stdout.strip()
+    if "no such image" in done.stderr.lower():
+        return ""
+    raise RunError(f"docker cannot say what {name} is: {(done.stderr.strip() or '?').splitlines()[-1]}")
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix(":latest")
