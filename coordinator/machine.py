@@ -101,7 +101,7 @@ class RoundMachine:
             case Answered():
                 return [*self._answer(event, now), *self._maybe_doubt(), *self._maybe_close(now)]
             case Advanced(None, fault=str(fault)) if fault:
-                return [*self._doubt(self.round, fault)]
+                return [*self._doubt(self._accused, fault)]
             case Blamed():
                 return [*self._go_back(event)]
             case Advanced(None):
@@ -266,8 +266,12 @@ class RoundMachine:
         broken = [why for why in self.verdicts.refused.values() if why.reason in BROKEN]
         if self.phase is Phase.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
             why = f"{len(broken)} of {len(self.cohort)} answers to round {self.round} {self.asked} are broken"
-            # What they stand on is of this round, once it has had an answer, and else of the one before.
-            yield from self._doubt(self.round - (not self._closed), f"{why} ({broken[0].words})")
+            yield from self._doubt(self._accused, f"{why} ({broken[0].words})")
+
+    @property
+    def _accused(self) -> int:
+        """What is open stands on answers to this round, once it has had some, and else to the one before."""
+        return self.round - (not self._closed)
 
     def _doubt(self, number: int, why: str) -> Iterator[Command]:
         self.phase, self._deadline = Phase.THINKING, None

@@ -102,14 +102,19 @@ class Errors:
             CounterMetricFamily(
                 "protofleet_observer_errors", "Errors of ledger, rounds.jsonl, metrics or events themselves"
             ),
+            CounterMetricFamily(
+                "protofleet_server_half_errors",
+                "Errors of the method's server half with what devices have answered; the round was taken back",
+            ),
         ]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        cut_off, observers = self.describe()
+        cut_off, observers, server = self.describe()
         if self._service is not None:
             cut_off.add_metric([], self._service.guard.cut_off)
             observers.add_metric([], self._service.aside.errors)
-        yield from (cut_off, observers)
+            server.add_metric([], self._service.story.errors)
+        yield from (cut_off, observers, server)
 
 
 class Metrics:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
 from coordinator.events import Advance
+from coordinator.index import RunMismatchError
 from coordinator.outliers import LEAST, Outlier, outliers, sizes_of, worst
 from coordinator.spool import Accepted, Spool
 from methods.base import Ask, Member, Reply, Round, ServerHalf, seeded
 from methods.bridge import LazyPayload, to_numpy, to_torch
 from methods.plan import Plan
+from protocol.faults import is_ours
 from protocol.messages import Arrays, Manifest
+from protocol.plain import plain
+from protocol.reasons import Rejected
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+MOST_WORDS: Final = 200  # letters of an error, for records and people
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +39,13 @@ class Step:
     phase: str | None = None  # whose answers it was given; None: it began the round
     counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of the answer that it was given
     aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its answer to this phase was not
-    fault: str = ""  # at the end of a round: why nobody could go on from what it has come to
+    fault: str = ""  # why nobody can go on from what the round has come to
 
 
 class Story:
     def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
         self._spool, self._rounds, self._outlier = spool, rounds, outlier or math.inf
+        self.errors = 0  # of the server half, with what devices have answered
         self._aside: set[str] = set()  # devices, in the round in hand
         self._now_aside: dict[str, str] = {}
         self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
@@ -57,8 +69,27 @@ class Story:
     ) -> Step:
         """Runs on the worker's thread; what it needs of the spool's index is handed to it.
 
-        A step that found the disk full has been made; said again, it goes on at its broadcast.
+        A step that found the disk full has been made; said again, it goes on at its broadcast. An error is no better
+        than a state that is not finite: what is not ours came up with what devices have answered.
         """
+        try:
+            return self._step(advance, members, answers, block)
+        except (Rejected, RunMismatchError):  # of what is on the disk
+            raise
+        except Exception as error:
+            if is_ours(error) or (
+                advance.round == 1 and advance.phase is None
+            ):  # nobody has answered anything
+                raise
+            self.errors += 1
+            where = f"after {advance.phase}" if advance.phase else "at its start"
+            log.exception("an error of the server half in round %d, %s", advance.round, where)
+            words = plain(f"the server half raised {type(error).__name__} {where}: {error}")[:MOST_WORDS]
+            return Step(advance.round, None, None, phase=advance.phase, aside=self._now_aside, fault=words)
+
+    def _step(
+        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
+    ) -> Step:
         try:
             ask = self._unwritten or self._next(advance, members, answers)
         except StopIteration:
@@ -110,7 +141,15 @@ class Story:
 
     def worst(self, answers: Mapping[str, Accepted]) -> Outlier | None:
         """Of a phase whose answers brought the run to nothing. Runs on the worker's thread."""
-        return worst({device: sizes_of(self._arrays(a)) for device, a in sorted(answers.items())})
+        try:
+            return worst({device: sizes_of(self._arrays(a)) for device, a in sorted(answers.items())})
+        except (Rejected, RunMismatchError):
+            raise
+        except Exception as error:
+            if is_ours(error):
+                raise
+            log.exception("an error in comparing answers; none is told from the others")
+            return None
 
     def _arrays(self, answer: Accepted) -> LazyPayload:
         return LazyPayload(self._spool.store(answer.device).open(answer.object))

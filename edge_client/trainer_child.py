@@ -22,13 +22,13 @@ from edge_client.work import work
 from methods.base import Ask, ClientHalf
 from methods.bridge import kept, to_numpy
 from methods.plan import read_plan
+from protocol.faults import NO_MEMORY
 from protocol.memory import return_large_blocks
 from protocol.messages import Arrays
 from protocol.plain import log_plainly
 from protocol.settings import decode
 
 PR_SET_PDEATHSIG: Final = 1
-NO_MEMORY: Final = ("can't allocate memory", "out of memory", "not enough memory")  # as torch says it
 
 
 def main(number: int) -> int:

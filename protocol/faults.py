@@ -17,4 +17,12 @@ class OurFault(RuntimeError):  # noqa: N818 - it reads as what it is: `except Ou
     """An error in what belongs to no peer, as a save; raised from that error."""
 
 
+NO_MEMORY: Final = ("can't allocate memory", "out of memory", "not enough memory")  # as torch says it
 OURS: Final = (OSError, sqlite3.Error, MemoryError, DamagedError, NewerFormatError, BrokerError, OurFault)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Also of an error that came up at work with tensors."""
+    if isinstance(error, RuntimeError) and any(text in str(error).lower() for text in NO_MEMORY):
+        return True
+    return isinstance(error, OURS)

@@ -134,3 +134,33 @@ def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
     before = run.world.now
     run.run()
     assert run.service.finished and "not finite" in run.service.diverged and run.world.now < before + 5.0
+
+
+@pytest.mark.parametrize(
+    ("method", "place"), [("fedavg", (3, None)), ("fedavg", (2, "train")), ("fedpall", (2, "train"))]
+)
+def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
+    tmp_path, monkeypatch, caplog, method, place
+):
+    """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest off."""
+    run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
+    story, left, at = run.service.story, [1], []
+    step, monitor = story.step, story.server.monitor
+
+    def stepped(advance, *given):
+        at[:] = [(advance.round, advance.phase)]
+        return step(advance, *given)
+
+    def raises():
+        if left and at == [place]:
+            left.clear()
+            raise ZeroDivisionError("planted")
+        return monitor()
+
+    monkeypatch.setattr(story, "step", stepped)
+    monkeypatch.setattr(story.server, "monitor", raises)
+    run.run()
+    assert run.service.finished and not run.service.diverged and story.errors == 1
+    assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]
+    assert run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS] == 1
+    assert "back to round 2" in caplog.text

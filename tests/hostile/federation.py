@@ -38,6 +38,12 @@ clock, ahead = time.time, float(sys.argv[1])
 time.time = lambda: clock() + ahead
 sys.exit(main(sys.argv[2:]))
 """
+PLANTED = """
+import sys
+from deploy.cli import main
+exec(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
 
 
 class Federation:
@@ -72,10 +78,10 @@ class Federation:
 
     # -- who takes part
 
-    def coordinator(self, ahead: float = 0.0, **more: Any) -> Process:
+    def coordinator(self, ahead: float = 0.0, planted: str = "", **more: Any) -> Process:
         """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings.
 
-        Its clock is so many seconds ahead of that of everybody else.
+        Its clock is so many seconds ahead of that of everybody else; a planted fault is run before its own code.
         """
         given = {"policy": Rules(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
@@ -87,9 +93,9 @@ class Federation:
         )  # fmt: skip
         self.metrics_port = made.metrics_port
         options = ("--events",)  # with all its observers
-        return self._start("coordinator", "coordinator", encode(made), *options, ahead=ahead)
+        return self._start("coordinator", "coordinator", encode(made), *options, ahead=ahead, planted=planted)
 
-    def device(self, name: str, **more: Any) -> Process:
+    def device(self, name: str, planted: str = "", **more: Any) -> Process:
         """The product's own device, with pictures of its own."""
         data = self.folder / "pictures" / name
         if not data.exists():
@@ -99,7 +105,7 @@ class Federation:
             enrolled=str(self.fleet.party(name)), broker=self.address(name), compute="cpu",
             data=DataSettings(source="folder", root=str(data), size=SIZE, split="iid"), **{"stays": False, **more},
         )  # fmt: skip
-        return self._start(name, "device", encode(made))
+        return self._start(name, "device", encode(made), planted=planted)
 
     def raw(self, name: str, work: Work = honest, **more: Any) -> Device:
         """A device that speaks bytes; it is started."""
@@ -179,12 +185,14 @@ class Federation:
         return "; ".join(process.last_word() for process in self.processes)
 
     def _start(
-        self, name: str, job: str, settings: dict[str, object], *options: str, ahead: float = 0.0
-    ) -> Process:
+        self, name: str, job: str, settings: dict[str, object], *options: str, ahead: float = 0.0,
+        planted: str = "",
+    ) -> Process:  # fmt: skip
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
         file.write_text(write_toml(settings))
         program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "deploy.cli"]
+        program = ["-c", PLANTED, planted] if planted else program
         made = Process(name, [sys.executable, *program, job, str(file), *options], log)
         self.processes.append(made)
         made.start()

@@ -1,0 +1,64 @@
+"""Errors of ours that one peer's words bring about, planted in real processes: said, counted, and the run goes on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coordinator.claims import Limits
+from coordinator.config import Rules
+from tests.hostile.device import Answer, honest
+from tests.hostile.federation import Federation
+
+TOGETHER = Rules(quorum=2, gather=3, settle_seconds=1.0)
+SERVER_HALF = """
+import methods.fedavg as fedavg
+mean = fedavg.weighted_mean
+def raises(replies, wants):
+    for reply in replies:
+        if max(float(reply.payload[name].abs().max()) for name in wants) > {above}:
+            raise ZeroDivisionError("no such weight \\x1b[2J")
+    return mean(replies, wants)
+fedavg.weighted_mean = raises
+"""
+
+
+def strikes_in_round_two(task):
+    if task.phase != "train" or task.round != 2:
+        return honest(task)
+    arrays = {n: np.full_like(v, 999.0) if v.dtype.kind == "f" else v for n, v in task.arrays.items()}
+    return Answer(arrays)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_error_of_the_server_half_with_one_answer_is_that_answers_end(tmp_path, killed):
+    planted, limits = SERVER_HALF.format(above=900), Limits(outlier=0.0)
+    with Federation(tmp_path, "one", "two", "liar", policy=TOGETHER, rounds=3, limits=limits) as f:
+        coordinator = f.coordinator(planted=planted)
+        liar = f.raw("liar", strikes_in_round_two)
+        f.raw("one"), f.raw("two")
+        f.wait_until(lambda: "back to round 2" in f.log_of(coordinator), "the way back")
+        log = f.log_of(coordinator)
+        if killed:
+            coordinator.kill()
+            coordinator = f.coordinator(planted=planted)
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
+        assert {v for v, _ in liar.verdicts()} == {"accepted"}
+        assert "an error of the server half in round 2, after train" in log and "ZeroDivisionError" in log
+        assert "\x1b" not in log
+        back = f.ledger("SELECT round, device, details FROM moments WHERE what = 'went_back'")
+        assert killed or (len(back) == 1 and back[0][1] == "liar"), back
+
+
+@pytest.mark.slow
+def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_path):
+    with Federation(tmp_path, "one", "two", "three", policy=TOGETHER, rounds=2) as f:
+        coordinator = f.coordinator(planted=SERVER_HALF.format(above=0))
+        for name in ("one", "two", "three"):
+            f.raw(name)
+        assert f.wait_for_end(coordinator) == 4, f.last_words()
+        last = f.log_of(coordinator).splitlines()[-1]
+        assert last.startswith("protofleet: the run has diverged: ") and "ZeroDivisionError" in last
+        assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
