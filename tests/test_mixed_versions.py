@@ -34,7 +34,7 @@ class Later:
         self.said = 0
         link.seal = self
 
-    def __call__(self, message, recipient=EVERYBODY, attachment=None):
+    def __call__(self, message, recipient=EVERYBODY, attachment=None, receive=b""):
         self.said += 1
         kind = codec.KINDS[type(message)]
         return self.frame(kind, codec.encode(message, attachment), recipient, place_of(message))
