@@ -85,14 +85,18 @@ class Copies:
                   self._spool.furthest)  # fmt: skip
         self.wake_at = max(now, self._since + self._listen)
 
-    def verdict(self, present: Collection[str], now: float) -> str:
-        """Why this coordinator has to stop, or nothing. A majority has to say so: one device ends nobody's run."""
+    def verdict(self, present: Collection[str], known: int, now: float) -> str:
+        """Why this coordinator has to stop, or nothing.
+
+        A majority has to say so, and two where so many devices are `known`: one device ends nobody's run, though all
+        others may be away.
+        """
         if now < self.wake_at:
             return ""
         self.wake_at = float("inf")
         ahead = {device: round for device, round in self._ahead.items() if round > self._spool.furthest}
         who = sorted(ahead.keys() & set(present))
-        if 2 * len(who) <= len(present):
+        if 2 * len(who) <= len(present) or len(who) < min(2, known):
             return ""
         written = max(ahead[device] for device in who)
         named = ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")

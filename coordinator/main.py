@@ -10,6 +10,7 @@ import torch
 
 from coordinator.config import CoordinatorSettings
 from coordinator.diverged import DivergedError
+from coordinator.epochs import least_epoch, remember
 from coordinator.machine import RoundMachine
 from coordinator.observers import observed
 from coordinator.service import Service
@@ -43,7 +44,10 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     torch.use_deterministic_algorithms(True)
     plan = settings.plan()
     spool = Spool(folder / "coordinator")
-    epoch = spool.start_run(settings.name, plan.encode().decode(), int(time.time()))
+    runs, clock = Path(settings.folder), int(time.time())
+    least = least_epoch(runs, settings.federation, clock)
+    epoch = spool.start_run(settings.name, plan.encode().decode(), least)
+    remember(runs, settings.federation, epoch)
     inbox, pulse = BoundedInbox(), Pulse()
     on_every_step(lambda: pulse.step("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)

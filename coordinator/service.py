@@ -15,6 +15,7 @@ from coordinator.copies import Copies
 from coordinator.domains import settle
 from coordinator.door import Door
 from coordinator.doubts import LEFT, RETURNED, Doubts
+from coordinator.epochs import file_of
 from coordinator.events import (
     Accept,
     Advance,
@@ -183,7 +184,7 @@ class Service:
             self._here_at = now + HERE_SECONDS
             self.link.say(self.link.topics.coord_state, State(True, HERE))
             self.spool.note_crossed()
-        if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, now):
+        if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, len(self.members), now):
             self.stopped, self.finished = words, True
             self._announce(State(False, words))
         self.backlog.wake(now)
@@ -275,9 +276,10 @@ class Service:
     def _outranked(self, later: Received) -> None:
         """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
+        known = file_of(self.spool.folder.parents[1], self.link.topics.federation)
         self.stopped = (
             f"a later coordinator conducts this federation: it has {theirs}, this one has epoch {mine}; only one may "
-            "run. Where there is no other, this machine's clock has gone back"
+            f"run. Where there is no other, a clock was ahead: write {later.epoch} into {known} and start again"
         )
         self.finished = True
 

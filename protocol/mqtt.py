@@ -224,8 +224,14 @@ class Mqtt:
 
     @never_raises
     def _arrived(self, _c: object, _d: object, message: MQTTMessage) -> None:
-        self._traffic = self._traffic.received(packet_bytes(message.topic, len(message.payload)))
-        self._tell(Arrived(message.topic, bytes(message.payload)))
+        try:
+            topic = message.topic
+        except (
+            UnicodeDecodeError
+        ):  # a broker may say anything; what comes on no topic is counted like the rest
+            topic = ""
+        self._traffic = self._traffic.received(packet_bytes(topic, len(message.payload)))
+        self._tell(Arrived(topic, bytes(message.payload)))
 
     @never_raises
     def _acknowledged(self, _c: object, _d: object, mid: int, code: ReasonCode, _p: object) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.copies import OlderCopyError, demand_newest, go_on_from
+from coordinator.copies import Copies, OlderCopyError, demand_newest, go_on_from
 from coordinator.metrics import Metrics
 from coordinator.spool import Spool
 from edge_client.state import Memory
@@ -71,6 +71,16 @@ def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_
     run.run()
     assert run.service.finished and not run.service.stopped
     assert run.service.spool.fallbacks["folder"] == 1, "and it is said"
+
+
+@pytest.mark.parametrize(("known", "ends"), [(2, False), (1, True)])
+def test_one_device_ends_no_run_though_all_others_are_away(tmp_path, known, ends):
+    spool = Spool(tmp_path)
+    copies = Copies(spool, 60.0)
+    copies.begins(0.0)
+    copies.answered("device-1", 29, 1.0)
+    assert bool(copies.verdict({"device-1"}, known, 100.0)) == ends
+    spool.shut()
 
 
 def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older_copy(tmp_path):

@@ -1,7 +1,9 @@
 """Two coordinators of one federation, of which the later one goes on."""
 
+import re
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -66,3 +68,20 @@ def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, g
         gate.set()
         assert f.wait_for_end(again) == 0, again.last_word()
         one.wait("finished")
+
+
+def test_a_run_under_a_fast_clock_keeps_no_later_run_out(tmp_path):
+    """Devices and the broker remember its epoch; so does the folder of runs, and elsewhere a line says what to do."""
+    with Federation(tmp_path, "one", rounds=1) as f:
+        spring = f.coordinator(ahead=86_400.0, name="spring")
+        one = f.raw("one")
+        assert f.wait_for_end(spring) == 0, spring.last_word()
+        summer = f.coordinator(name="summer")
+        assert f.wait_for_end(summer) == 0, summer.last_word()
+        elsewhere = f.coordinator(name="autumn", folder=str(tmp_path / "elsewhere"))
+        assert f.wait_for_end(elsewhere) == 1
+        number, path = re.search(r"write (\d+) into (\S+) and start", f.log_of(elsewhere)).groups()
+        Path(path).write_text(number)
+        again = f.coordinator(name="autumn", folder=str(tmp_path / "elsewhere"))
+        assert f.wait_for_end(again) == 0, again.last_word()
+        assert one.epoch > int(number) > time.time() + 80_000
