@@ -20,8 +20,11 @@ log = logging.getLogger("protofleet.coordinator")
 
 
 class Guard:
-    def __init__(self, bans: Bans, now: Callable[[], float]) -> None:
-        self._bans, self._now = bans, now
+    def __init__(
+        self, bans: Bans, now: Callable[[], float], who: Callable[[str], str] = lambda device: device
+    ) -> None:
+        """`who` gives the name under which a device is paused: those that nobody knows share one."""
+        self._bans, self._now, self._who = bans, now, who
         self._leaving: list[str] = []
         self._words = Bucket(rate=1 / 60, burst=20.0)
         self.cut_off = 0
@@ -34,10 +37,11 @@ class Guard:
         except (Rejected, RunMismatchError, *OURS):
             raise
         except Exception:
-            pause = self._bans.pause(device, self._now())
+            who = self._who(device)
+            pause = self._bans.pause(who, self._now())
             if self._words.take(self._now()):
-                who = device or "a stranger"
-                log.exception("an error with %s, which is not listened to for %.0f s", who, pause)
+                words = "an error with %s, which is not listened to for %.0f s"
+                log.exception(words, who or "a stranger", pause)
             self.cut_off += 1
             self.leaves(device)
 

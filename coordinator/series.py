@@ -64,7 +64,7 @@ class Attendance:
         )
         self.banned = Gauge(
             "protofleet_banned_devices",
-            "Devices that flooded: nothing of them is read until `protofleet unban` lifts it; docs/operations.md",
+            "Devices that flooded: unread for an hour to a day, or until `protofleet unban`; docs/operations.md",
             registry=r,
         )
         self.failed = Gauge("protofleet_round_failed", "Answers refused in the last round", registry=r)

@@ -51,7 +51,7 @@ from coordinator.watcher import Aside, Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
 from methods.plan import Plan
-from protocol.admission import Bucket
+from protocol.admission import STRANGER, Bucket
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.disk import NoRoom, is_full
@@ -88,7 +88,7 @@ class Service:
         self.door = Door(self)
         self.now = 0.0
         self.bans = Bans(spool.folder, spool.disk)
-        self.guard = Guard(self.bans, lambda: self.now)
+        self.guard = Guard(self.bans, lambda: self.now, lambda name: self.link.admission.who(name))
         self.link = link(self)
         self.link.remember(spool.heard())
         self.link.alone, self.link.admission.flooded = self.guard.around, self._flooded
@@ -147,7 +147,10 @@ class Service:
         """Whether what comes there is dropped unseen. Any thread may ask."""
         if not self.bans.unheard or topic == self.link.topics.coord_state:
             return False
-        return self.bans.drops(self.link.writer(topic))
+        name = self.link.writer(topic)
+        if self.bans.drops(name):
+            return True
+        return STRANGER in self.bans.unheard and self.bans.drops(self.link.admission.who(name))
 
     def _take(self, item: Item, now: float) -> None:
         match item:
@@ -198,8 +201,14 @@ class Service:
         self._part_from_the_unheard()
 
     def _flooded(self, who: str) -> None:
-        if self.bans.ban(who, self.now) if who else self.bans.pause(who, self.now):
-            self.guard.leaves(who)
+        if who in self.bans.unheard:
+            return
+        if who:
+            self.bans.ban(who, self.now)
+        else:
+            seconds = self.bans.pause(who, self.now)
+            log.warning("names without a key flood: nothing of them is read for %.0f s", seconds)
+        self.guard.leaves(who)
 
     def _part_from_the_unheard(self) -> None:
         """Nobody waits for them: not in what was going on when they were cut off, but after it."""

@@ -140,7 +140,7 @@ def health(options: argparse.Namespace) -> int:
 
 
 def add_unban(jobs: Jobs) -> None:
-    job = jobs.add_parser("unban", help="let a coordinator listen again to a device that has flooded it")
+    job = jobs.add_parser("unban", help="let a coordinator listen again, before its ban ends, to who flooded")
     job.add_argument("name", nargs="?", default="", help="of the device; without it, say who is banned")
     job.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
     job.set_defaults(command=unban)

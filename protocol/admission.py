@@ -56,6 +56,10 @@ class Admission:
         self.flooded: Callable[[str], None] = lambda who: None  # told of a device, or STRANGER, that floods
         self._own_name = Bucket(FRAME_RATE, FRAME_BURST)
 
+    def who(self, device: str) -> str:
+        """The name under which it is counted: whatever is kept for each is bounded by those with a key."""
+        return device if device in self._known else STRANGER
+
     def own_name(self, now: float) -> None:
         """What comes in the coordinator's own name: a broker that was taken over may say it as often as it likes."""
         if not self._own_name.take(now):
@@ -75,7 +79,7 @@ class Admission:
         self._give_back(self._blocks, device)
 
     def _charge(self, buckets: dict[str, Bucket], device: str, now: float, rate: float, burst: float) -> None:
-        who = device if device in self._known else STRANGER
+        who = self.who(device)
         if not buckets.setdefault(who, Bucket(rate, burst)).take(now):
             if not self._excess.setdefault(who, Bucket(EXCESS_RATE, EXCESS_BURST)).take(now):
                 self.flooded(who)

@@ -184,7 +184,7 @@ class CoordinatorLink(Link):
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
-        for name in [device] if device else list(self._fetches):
+        for name in list(self._fetches) if device is None else [device]:
             if held := self._fetches.pop(name, None):
                 held[0].partial.abandon(forget=for_good or device is None)
                 self._waiting_for.add(name)

@@ -1,0 +1,77 @@
+"""A hostile broker that speaks on an honest device's topic, or under invented names, keeps it out for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from coordinator.config import Rules
+from tests.hostile.federation import Federation
+
+HOUR = 3600.0
+
+
+def noise(f: Federation) -> bytes:
+    return b"x"
+
+
+def repeat(f: Federation) -> bytes:
+    """Two's own words, as signed as ever."""
+    assert f.proxy
+    return f.proxy.frames("update", "two")[0].data
+
+
+def banned(f: Federation) -> bool:
+    return bool(f.metrics().get("protofleet_banned_devices"))
+
+
+def takes_part(f: Federation, name: str) -> Callable[[], bool]:
+    begun = len(f.rounds())
+    return lambda: any(name in line["participants"] for line in f.rounds()[begun:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [noise, repeat], ids=["noise", "repeats"])
+def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_path, words):
+    rules = Rules(quorum=1, grace_seconds=1.0)
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=rules) as f:
+        assert f.proxy
+        first = f.coordinator()
+        f.raw("one"), f.raw("two")
+        f.wait_until(lambda: len(f.rounds()) >= 2 and f.proxy.frames("update", "two"), "rounds")
+        for _ in range(3000):
+            f.proxy.tell("coordinator", f"protofleet/1/{f.name}/up/two", words(f))
+        f.wait_until(lambda: banned(f), "two to be banned")
+        assert " UTC or `protofleet unban two" in f.log_of(first)
+        first.kill()
+        second = f.coordinator(ahead=HOUR - 600.0)
+        f.wait_until(takes_part(f, "one"), "a round after the restart")
+        assert banned(f) and "two" not in f.rounds()[-1]["participants"]
+        second.kill()
+        third = f.coordinator(ahead=HOUR + 60.0)
+        f.wait_until(takes_part(f, "two"), "two to take part again")
+        assert not banned(f) and "Traceback" not in f.log_of(third)
+
+
+@pytest.mark.slow
+def test_a_broker_that_invents_names_meets_one_pause_and_no_error_of_ours(tmp_path):
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=Rules(quorum=2)) as f:
+        assert f.proxy
+        coordinator = f.coordinator()
+        f.raw("one"), f.raw("two")
+        f.wait_until(lambda: len(f.rounds()) >= 2, "rounds")
+        begun = len(f.rounds())
+        for topic in ["nobody"] * 3000 + [f"n{i}" for i in range(3000)]:
+            f.proxy.tell("coordinator", f"protofleet/1/{f.name}/dev/{topic}/state", bytes(60))
+        paused = "names without a key flood: nothing of them is read for 60 s"
+        f.wait_until(lambda: paused in f.log_of(coordinator), "the strangers to be paused")
+        f.wait_until(lambda: dropped(f) > 3000, "their frames to be dropped")
+        f.wait_until(lambda: len(f.rounds()) >= begun + 3, "rounds after that")
+        log = f.log_of(coordinator)
+        assert "Traceback" not in log and log.count(paused) == 1
+        assert f.metrics()["protofleet_peers_cut_off_total"] == 0 and not banned(f)
+
+
+def dropped(f: Federation) -> float:
+    return sum(value for name, value in f.metrics().items() if "rejected" in name and '"banned"' in name)
