@@ -133,7 +133,7 @@ load() { # release image options; without an image it has been shipped
     docker tag "$image" "protofleet-release:$1"
     docker image inspect -f '{{.Id}}' "$image" >"$release/image"
     for program in protofleet python; do
-        starter "$1" $program "$3" >"$release/bin/$program"
+        starter "$1" $program "$3" "$(cat "$release/image")" >"$release/bin/$program"
         chmod 755 "$release/bin/$program"
     done
     try "the image does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
@@ -141,7 +141,7 @@ load() { # release image options; without an image it has been shipped
     rm -f "$shipped"
 }
 
-starter() { # release program options: as small a world as the program needs; the unit's own words come on top
+starter() { # release program options image's-id: as small a world as the program needs; the unit's own words come on top
     cat <<END
 #!/bin/sh
 # shellcheck disable=SC2086
@@ -149,7 +149,7 @@ exec docker run --rm --label protofleet.release=$1 --network host --read-only --
     --security-opt no-new-privileges --pids-limit 256 --user "\$(id -u protofleet):\$(id -g protofleet)" \\
     --env HOME=/var/lib/protofleet --volume /var/lib/protofleet:/var/lib/protofleet \\
     --volume $etc:$etc:ro --volume $top/incoming:$top/incoming:ro \\
-    $3 \$PROTOFLEET_DOCKER --entrypoint $2 protofleet-release:$1 "\$@"
+    $3 \$PROTOFLEET_DOCKER --entrypoint $2 $4 "\$@"
 END
 }
 

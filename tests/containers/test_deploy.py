@@ -312,6 +312,8 @@ def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
         and host["PidsLimit"] == 256
         and host["Memory"] > 0
     )
+    number = device.do("cat", "/opt/protofleet/current/image")
+    assert found["Image"] == found["Config"]["Image"] == number, "by its id, whatever has its tag by now"
     assert found["Config"]["User"] == device.sh('echo "$(id -u protofleet):$(id -g protofleet)"')
     assert not any("PRIVATE" in value or "KEY" in value for value in found["Config"]["Env"])
     assert device.do("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}") == ""
