@@ -6,6 +6,7 @@ has: so the cohort shares one copy, and nobody is held up by a device that never
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
@@ -19,11 +20,14 @@ MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as 
 QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
 
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
+Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what is done for one device
 
 
 class Broadcast:
-    def __init__(self, manifest: Manifest, send: Send) -> None:
-        self.manifest, self._send = manifest, send
+    def __init__(
+        self, manifest: Manifest, send: Send, alone: Alone = lambda device: contextlib.nullcontext()
+    ) -> None:
+        self.manifest, self._send, self._alone = manifest, send, alone
         self._blocks = len(manifest.hashes)
         self._expected: set[str] = set()  # have not asked yet
         self._asked: dict[str, set[int]] = {}
@@ -31,6 +35,7 @@ class Broadcast:
         self._last: dict[str, float] = {}
         self._published: dict[int, float] = {}
         self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
+        self._wanted_by: dict[int, str] = {}  # block that is pending -> who asked for it first
         self._ever: set[int] = set()
         self._invited: set[str] = set()
         self._again: dict[str, Bucket] = {}
@@ -66,7 +71,7 @@ class Broadcast:
         elif sent_at is None and i not in self._pending:
             if len(self._pending) >= MAX_PENDING:
                 return
-            self._pending[i] = now + LINGER_SECONDS
+            self._pending[i], self._wanted_by[i] = now + LINGER_SECONDS, device
         self._asked[device].add(i)
 
     def wake(self, now: float) -> None:
@@ -79,8 +84,9 @@ class Broadcast:
         ]
         for i in sorted(due):
             del self._pending[i]
-            self._published[i] = now
-            self._emit(None, i)
+            with self._alone(self._wanted_by.pop(i)):
+                self._emit(None, i)
+                self._published[i] = now
         if due and now >= min(self._since.values()) + LINGER_SECONDS:
             self._expected.clear()
         self.wake_at = min(self._pending.values(), default=float("inf"))

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from protocol import blocks, codec
 from protocol.admission import Admission
 from protocol.arrays import Body
-from protocol.broadcast import Broadcast
+from protocol.broadcast import Alone, Broadcast
 from protocol.codec import Attachment
 from protocol.fetch import Fetch
 from protocol.keys import Identity, Keyring
@@ -28,7 +28,6 @@ from protocol.window import Window
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
 
 Stores = Callable[[str], ObjectStore]  # the spool of one device
-Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what is done for one device
 
 
 class Gate(Protocol):
@@ -111,7 +110,7 @@ class CoordinatorLink(Link):
         broadcast = self._broadcasts.get(manifest.object)
         if broadcast is None:
             keyed = self.keyed(manifest)
-            broadcast = Broadcast(keyed, self._sender(keyed, store))
+            broadcast = Broadcast(keyed, self._sender(keyed, store), self.alone)
             self._broadcasts = {manifest.object: broadcast}
         broadcast.expect(cohort, holders)
         return broadcast.manifest

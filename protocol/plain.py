@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
+from types import TracebackType
 from typing import Final, TextIO
 
 LONGEST: Final = 4096  # letters of one message
@@ -33,7 +36,15 @@ class PlainFormatter(logging.Formatter):
 
 
 def log_plainly(stream: TextIO, level: int = logging.INFO) -> None:
-    """For a whole process, whatever its libraries log too."""
+    """For a whole process, whatever its libraries log too, and whatever ends it or a thread of it."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+    sys.excepthook = _last_words
+    threading.excepthook = lambda said: _last_words(
+        said.exc_type, said.exc_value or said.exc_type(), said.exc_traceback
+    )
+
+
+def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("protofleet").critical("ended by an error of ours", exc_info=(kind, error, trace))

@@ -17,7 +17,7 @@ from protocol.broadcast import Broadcast
 from protocol.coordinator_link import CoordinatorLink
 from protocol.faults import OurFault
 from protocol.fetch import Fetch
-from protocol.messages import Task
+from protocol.messages import Task, Want
 from protocol.store import ObjectStore
 from tests.worlds import simulation
 
@@ -103,6 +103,41 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
     run.world.run(lambda: run.service.guard.cut_off > 0, run.world.now + 60)
     assert run.service.guard.cut_off == 1 and len(run.service.bans.unheard) == 1
     assert not run.service.stopped
+
+
+def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, monkeypatch, caplog):
+    """One device asks late, so blocks wait a while for it, and go out in nobody's turn."""
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    link = run.agents[BAD].link
+    send = link.send
+    link.send = lambda message: None if isinstance(message, Want) and run.world.now < 4.0 else send(message)
+    plant(monkeypatch, CoordinatorLink, "send_block", times=1)
+    run.run()
+    assert run.service.finished and not run.service.stopped and run.service.guard.cut_off == 1
+    (said,) = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert said.startswith("an error with device-") and BAD not in said
+
+
+def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    in_blocks(run, monkeypatch)
+    begun, taken = [], []
+    honest, take = ObjectStore.begin, Fetch.take
+
+    def begin(store, manifest):
+        begun.append(store.folder)
+        return honest(store, manifest)
+
+    def error_meanwhile(fetch, *given):
+        taken.append(fetch)
+        run.service.guard.leaves("")
+        return take(fetch, *given)
+
+    monkeypatch.setattr(ObjectStore, "begin", begin)
+    monkeypatch.setattr(Fetch, "take", error_meanwhile)
+    run.run()
+    of_answers = [folder for folder in begun if "updates" in folder.parts]
+    assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), "each is begun once"
 
 
 def test_who_was_cut_off_is_heard_again_after_a_while_that_doubles(tmp_path, monkeypatch):

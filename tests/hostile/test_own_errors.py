@@ -1,12 +1,14 @@
 """Errors of ours that one peer's words bring about, planted in real processes: said, counted, and the run goes on."""
 
 import json
+import urllib.request
 
 import numpy as np
 import pytest
 
 from coordinator.claims import Limits
 from coordinator.config import Rules
+from tests.fleets import free_port
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
@@ -62,3 +64,40 @@ def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_p
         last = f.log_of(coordinator).splitlines()[-1]
         assert last.startswith("protofleet: the run has diverged: ") and "ZeroDivisionError" in last
         assert json.loads((f.run / "summary.json").read_text())["ended"].startswith("diverged: ")
+
+
+DEVICE = """
+from edge_client.agent import Agent
+honest, left = Agent._asked, [1]
+def raises(agent, *given):
+    if left:
+        left.clear()
+        raise ZeroDivisionError("no such task \\x1b[2J")
+    return honest(agent, *given)
+Agent._asked = raises
+"""
+
+
+@pytest.mark.slow
+def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_path):
+    """The next hello brings the task again."""
+    with Federation(tmp_path, "one", rounds=1, policy=Rules(straggler_factor=0.0)) as f:
+        coordinator, port = f.coordinator(), free_port()
+        device = f.device("one", planted=DEVICE, metrics_port=port)
+        f.wait_until(lambda: "an error in handling a message" in f.log_of(device), "the error")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            assert "protofleet_device_errors_total 1.0" in answer.read().decode().splitlines()
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.last_words()
+        log = f.log_of(device)
+        assert log.count("ZeroDivisionError") == 1 and "\x1b" not in log
+        assert [line["participants"] for line in f.rounds()] == [["one"], ["one"]]
+
+
+def test_an_error_that_ends_a_process_moves_no_cursor_either(tmp_path):
+    planted = 'def raises(*given): raise ZeroDivisionError("no\\n2026-01-01 INFO forged \\x1b[2J")\n'
+    with Federation(tmp_path, "one") as f:
+        coordinator = f.coordinator(planted=f"{planted}import coordinator.main as m; m.RoundMachine = raises")
+        assert f.wait_for_end(coordinator) == 1
+        log = f.log_of(coordinator)
+        assert "Traceback" in log and "\\x1b[2J" in log and "\x1b" not in log
+        assert not [line for line in log.splitlines() if line.startswith("2026-01-01")]
