@@ -114,7 +114,7 @@ def test_a_thousand_devices_that_nobody_knows_are_counted_and_forgotten(tmp_path
     run.run()
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert set(rejected(run)) == {Reason.UNKNOWN_SENDER, Reason.FLOOD}
+    assert set(rejected(run)) == {Reason.UNKNOWN_SENDER, Reason.FLOOD, Reason.BANNED}
     link = run.service.link
     assert len(link._windows) <= 4 and len(link.admission._frames) <= 5
     assert not list((tmp_path / "coordinator" / "updates").glob("stranger*"))
