@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.claims import Limits
-from coordinator.events import Policy
+from coordinator.events import Phase, Policy
 from deploy.world import Weather
 from protocol.admission import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
+from protocol.disk import Disk
 from protocol.keys import Keys
 from protocol.messages import Manifest, Task
 from protocol.reasons import Reason
@@ -153,6 +154,41 @@ def test_an_offer_takes_no_disk_before_its_blocks_come(tmp_path):
     assert 1 << 20 <= path.stat().st_blocks * 512 < 2 << 20
     partial.abandon()
     assert not path.exists()
+
+
+def one_offer_that_never_comes(liar, place):
+    liar.mute = True
+    liar.update(place, [bytes(32), 8000, 1000, bytes(16 * 8), [["weights", 8000]], KEY])
+
+
+class TakenByParts(Disk):
+    """From a moment on, unfinished answers take what a save would need."""
+
+    def __init__(self, now):
+        super().__init__(durable=False)
+        self.now = now
+
+    def room(self, folder):
+        parts = list(Path(folder).glob("updates/*/*.part")) if self.now() > 15.0 else []
+        return 0 if parts else 1 << 40
+
+
+def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
+    """A round that begins again is saved before any phase ends: nothing else would give the room back."""
+    run = []
+
+    def disk(name):
+        mine = name == "coordinator"
+        return TakenByParts(lambda: run[0].world.now if run else 0.0) if mine else Disk(durable=False)
+
+    policy = replace(POLICY, quorum=4)
+    run.append(simulation(tmp_path, "fedavg", policy=policy, disks=disk))
+    in_world(run[0], answers=one_offer_that_never_comes)
+    service = run[0].service
+    run[0].run(until=lambda: run[0].world.now > 10.0)
+    assert len(parts_on_disk(run[0])) == 1 and service.machine.attempt == 0
+    run[0].run(until=lambda: service.machine.attempt == 1 and service.machine.phase is Phase.COLLECTING)
+    assert run[0].world.now < 60.0 and not service.backlog.full
 
 
 def in_blocks(run, monkeypatch):
