@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import uuid
 from dataclasses import dataclass, replace
@@ -36,6 +38,8 @@ def start_enrolled(folder: Path, *devices: str) -> Enrolled:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+    """Below the ports that connections are given, and drawn, so that neither they nor other tests take it first."""
+    while True:
+        port = random.SystemRandom().randrange(15_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
