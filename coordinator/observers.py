@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -23,6 +25,8 @@ from methods.weights import weights_of
 from protocol.arrays import parts
 from protocol.place import Place
 from protocol.vitals import Check
+
+log = logging.getLogger("protofleet.coordinator")
 
 
 @contextlib.contextmanager
@@ -59,12 +63,25 @@ def model_bytes(service: Service) -> int:
 
 
 class Events:
-    """What happens, as JSON lines on standard output, for whoever shows it."""
+    """What happens, as JSON lines on standard output, for whoever shows it and as long as there is one."""
+
+    def __init__(self) -> None:
+        self._read = True
 
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         if what != SEEN:
-            print(json.dumps({"event": what, **details}, allow_nan=False), flush=True)  # noqa: T201
+            self._say({"event": what, **details})
 
     def round_ended(self, record: RoundRecord) -> None:
-        print(json.dumps({"event": "round", **asdict(record)}, allow_nan=False), flush=True)  # noqa: T201
-        sys.stdout.flush()
+        self._say({"event": "round", **asdict(record)})
+
+    def _say(self, event: Mapping[str, Any]) -> None:
+        if not self._read:
+            return
+        try:
+            print(json.dumps(event, allow_nan=False), flush=True)  # noqa: T201
+        except BrokenPipeError:
+            self._read = False
+            log.warning("nobody reads the events any more: no more are printed; the run goes on")
+            # What is left in the buffer would be flushed at the end, and fail there.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
