@@ -1,4 +1,4 @@
-"""Commands in their order. Where the disk is full they wait, and all behind them, until there is room again."""
+"""Commands in their order. Where the disk is full, or locked, they wait, and all behind them, until that is over."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Final
 from coordinator.events import Accept, Close, Command, Save
 from coordinator.index import RunMismatchError
 from coordinator.spool import Spool
-from protocol.disk import is_full
+from protocol.disk import is_full, is_held, lacks
 from protocol.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
 
-RETRY_SECONDS: Final = 5.0  # between looks at a full disk
+RETRY_SECONDS: Final = 5.0  # between looks at a full disk, or at a lock
 
 
 class Backlog:
@@ -24,6 +24,7 @@ class Backlog:
         self._waiting: deque[Command] = deque()
         self._stuck = False  # the first of them has found no room
         self.full = ""  # why the disk is said to be full; until something has been written again
+        self._held = False  # by another program, as has been said
         self.wake_at = float("inf")
 
     def __bool__(self) -> bool:
@@ -40,6 +41,11 @@ class Backlog:
         self._wait(why, now)
 
     def no_room(self, why: str) -> None:
+        """For an answer that is offered. What waits for a lock is no sign of a full disk."""
+        if not self._held:
+            self._short(why)
+
+    def _short(self, why: str) -> None:
         """Said once, however often it is met."""
         if not self.full:
             log.error(
@@ -47,6 +53,15 @@ class Backlog:
                 self._spool.folder, why,
             )  # fmt: skip
         self.full = why
+
+    def _locked(self, why: str) -> None:
+        if not self._held:
+            log.error(
+                "%s is held by another program (%s): the run waits and tries again every %.0f s; end that program, "
+                "as a shell or a backup, or let it finish",
+                self._spool.folder / "spool.sqlite", why, RETRY_SECONDS,
+            )  # fmt: skip
+        self._held = True
 
     def wake(self, now: float) -> None:
         if now >= self.wake_at:
@@ -58,19 +73,27 @@ class Backlog:
             try:
                 self._perform(self._waiting[0])
             except Exception as error:
-                if is_full(error):
+                if is_full(error, self._spool.folder) or is_held(error):
                     self._wait(error, now)
                     return
                 if isinstance(error, (RunMismatchError, *OURS)):
                     raise
                 raise OurFault(f"{self._waiting[0]} could not be carried out") from error
             done = self._waiting.popleft()
-            if self.full and isinstance(done, (Save, Accept, Close)):
-                log.warning(
-                    "there is room again on the disk that holds %s; the run goes on", self._spool.folder
-                )
-                self.full = ""
+            if isinstance(done, (Save, Accept, Close)):
+                self._written()
+
+    def _written(self) -> None:
+        folder = self._spool.folder
+        if self.full:
+            log.warning("there is room again on the disk that holds %s; the run goes on", folder)
+        if self._held:
+            log.warning("%s can be written again; the run goes on", folder / "spool.sqlite")
+        self.full, self._held = "", False
 
     def _wait(self, why: BaseException, now: float) -> None:
-        self.no_room(str(why))
+        if is_held(why):
+            self._locked(str(why))
+        else:
+            self._short(", ".join(filter(None, (str(why), lacks(self._spool.folder)))))
         self._stuck, self.wake_at = True, now + RETRY_SECONDS

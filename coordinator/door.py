@@ -30,7 +30,7 @@ class Door:
             problem = service.intake.problem_with(update, size, service.members[device])
             if problem is None:
                 if service.backlog:
-                    raise NoRoom("what has come before waits for room")
+                    raise NoRoom("what has come before waits to be written")
                 service.intake.reserve(device, size)
                 return True
             self.refuse(update, problem)

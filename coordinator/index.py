@@ -15,9 +15,9 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from protocol.disk import Disk, is_full
+from protocol.disk import Disk, is_full, is_held
 from protocol.store import DamagedError, NewerFormatError
 
 log = logging.getLogger("protofleet.coordinator")
@@ -51,6 +51,29 @@ class RunMismatchError(ValueError):
 
 class FencedError(RunMismatchError):
     """The run goes on elsewhere."""
+
+
+class Patient(sqlite3.Connection):
+    """A read outlasts another program's lock: what asks for it is in the middle of a frame or a step.
+
+    A write raises. It is begun by a command, which can wait and be performed again.
+    """
+
+    def execute(self, words: str, values: Any = (), /) -> sqlite3.Cursor:
+        said = False
+        while True:
+            try:
+                found = super().execute(words, values)
+            except sqlite3.OperationalError as error:
+                if self.in_transaction or not (words.startswith("SELECT") and is_held(error)):
+                    raise
+                if not said:
+                    log.error("the run's index is held by another program (%s): waiting to read it", error)
+                said = True
+            else:
+                if said:
+                    log.warning("the run's index can be read again")
+                return found
 
 
 class Index:
@@ -141,7 +164,7 @@ class Index:
             return self._connected()
 
     def _connected(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, factory=Patient)
         try:
             # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
             db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
@@ -150,7 +173,7 @@ class Index:
             check(db)
         except sqlite3.DatabaseError as error:
             db.close()
-            if is_full(error) or "locked" in str(error):
+            if is_full(error, self.folder) or is_held(error):
                 raise  # said as such
             raise DamagedError(str(error)) from None
         except BaseException:
@@ -247,4 +270,6 @@ def check(db: sqlite3.Connection) -> None:
                 if seal(table, *values) != sealed:
                     raise DamagedError(f"a row of {table} is not what was written")
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
+        if is_held(error):
+            raise
         raise DamagedError(str(error)[:200]) from None

@@ -23,7 +23,7 @@ from coordinator.events import Recovered
 from coordinator.guests import guests_in, members_in, names_in
 from coordinator.index import FencedError, Index, RunMismatchError
 from methods.base import Member
-from protocol.disk import Disk, is_full
+from protocol.disk import Disk, is_full, is_held
 from protocol.messages import Arrays
 from protocol.store import DamagedError, ObjectStore
 
@@ -218,12 +218,14 @@ class Spool:
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
     def note_crossed(self) -> None:
-        """Beside all else that is written; a full disk can do without."""
+        """Beside all else that is written; a disk that is full or locked can do without."""
+        noted = self._noted
         try:
             with self.index.transaction():
                 self._note_crossed()
         except sqlite3.OperationalError as error:
-            if not is_full(error):
+            self._noted = noted
+            if not (is_full(error, self.folder) or is_held(error)):
                 raise
 
     def _note_crossed(self) -> None:

@@ -8,7 +8,7 @@ from deploy.run_errors import RunError
 from edge_client.data import DataError
 from edge_client.state import TakenOverError
 from protocol.broker import BrokerError
-from protocol.disk import is_full
+from protocol.disk import is_full, is_held
 from protocol.exposition import MetricsError
 from protocol.keyfiles import KeyFileError
 from protocol.settings import SettingsError
@@ -32,6 +32,12 @@ def exit_code(error: Exception) -> int | None:
             )
             return FAILED
         case _ if is_full(error):  # SQLite's words say so
+            return FAILED
+        case _ if is_held(error):
+            error.args = (
+                f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let "
+                "it finish; and run it again",
+            )
             return FAILED
         case PermissionError():
             return FAILED

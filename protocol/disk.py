@@ -13,6 +13,7 @@ from protocol.reasons import Reason, Rejected
 
 LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14  # SQLite's, of which Python 3.10 has no names
 
 
 class Disk:
@@ -99,11 +100,33 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether it says that there is no room."""
+def is_full(error: BaseException, folder: Path | None = None) -> bool:
+    """Whether it says that there is no room. SQLite names some of its errors so only where one looks at the disk."""
     match error:
         case OSError():
             return error.errno in FULL
         case sqlite3.OperationalError():
-            return "full" in str(error)
+            vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
+            return _is(error, SQLITE_FULL, "full") or (vague and folder is not None and lacks(folder) != "")
     return False
+
+
+def is_held(error: BaseException) -> bool:
+    """Whether another program's lock was in the way. It passes, or a person ends that program."""
+    return isinstance(error, sqlite3.OperationalError) and (
+        _is(error, BUSY, "database is locked") or _is(error, LOCKED, "table is locked")
+    )
+
+
+def lacks(folder: Path) -> str:
+    """What a disk has no more of, in words, or nothing."""
+    found = os.statvfs(folder)
+    if found.f_files and not found.f_favail:  # some file systems count none
+        return "no inode is free"
+    return "" if found.f_bavail * found.f_frsize > LITTLE else "no room is left"
+
+
+def _is(error: sqlite3.OperationalError, code: int, words: str) -> bool:
+    """By the code, of which the low byte is the kind; Python 3.10 and whoever raises it by hand give words alone."""
+    given: int | None = getattr(error, "sqlite_errorcode", None)
+    return words in str(error) if given is None else given & 0xFF == code

@@ -2,7 +2,9 @@
 
 import errno
 import logging
+import os
 import sqlite3
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,6 +65,59 @@ def test_a_run_waits_for_room_and_ends_with_the_same_bits(
     if not rude:
         begun = [where for step, where in disk.met if "new-" in where or ".part" in where]
         assert len(begun) <= 1, "work that had begun may meet the full disk; nothing is begun on it"
+
+
+class Failing(Disk):
+    """SQLite says so at every commit between two moments; once they have been written, as a late lock does."""
+
+    words = ""
+
+    def __init__(self, clock):
+        super().__init__(durable=False)
+        self.clock, self.met = clock, 0
+
+    def passing(self, step, what):
+        if step == "commit" and 1.4 <= self.clock() < 30.0:
+            self.met += 1
+            raise sqlite3.OperationalError(self.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [("database is locked", "held by another"), ("unable to open database file", "is full (unable")],
+)
+def test_a_lock_and_a_disk_without_inodes_are_waited_for(
+    tmp_path, unbroken, caplog, monkeypatch, words, said
+):
+    monkeypatch.setattr(os, "statvfs", without_inodes(os.statvfs))
+    run = []
+
+    def disk(name):
+        if name != "coordinator":
+            return Disk(durable=False)
+        made = Failing(lambda: run[0].world.now if run else 0.0)
+        made.words = words
+        return made
+
+    run.append(simulation(tmp_path, "fedpall", disks=disk))
+    with caplog.at_level(logging.WARNING):
+        run[0].run()
+    assert run[0].service.finished and run[0].service.spool.disk.met >= 3
+    assert_same(unbroken("fedpall"), run[0])
+    assert len([r for r in caplog.records if said in r.message]) == 1
+    assert len([r for r in caplog.records if "the run goes on" in r.message]) == 1
+    assert not [r for r in caplog.records if "locked" in words and "full" in r.message]
+
+
+def without_inodes(real):
+    def statvfs(folder):
+        names = [name for name in dir(os.statvfs_result) if name.startswith("f_")]
+        found = real(folder)
+        return SimpleNamespace(
+            **{**{n: getattr(found, n) for n in names}, "f_files": 9, "f_favail": 0, "f_bavail": 1 << 30}
+        )
+
+    return statvfs
 
 
 @pytest.fixture(scope="module")

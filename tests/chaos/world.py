@@ -36,6 +36,7 @@ class Process:
     name: str
     command: list[str]
     log: Path
+    out: int | None = None  # where its standard output goes, if not to the log
     child: subprocess.Popen[bytes] | None = None
     held: bool = False  # killed, and not to be started yet
     starts: int = 0
@@ -49,7 +50,7 @@ class Process:
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
                 self.command,
-                stdout=log,
+                stdout=log if self.out is None else self.out,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

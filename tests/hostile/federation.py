@@ -78,10 +78,13 @@ class Federation:
 
     # -- who takes part
 
-    def coordinator(self, ahead: float = 0.0, planted: str = "", **more: Any) -> Process:
+    def coordinator(
+        self, ahead: float = 0.0, planted: str = "", out: int | None = None, **more: Any
+    ) -> Process:
         """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings.
 
-        Its clock is so many seconds ahead of that of everybody else; a planted fault is run before its own code.
+        Its clock is so many seconds ahead of that of everybody else; a planted fault is run before its own code;
+        `out` takes its events, if not its log.
         """
         given = {"policy": Rules(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
@@ -92,8 +95,10 @@ class Federation:
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         self.metrics_port = made.metrics_port
-        options = ("--events",)  # with all its observers
-        return self._start("coordinator", "coordinator", encode(made), *options, ahead=ahead, planted=planted)
+        settings, events = encode(made), "--events"  # with all its observers
+        return self._start(
+            "coordinator", "coordinator", settings, events, ahead=ahead, planted=planted, out=out
+        )
 
     def device(self, name: str, planted: str = "", **more: Any) -> Process:
         """The product's own device, with pictures of its own."""
@@ -186,14 +191,14 @@ class Federation:
 
     def _start(
         self, name: str, job: str, settings: dict[str, object], *options: str, ahead: float = 0.0,
-        planted: str = "",
+        planted: str = "", out: int | None = None,
     ) -> Process:  # fmt: skip
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
         file.write_text(write_toml(settings))
         program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "deploy.cli"]
         program = ["-c", PLANTED, planted] if planted else program
-        made = Process(name, [sys.executable, *program, job, str(file), *options], log)
+        made = Process(name, [sys.executable, *program, job, str(file), *options], log, out)
         self.processes.append(made)
         made.start()
         return made

@@ -1,0 +1,57 @@
+"""Other programs beside a coordinator: one that holds its index for a while, one that reads its events no more."""
+
+import contextlib
+import json
+import os
+import sqlite3
+
+import pytest
+
+from tests.hostile.federation import Federation
+
+
+@contextlib.contextmanager
+def held(path, mode):
+    """As an open shell holds it (it has read a row), or a program that writes."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=20)) as db:
+        if mode == "read":
+            db.execute("BEGIN")
+            db.execute("SELECT * FROM run").fetchone()
+        else:
+            db.execute("BEGIN EXCLUSIVE")
+        yield
+        db.execute("ROLLBACK")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["read", "exclusive"])
+def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode):
+    with Federation(tmp_path, "one", "two", rounds=20) as f:
+        coordinator = f.coordinator()
+        one, _ = f.raw("one"), f.raw("two")
+        f.wait_until(lambda: len(f.rounds()) >= 2, "two rounds")
+        with held(f.run / "coordinator" / "spool.sqlite", mode):
+            f.wait_until(lambda: "held by another program" in f.log_of(coordinator), "word of the lock")
+            one.greet()  # who comes meanwhile
+            at = len(f.rounds())
+            f.wait_until(lambda: f.metrics(), "the metrics")
+        f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after the lock")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        said = f.log_of(coordinator)
+        assert said.count("the run waits") <= 1 and "is full" not in said and "Traceback" not in said
+        assert said.count("can be written again; the run goes on") == said.count("the run waits")
+        assert said.count("can be read again") == said.count("waiting to read")
+        assert [line["round"] for line in f.rounds()] == list(range(1, 22))
+
+
+def test_a_reader_of_events_that_goes_ends_no_run(tmp_path):
+    reader, writer = os.pipe()
+    with Federation(tmp_path, "one") as f:
+        coordinator = f.coordinator(out=writer)
+        os.close(writer)
+        f.raw("one")
+        with os.fdopen(reader) as events:  # as `head -1`
+            assert json.loads(events.readline())["event"]
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert f.log_of(coordinator).count("nobody reads the events any more") == 1
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
