@@ -226,10 +226,8 @@ class Mqtt:
     def _arrived(self, _c: object, _d: object, message: MQTTMessage) -> None:
         try:
             topic = message.topic
-        except (
-            UnicodeDecodeError
-        ):  # a broker may say anything; what comes on no topic is counted like the rest
-            topic = ""
+        except UnicodeDecodeError:  # a broker may say anything, as often as it likes
+            return
         self._traffic = self._traffic.received(packet_bytes(topic, len(message.payload)))
         self._tell(Arrived(topic, bytes(message.payload)))
 

@@ -102,7 +102,7 @@ def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
 
 
 def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
-    plan = plan_of(epochs=40)
+    plan = plan_of(epochs=400)  # longer than the timer waits, on fast processors too
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=2)
     saved = []

@@ -68,7 +68,7 @@ def dies(data):
 
 
 def dawdles(data):
-    for _ in range(5_000_000):
+    for _ in range(50_000_000):
         pass
 
 

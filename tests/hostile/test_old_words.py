@@ -88,17 +88,17 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         f.wait_until(lambda: len(f.rounds()) == 2, "two rounds")
         f.wait_until(lambda: said_by(f, "real", 3), "its third answer")
         first.kill()
-        kept, answers = [x for x in f.proxy.seen if x.party == "real" and x.down], len(said_by(f, "real", 3))
+        kept = [x for x in f.proxy.seen if x.party == "real" and x.down]
         again, before = f.device("real"), hellos(f, "real")
         until_connected(f, "real", before + 1)
         tell_again(f, "real", kept)
-        f.wait_until(lambda: len(said_by(f, "real", 3)) > answers, "its third answer again")
+        until_connected(f, "real", before + 2)  # it goes on asking for work
         gate.append("open")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(again) == 0, f.last_words()
         assert [line["participants"] for line in f.rounds()] == [["raw", "real"]] * 4
         said = [line.split()[-1] for line in f.log_of(first).splitlines() + f.log_of(again).splitlines()
                 if "round 3 train: answer" in line]  # fmt: skip
-        assert len(said) >= 2 and len(set(said)) == 1, "the same question, the same answer"
+        assert len(set(said)) == 1, "the same question, the same answer"
 
 
 def said_by(f, device, number):
