@@ -17,7 +17,7 @@ import numpy as np
 from protocol.broker import BrokerAddress, TlsFiles
 from protocol.mqtt import Mqtt
 from protocol.transport import Connected, Item
-from tests.hostile.proxy import PUBLISH, acknowledgement, read_packet, server_side, topic_and_frame
+from tests.hostile.proxy import PUBLISH, acknowledgement, end_all, read_packet, server_side, topic_and_frame
 
 Publish = Callable[[str, bytes, bool], None]  # topic, frame, retained
 Later = Callable[[float, Callable[[], None]], Any]
@@ -105,19 +105,11 @@ class MaliciousBroker:
         self._thread.start()
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(end_all(self._server), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._own.close()
-
-    async def _end(self) -> None:
-        """With every connection: a task that is forgotten complains when its memory is taken back."""
-        self._server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         self._loop.call_later(seconds / self._pace, call)

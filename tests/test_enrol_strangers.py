@@ -3,9 +3,7 @@
 By people's commands; as processes of their own where what one has written is read by another much later.
 """
 
-import os
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from protocol.enrolled import load_trust
 from protocol.records import RECORD
 from protocol.statements import StatementError, Why, Writer, armoured, body_of, read_armoured, state
 from protocol.trust import Roots, issue_roots
+from tests.enrolling import enrol_in
 from tests.small_order import RECEIVE, SIGN, signed_by_nobody
 
 FEDERATION = "lab"
@@ -57,17 +56,7 @@ def lab(folder, capsys):
 def process(folder):
     """The same, each command as a process of its own."""
 
-    def run(line, code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "deploy.cli", "enrol", *line.split()], stdin=subprocess.DEVNULL,
-            cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        said = done.stdout + done.stderr
-        assert done.returncode == code and "Traceback" not in said, said
-        return said
-
-    return run
+    return partial(enrol_in, folder)
 
 
 def why(call, *arguments, **options):

@@ -1,12 +1,9 @@
 """What an operator's lists of revoked certificates say over years: whoever holds one takes every later one."""
 
-import os
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -20,9 +17,9 @@ from protocol.enrolled import load_trust
 from protocol.records import Revocations
 from protocol.statements import read_armoured
 from protocol.trust import Trust, first_roots
+from tests.enrolling import enrol_in
 
 FEDERATION = "lab"
-ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -38,17 +35,7 @@ def folder(tmp_path):
 def process(folder):
     """Runs `protofleet enrol ...` there, each command as a process of its own."""
 
-    def run(line, code=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "deploy.cli", "enrol", *line.split()], stdin=subprocess.DEVNULL,
-            cwd=folder, capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        said = done.stdout + done.stderr
-        assert done.returncode == code and "Traceback" not in said, said
-        return said
-
-    return run
+    return partial(enrol_in, folder)
 
 
 def test_a_list_that_outlives_what_it_revokes_is_still_taken_later(process, folder):

@@ -73,7 +73,7 @@ class TakenOver:
         return self
 
     def __exit__(self, *error: object) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(20)
+        asyncio.run_coroutine_threadsafe(end_all(self._server), self._loop).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -110,13 +110,6 @@ class TakenOver:
             for end in (line.far, line.near):
                 end.transport.abort()
 
-    async def _end(self) -> None:
-        self._server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     async def _serve(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         party = _common_name(near)
         context = _client_side(self._tls(party))
@@ -151,6 +144,15 @@ class TakenOver:
         frame = Frame(line.party, down, topic, data, bool(packet[0] & 1))
         self.seen.append(frame)
         return self.passes(frame)
+
+
+async def end_all(server: asyncio.Server) -> None:
+    """With every connection: a task that is forgotten complains when its memory is taken back."""
+    server.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def packed(topic: str, data: bytes, retain: bool = False) -> bytes:
