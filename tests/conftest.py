@@ -69,6 +69,14 @@ def missing(error: BrokerError) -> NoReturn:
     pytest.skip(str(error))
 
 
+@pytest.fixture(autouse=True)
+def umask_of_its_own() -> Iterator[None]:
+    """Our commands set the umask of their process; run inside a test, they would set it for all tests after it."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def start_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalBroker]]:
     """More Mosquittos, with rules of their own. They end with the session at the latest."""

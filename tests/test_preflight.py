@@ -251,6 +251,7 @@ def test_a_key_that_this_user_cannot_read_is_named_with_the_way_out(authority):
         files = TlsFiles(*(str(Path(folder) / name) for name in ("ca", "cert", "key")))
         for source, target in ((authority.ca, files.ca), (pair.cert, files.cert), (pair.key, files.key)):
             Path(target).write_bytes(Path(source).read_bytes())
+            Path(target).chmod(0o644)
         Path(files.key).chmod(0)
         me = os.geteuid()
         try:
