@@ -101,12 +101,13 @@ class Advanced:
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """Whose answer brought a round to nothing, as far as can be told; no device: none can be told from the others."""
+    """Whose answers brought a round to nothing, as far as can be told; no device: none is told from the others."""
 
     past: Recovered  # the round, as the disk has it
     phase: str
-    device: str = ""
+    devices: tuple[str, ...] = ()
     words: str = ""
+    tried: bool = False  # without them the server half goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,12 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Blame:
-    """Find the outlier of a round from which nobody can go on."""
+    """Find whose answers to a round leave nobody anything to go on from."""
 
     round: int
     why: str
+    server_half: bool = False  # it is the server half that cannot go on, so it can be tried without some
+    aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # so far: round -> devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class PutAside:
     round: int
     phase: str
     devices: tuple[str, ...]
-    device: str  # whose answer is put aside
+    aside: tuple[str, ...]  # whose answers are put aside
     words: str
 
 

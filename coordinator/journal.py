@@ -182,16 +182,19 @@ class Journal:
                 self._tell("dropped", **place, verdict=verdict, reason=problem.words)
             case Rollback():
                 self._tell("again", round=self._record.round)
-            case PutAside(number, phase, _, device, words):
-                self._gone_back[device] = (
-                    self._record.round,
-                    f"round {number} was repeated without it: {words}",
-                )
-                self._tell("went_back", round=number, phase=phase, device=device, reason=words)
+            case PutAside(number, phase, _, aside, words):
+                self._went_back(number, phase, aside, words)
             case Diverge(number, words):
                 self._tell("diverged", round=number, reason=words)
             case Finish(rounds):
                 self._tell("finished", rounds=rounds)
+
+    def _went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
+        """It is gone back once, however many answers are put aside for it."""
+        for i, device in enumerate(aside):
+            self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
+            what = "aside" if i else "went_back"
+            self._tell(what, round=number, phase=phase, device=device, reason=words)
 
     def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
         kind = "evaluation" if number > self._service.machine.policy.rounds else "training"

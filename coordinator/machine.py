@@ -101,7 +101,7 @@ class RoundMachine:
             case Answered():
                 return [*self._answer(event, now), *self._maybe_doubt(), *self._maybe_close(now)]
             case Advanced(None, fault=str(fault)) if fault:
-                return [*self._doubt(self._accused, fault)]
+                return [*self._doubt(self._accused, fault, server_half=True)]
             case Blamed():
                 return [*self._go_back(event)]
             case Advanced(None):
@@ -273,28 +273,35 @@ class RoundMachine:
         """What is open stands on answers to this round, once it has had some, and else to the one before."""
         return self.round - (not self._closed)
 
-    def _doubt(self, number: int, why: str) -> Iterator[Command]:
+    def _doubt(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
         self.phase, self._deadline = Phase.THINKING, None
         if number < 1:
             yield from self._diverge(f"{why}, and no round was before it")
-        elif number in self._aside:
-            yield from self._diverge(
-                f"{why}, and round {number} was repeated without {self._aside[number][0]}"
-            )
+        elif number in self._aside and not server_half:
+            yield from self._diverge(f"{why}, and {self._repeated(number)}")
         else:
-            yield Blame(number, why)
+            yield Blame(number, why, server_half, dict(self._aside))
 
     def _go_back(self, blamed: Blamed) -> Iterator[Command]:
+        """A round is repeated once, and again as often as trying has told without whom."""
         past, phase = blamed.past, blamed.phase
-        if not blamed.device:
+        if past.round in self._aside and not blamed.tried:
+            yield from self._diverge(f"{blamed.words}, and {self._repeated(past.round)}")
+            return
+        if not blamed.devices:
             yield from self._diverge(blamed.words)
             return
-        left = tuple(device for device in past.closed[phase] if device != blamed.device)
-        self._aside[past.round] = (blamed.device,)
-        yield PutAside(past.round, phase, left, blamed.device, blamed.words)
+        left = tuple(device for device in past.closed[phase] if device not in blamed.devices)
+        self._aside[past.round] = (*self._aside.get(past.round, ()), *blamed.devices)
+        yield PutAside(past.round, phase, left, blamed.devices, blamed.words)
         self._ahead = []  # what was decided after it stood on it
-        self._take_up(replace(past, closed={**past.closed, phase: left}))
+        closed = {**past.closed, phase: left}
+        until = list(closed).index(phase) + 1
+        self._take_up(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
         yield Advance(self.round, None, ())
+
+    def _repeated(self, number: int) -> str:
+        return f"round {number} was repeated without {', '.join(self._aside[number])}"
 
     def _diverge(self, words: str) -> Iterator[Command]:
         self.phase, self._deadline = Phase.FINISHED, None

@@ -64,9 +64,18 @@ def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
     return {one.device: one for one in worst[: (len(cohort) - 1) // 2]}
 
 
+def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
+    """Of each device the array that is farthest from the others', however near; none where too few are compared."""
+    found: dict[str, Outlier] = {}
+    for one in _compared(cohort):
+        if one.device not in found or one.ratio > found[one.device].ratio:
+            found[one.device] = one
+    return found
+
+
 def worst(cohort: Mapping[str, Sizes]) -> Outlier | None:
-    """Who is farthest from the others, however near that is; None where there are too few to compare."""
-    return min(_compared(cohort), key=lambda one: (-one.ratio, one.device, one.array), default=None)
+    """Who is farthest from the others; None where there are too few to compare."""
+    return min(farthest(cohort).values(), key=lambda one: (-one.ratio, one.device), default=None)
 
 
 def _compared(cohort: Mapping[str, Sizes]) -> list[Outlier]:

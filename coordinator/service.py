@@ -44,9 +44,9 @@ from coordinator.guard import Guard
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
-from coordinator.outliers import Outlier
-from coordinator.spool import Accepted, Spool
+from coordinator.spool import Accepted, Kept, Spool
 from coordinator.story import Step, Story
+from coordinator.trial import Trial
 from coordinator.watcher import Aside, Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
@@ -342,15 +342,16 @@ class Service:
                 self.story.restore()
             case Advance():
                 self._advance(command)
-            case Blame(round, why):
-                self._blame(round, why)
-            case PutAside(round, phase, devices, device, words):
+            case Blame():
+                self._blame(command)
+            case PutAside(round, phase, devices, aside, words):
                 log.error(
-                    "back to round %d, which is repeated without the answer of %s: %s", round, device, words
-                )
-                self.spool.put_aside(round, phase, devices, device, words)
+                    "back to round %d, which is repeated without the answer of %s: %s",
+                    round, ", ".join(aside), words,
+                )  # fmt: skip
+                self.spool.put_aside(round, phase, devices, aside, words)
                 self.story.restore()
-                self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
+                self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(aside)
             case Diverge(round, words):
                 self.spool.diverge(round, words)
                 self._announce(State(False, "finished"))
@@ -394,21 +395,30 @@ class Service:
         block = self.link.block
         self.worker.submit(lambda: self.story.step(advance, members, answers, block), self._stepped)
 
-    def _blame(self, number: int, why: str) -> None:
-        past = self.spool.generation(number) or Recovered(number, 0, ())
-        phase = list(past.closed)[-1] if past.closed else ""
-        known = self.spool.answers(number, phase)
-        answers = {device: known[device] for device in past.closed.get(phase, ()) if device in known}
+    def _blame(self, blame: Blame) -> None:
+        trial, past = None, Recovered(blame.round, 0, ())
+        if kept := self.spool.generation(blame.round):
+            past = kept.past
+            self.members = {**kept.members, **self.members}  # also of who has left before this process began
+            trial = self._trial(kept)
 
-        def blamed(found: Outlier | Exception | None) -> None:
+        def blamed(found: Blamed | Exception) -> None:
             if isinstance(found, Exception):
                 raise found
-            words = f"{why}; no answer to round {number} can be told from the others"
-            if found:
-                words = f"{why}; of the answers to round {number} this one is farthest from the others: {found.words}"
-            self.happen(Blamed(past, phase, found.device if found else "", words), self.now)
+            self.happen(found, self.now)
 
-        self.worker.submit(lambda: self.story.worst(answers), blamed)
+        self.worker.submit(lambda: self.story.blamed(past, blame, trial), blamed)
+
+    def _trial(self, kept: Kept) -> Trial:
+        past, in_hand = kept.past, kept.past.round == self.machine.round
+        known = {phase: self.spool.answers(past.round, phase) for phase in past.closed}
+        closed = {
+            phase: {d: known[phase][d] for d in devices if d in known[phase]}
+            for phase, devices in past.closed.items()
+        }
+        members = [self.members[d] for d in past.cohort]
+        then = None if in_hand else [self.members[d] for d in self.machine.cohort]
+        return Trial(past.round, kept.state, members, closed, then, in_hand)
 
     def _stepped(self, step: Step | Exception) -> None:
         if isinstance(step, Exception):

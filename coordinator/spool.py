@@ -44,6 +44,15 @@ class Accepted:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A round and what it began with."""
+
+    past: Recovered
+    members: Mapping[str, Member]
+    state: Arrays
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Of a broadcast among all that were asked with in this run."""
@@ -257,18 +266,26 @@ class Spool:
             past[0], ahead=tuple(past[1:]), earlier=earlier, aside=aside, diverged=diverged
         ), members
 
-    def generation(self, round: int) -> Recovered | None:
+    def generation(self, round: int) -> Kept | None:
         """A round that is kept, as it was when its last phase was closed."""
-        rows = [row for row in self._generations() if row[1] == round]
-        return self._past(rows[0]) if rows and self.snapshots.has(bytes.fromhex(rows[0][5])) else None
+        for row in self._generations():
+            if row[1] == round and self.snapshots.has(name := bytes.fromhex(row[5])):
+                members = {device: guest.member for device, guest in guests_in(row[4]).items()}
+                return Kept(self._past(row), members, self.snapshots.open(name))
+        return None
 
-    def put_aside(self, round: int, phase: str, devices: Sequence[str], device: str, words: str) -> None:
-        """Back to the start of a round, for good: what came after it is no more, and neither is one answer to it."""
+    def put_aside(
+        self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], words: str
+    ) -> None:
+        """Back to the start of a round, for good: what came after it is no more, and neither are some answers."""
         with self.index.transaction():
             for table in ("checkpoint", "accepted", "closed"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
+            later = "rowid > (SELECT rowid FROM closed WHERE round = ? AND phase = ?)"
+            self._db.execute(f"DELETE FROM closed WHERE round = ? AND {later}", (round, round, phase))
             self.index.put("closed", round, phase, json.dumps(devices))
-            self.index.put("aside", round, device, words)
+            for device in aside:
+                self.index.put("aside", round, device, words)
         self.index.keep_copy()
         self._usable = self._generations()[:1]
         self._prune()

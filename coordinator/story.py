@@ -6,15 +6,16 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-import torch
-
-from coordinator.events import Advance
+from coordinator.events import Advance, Blame, Blamed, Recovered
 from coordinator.index import RunMismatchError
-from coordinator.outliers import LEAST, Outlier, outliers, sizes_of, worst
+from coordinator.outliers import farthest, worst
 from coordinator.spool import Accepted, Spool
-from methods.base import Ask, Member, Reply, Round, ServerHalf, seeded
+from coordinator.stepper import Stepper
+from coordinator.trial import Trial, search
+from methods.base import Ask, Member, ServerHalf
 from methods.bridge import LazyPayload, to_numpy, to_torch
 from methods.plan import Plan
 from protocol.faults import is_ours
@@ -44,23 +45,25 @@ class Step:
 
 class Story:
     def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
-        self._spool, self._rounds, self._outlier = spool, rounds, outlier or math.inf
+        self._spool = spool
+        self._fresh = partial(Stepper, plan, rounds, outlier, self._arrays)
+        self._stepper = self._fresh()
         self.errors = 0  # of the server half, with what devices have answered
-        self._aside: set[str] = set()  # devices, in the round in hand
-        self._now_aside: dict[str, str] = {}
-        self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
-        self.server: ServerHalf = plan.server_half()
-        self._round: Round | None = None
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast
         if (saved := spool.state()) is not None:
             self.server.restore(to_torch(saved))
+
+    @property
+    def server(self) -> ServerHalf:
+        return self._stepper.server
 
     def state(self) -> Arrays:
         return to_numpy(self.server.state())
 
     def restore(self) -> None:
         """Back to the last save."""
-        self._round = self._unwritten = None
+        self._stepper.forget()
+        self._unwritten = None
         if (saved := self._spool.state()) is not None:
             self.server.restore(to_torch(saved))
 
@@ -85,79 +88,59 @@ class Story:
             where = f"after {advance.phase}" if advance.phase else "at its start"
             log.exception("an error of the server half in round %d, %s", advance.round, where)
             words = plain(f"the server half raised {type(error).__name__} {where}: {error}")[:MOST_WORDS]
-            return Step(advance.round, None, None, phase=advance.phase, aside=self._now_aside, fault=words)
+            aside = self._stepper.aside
+            return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
 
     def _step(
         self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
     ) -> Step:
-        try:
-            ask = self._unwritten or self._next(advance, members, answers)
-        except StopIteration:
-            self._round = ask = None
-        counted = {d: answers[d].object.hex() for d in advance.devices if d not in self._aside}
-        said = (dict(self.server.monitor()), advance.phase, counted, self._now_aside)
+        given = {device: answers[device] for device in advance.devices}
+        ask = self._unwritten or self._next(advance, members, given)
+        counted = {device: answer.object.hex() for device, answer in self._stepper.used(given).items()}
+        said = (dict(self.server.monitor()), advance.phase, counted, self._stepper.aside)
         if ask is None:
-            return Step(advance.round, None, None, *said, fault=self._fault())
+            return Step(advance.round, None, None, *said, fault=self._stepper.fault())
         self._unwritten = ask
         manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
         self._unwritten = None
         return Step(advance.round, ask, manifest, *said)
 
-    def _next(self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted]) -> Ask:
+    def _next(self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted]) -> Ask | None:
         if advance.phase is None:
-            self._aside, self._now_aside = set(), {}
-            self.server.begin(advance.round, members)
-            evaluating = advance.round > self._rounds
-            self._round = evaluation(self.server) if evaluating else self.server.round()
-            return next(self._round)
-        assert self._round is not None, "a round is stepped before it began"
-        self._put_aside({device: answers[device] for device in sorted(set(advance.devices) - self._aside)})
-        used = sorted(set(advance.devices) - self._aside)
-        return self._round.send([self._reply(device, answers[device]) for device in used])
+            return self._stepper.begin(advance.round, members)
+        return self._stepper.send(given)
 
-    def _put_aside(self, answers: Mapping[str, Accepted]) -> None:
-        """Who is out of all proportion in one phase is in no later one of the round."""
-        found = {}
-        if len(answers) >= LEAST and self._outlier < math.inf:
-            found = outliers(
-                {device: sizes_of(self._arrays(a)) for device, a in answers.items()}, self._outlier
-            )
-        self._now_aside = {device: one.words for device, one in found.items()}
-        self._aside |= found.keys()
-
-    def _fault(self) -> str:
-        for name, value in self.server.state().items():
-            if value.is_floating_point() and not bool(value.isfinite().all()):
-                return f"{name} of the new state is not finite"
-        return "" if self._predicts() else "what the new model predicts of a fixed input is not finite"
-
-    def _predicts(self) -> bool:
-        model = self.server.model
-        training = model.training
-        with torch.no_grad():
-            finite = bool(model.eval()(self._sample).isfinite().all())
-        model.train(training)
-        return finite
-
-    def worst(self, answers: Mapping[str, Accepted]) -> Outlier | None:
-        """Of a phase whose answers brought the run to nothing. Runs on the worker's thread."""
+    def blamed(self, past: Recovered, blame: Blame, trial: Trial | None) -> Blamed:
+        """Whose answers brought a round to nothing, from what is on the disk alone. Runs on the worker's thread."""
+        if trial is None or not trial.closed:
+            return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
         try:
-            return worst({device: sizes_of(self._arrays(a)) for device, a in sorted(answers.items())})
+            return self._blamed(past, blame, trial)
         except (Rejected, RunMismatchError):
             raise
         except Exception as error:
             if is_ours(error):
                 raise
             log.exception("an error in comparing answers; none is told from the others")
-            return None
+            return Blamed(past, trial.phase, words=f"{blame.why}; its answers cannot be compared")
+
+    def _blamed(self, past: Recovered, blame: Blame, trial: Trial) -> Blamed:
+        sizes = self._stepper.sizes(trial.closed[trial.phase])
+        everybody = frozenset(trial.closed[trial.phase])
+        if blame.server_half and not trial.works(self._fresh(), trial.phase, everybody):
+            found = search(trial, self._fresh, farthest(sizes), blame.aside)
+            if found is None:
+                words = (
+                    f"{blame.why}; it is so without any minority of the answers to round {blame.round} too"
+                )
+                return Blamed(past, trial.phase, words=words)
+            words = f"{blame.why}; it was tried, and is not so without {', '.join(found.devices)}"
+            return Blamed(past, found.phase, found.devices, words, tried=True)
+        if (one := worst(sizes)) is None:
+            words = f"{blame.why}; no answer to round {blame.round} can be told from the others"
+            return Blamed(past, trial.phase, words=words)
+        where = f"of the answers to round {blame.round} this one is farthest from the others"
+        return Blamed(past, trial.phase, (one.device,), f"{blame.why}; {where}: {one.words}")
 
     def _arrays(self, answer: Accepted) -> LazyPayload:
         return LazyPayload(self._spool.store(answer.device).open(answer.object))
-
-    def _reply(self, device: str, answer: Accepted) -> Reply:
-        return Reply(device, answer.examples, self._arrays(answer))
-
-
-def evaluation(server: ServerHalf) -> Round:
-    """After the last round: everybody measures what has come out of it."""
-    yield Ask("evaluate", server.payload())

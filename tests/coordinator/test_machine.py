@@ -516,8 +516,8 @@ def test_where_most_answers_are_broken_the_round_before_is_blamed():
 def test_the_round_is_repeated_without_who_is_blamed_and_from_what_is_on_the_disk():
     m, past = in_round_two()
     all_nan(m, "abc")
-    commands = m.handle(Blamed(past, "train", "d", "too large"), 3.0)
-    assert commands == [PutAside(1, "train", ("a", "b", "c"), "d", "too large"), Advance(1, None, ())]
+    commands = m.handle(Blamed(past, "train", ("d",), "too large"), 3.0)
+    assert commands == [PutAside(1, "train", ("a", "b", "c"), ("d",), "too large"), Advance(1, None, ())]
     assert m.handle(Advanced("train", b"base"), 3.0) == [Advance(1, "train", ("a", "b", "c"))], (
         "nobody is asked"
     )
@@ -527,7 +527,7 @@ def test_the_round_is_repeated_without_who_is_blamed_and_from_what_is_on_the_dis
 def test_a_round_that_comes_to_nothing_twice_is_the_end_and_everybody_hears_it():
     m, past = in_round_two()
     all_nan(m, "abc")
-    m.handle(Blamed(past, "train", "d", "too large"), 3.0)
+    m.handle(Blamed(past, "train", ("d",), "too large"), 3.0)
     m.handle(Advanced("train", b"base"), 3.0)
     m.handle(Advanced(None), 3.0), m.handle(Advanced("train", b"three"), 3.0)
     commands = all_nan(m, "abc")
@@ -563,7 +563,9 @@ def test_a_state_that_nobody_can_go_on_from_blames_its_round():
     m, _ = in_round_two()
     for device in "abcd":
         answer(m, device, round=2, base=b"two")
-    assert m.handle(Advanced(None, fault="w is not finite"), 3.0) == [Blame(2, "w is not finite")]
+    assert m.handle(Advanced(None, fault="w is not finite"), 3.0) == [
+        Blame(2, "w is not finite", server_half=True)
+    ]
 
 
 def test_after_a_restart_a_repeated_round_is_still_known_and_so_is_the_end():
@@ -584,7 +586,7 @@ def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
     m.handle(Advanced("mix", b"mixed"), 2.0)
     for device in "ab":
         answer(m, device, phase="mix", base=b"mixed", problem=NAN)
-    m.handle(Blamed(past, "train", "c", "too large"), 3.0)
+    m.handle(Blamed(past, "train", ("c",), "too large"), 3.0)
     m.handle(Advanced("train", b"base"), 3.0)
     assert [c.device for c in m.handle(Advanced("mix", b"other"), 3.0)] == ["a", "b"]
     answer(m, "a", phase="mix", base=b"other")

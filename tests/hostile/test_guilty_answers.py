@@ -1,0 +1,84 @@
+"""Answers at which a server half fails, none of them the farthest from the others: by trying it is found whose."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from coordinator.claims import Limits
+from coordinator.config import Rules
+from tests.hostile.device import Answer, Work, honest
+from tests.hostile.federation import Federation
+
+NAMES = ("far", "one", "three", "two")
+TOGETHER = Rules(quorum=4, gather=5, settle_seconds=1.0, straggler_factor=0.0)
+STRIKE = 0.4375  # a weight that nobody else says
+SERVER_HALF = f"""
+import time
+import methods.fedavg as fedavg
+mean = fedavg.weighted_mean
+def fails(replies, wants):
+    time.sleep(0.3)  # so that a kill falls into it
+    found = mean(replies, wants)
+    if any(float(r.payload[n].reshape(-1)[0]) == {STRIKE} for r in replies for n in wants):
+        FAIL
+    return found
+fedavg.weighted_mean = fails
+"""
+FAILS = {
+    "raises": "raise ZeroDivisionError('no such weight')",
+    "is not finite": "found = {n: v * float('inf') if v.is_floating_point() else v for n, v in found.items()}",
+}
+
+
+def says(change: float, rounds: range, first: float | None = None) -> Work:
+    """In these rounds so many times what it was sent, and a weight of its own."""
+
+    def work(task):
+        if task.phase != "train" or task.round not in rounds:
+            return honest(task)
+        arrays = {n: v * v.dtype.type(change) if v.dtype.kind == "f" else v for n, v in task.arrays.items()}
+        for array in arrays.values():
+            if first is not None and array.dtype.kind == "f":
+                array.reshape(-1)[0] = np.float32(first)
+        return Answer(arrays)
+
+    return work
+
+
+def run(folder, how, kill_at=""):
+    """Whose answers were used of round 2, and which state the run ended with."""
+    planted = SERVER_HALF.replace("FAIL", FAILS[how])
+    with Federation(folder, *NAMES, "liar", policy=TOGETHER, rounds=3, limits=Limits(outlier=0.0)) as f:
+        coordinator = f.coordinator(planted=planted)
+        for name in NAMES:
+            f.raw(name, says(8.0, range(2, 3)) if name == "far" else honest)
+        liar = f.raw("liar", says(1.0, range(2, 3), STRIKE))
+        if kill_at:
+            f.wait_until(lambda: kill_at in f.log_of(coordinator), kill_at)
+            coordinator.kill()
+            coordinator = f.coordinator(planted=planted)
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
+        assert json.loads((f.run / "summary.json").read_text())["ended"] == "finished"
+        assert {v for v, _ in liar.verdicts()} == {"accepted"}
+        counted = f.ledger("SELECT details FROM moments WHERE what = 'counted' AND round = 2")
+        snapshots = (f.run / "coordinator" / "snapshots").glob("*.body")
+        return sorted(json.loads(counted[-1][0])["answers"]), sorted(path.name for path in snapshots)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", FAILS)
+def test_who_a_server_half_fails_at_is_put_aside_and_not_who_is_farthest(tmp_path, how):
+    used, _ = run(tmp_path, how)
+    assert used == [*NAMES]
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_is_killed_while_it_tries_or_repeats_comes_to_the_same_bits(tmp_path):
+    places = {"none": "", "trying": "trying round 2", "repeating": "back to round 2"}
+    found = {name: run(tmp_path / name, "raises", words) for name, words in places.items()}
+    assert found["none"][0] == [*NAMES]
+    assert found["trying"] == found["repeating"] == found["none"]

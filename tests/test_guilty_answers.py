@@ -1,0 +1,194 @@
+"""A round that the server half fails at because of some answers is repeated without those, wherever it fails."""
+
+from dataclasses import replace
+
+import pytest
+
+import methods.fedavg
+import methods.fedpall
+from coordinator.claims import Limits
+from coordinator.events import Left, Policy
+from coordinator.journal import Journal, RoundFile
+from deploy.simulation import Simulation
+from tests.worlds import plan, shard
+
+POLICY = Policy(
+    rounds=3, quorum=5, gather=5, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,
+    straggler_factor=0.0,
+)  # fmt: skip
+FAR, LIAR, SECOND = "device-0", "device-2", "device-3"
+STRIKE = 0.4375
+
+
+def federation(folder, method, strikes, **rules):
+    """`strikes`: device -> round and phase in which its answer holds the number; FAR's are always the largest."""
+
+    def build(device, plan, data):
+        half = plan.client_half(data.train, device)
+        honest = half.run
+
+        def run(ask):
+            found = {name: v.clone() for name, v in honest(ask).items()}
+            floats = [v for name, v in found.items() if v.is_floating_point() and v.numel()]
+            if device == FAR and half.number == 2:
+                for value in floats:
+                    value *= 4
+            if (half.number, ask.phase) in strikes.get(device, ()):
+                for value in floats:
+                    value.view(-1)[0] = STRIKE
+            return found
+
+        half.run = run
+        return half
+
+    shards = {f"device-{i}": shard(i) for i in range(5)}
+    made = plan(method, POLICY.rounds, epochs=1, server_epochs=1)
+    policy = replace(POLICY, **rules)
+    run = Simulation(made, shards, policy, folder, build=build, limits=Limits(outlier=0.0))
+    file = RoundFile(folder / "rounds.jsonl")
+    run.service.watchers.append(Journal(run.service, [file], 1))
+    return run, file
+
+
+def holds_strike(replies):
+    """Whether one of the answers holds it in every float array."""
+    arrays = ([v for v in r.payload.values() if v.is_floating_point() and v.numel()] for r in replies)
+    return any(all(float(v.reshape(-1)[0]) == STRIKE for v in floats) for floats in arrays)
+
+
+def fails_at_strikes(monkeypatch, place, name, argument=0):
+    honest = getattr(place, name)
+
+    def fails(*given):
+        if holds_strike(given[argument]):
+            raise ZeroDivisionError("planted")
+        return honest(*given)
+
+    monkeypatch.setattr(place, name, fails)
+
+
+def assert_repeated_without(run, file, *devices):
+    assert run.service.finished and not run.service.diverged
+    assert [line["round"] for line in file.records] == [1, 2, 3, 4]
+    aside = {device for line in file.records for device in line["aside"]}
+    assert aside == set(devices)
+
+
+def test_of_several_that_it_fails_at_all_are_put_aside_at_once(tmp_path, monkeypatch, caplog):
+    fails_at_strikes(monkeypatch, methods.fedavg, "weighted_mean")
+    strikes = {LIAR: [(2, "train")], SECOND: [(2, "train")]}
+    run, file = federation(tmp_path, "fedavg", strikes)
+    run.run()
+    assert_repeated_without(run, file, LIAR, SECOND)
+    assert caplog.text.count("back to round 2") == 1
+    assert sum(run.service.link.meter.rejected.values()) == 2
+
+
+def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeypatch):
+    fails_at_strikes(monkeypatch, methods.fedavg, "weighted_mean")
+    run, _ = federation(tmp_path, "fedavg", {f"device-{i}": [(2, "train")] for i in (1, 2, 3)})
+    run.run()
+    assert "without any minority of the answers to round 2" in run.service.diverged
+
+
+def fails_at_the_start_of_round_three(monkeypatch):
+    """By a weight that comes of a strike; the state itself is finite."""
+    payload, mean = methods.fedavg.Server.payload, methods.fedavg.weighted_mean
+
+    def fails(server):
+        if server.number == 3 and any(float(v.reshape(-1)[0]) == 0.5 for v in server.state().values()):
+            raise ZeroDivisionError("planted")
+        return payload(server)
+
+    def marked(replies, wants):
+        found = dict(mean(replies, wants))
+        if holds_strike(replies):
+            next(iter(found.values())).view(-1)[0] = 0.5
+        return found
+
+    monkeypatch.setattr(methods.fedavg.Server, "payload", fails)
+    monkeypatch.setattr(methods.fedavg, "weighted_mean", marked)
+
+
+def test_where_the_next_round_cannot_begin_it_is_told_from_that(tmp_path, monkeypatch):
+    fails_at_the_start_of_round_three(monkeypatch)
+    run, file = federation(tmp_path, "fedavg", {LIAR: [(2, "train")]})
+    run.run()
+    assert_repeated_without(run, file, LIAR)
+
+
+def test_a_round_is_repeated_with_devices_that_left_before_the_coordinator_died(tmp_path, monkeypatch):
+    """No later round knows them, and their answers are used all the same."""
+    fails_at_the_start_of_round_three(monkeypatch)
+    run, file = federation(tmp_path, "fedavg", {LIAR: [(2, "train")]}, quorum=3)
+    machine = run.service.machine
+    run.run(until=lambda: machine.round == 2 and "device-4" in machine.answered)
+    run.kill("device-4")
+    run.service.happen(Left("device-4"), run.world.now)
+    run.run(until=lambda: machine.round == 3)
+    run.kill("coordinator")
+    run.boot_coordinator()
+    run.service.watchers = [Journal(run.service, [file], 1)]
+    run.run()
+    assert run.service.finished and not run.service.diverged
+    assert [line["aside"].keys() for line in file.records if line["round"] == 3] == [{LIAR}]
+
+
+def fails_after_mix(monkeypatch, when):
+    fit = methods.fedpall.Pupils.fit
+
+    def fails(pupils, replies, *given):
+        if when(replies):
+            raise ZeroDivisionError("planted")
+        return fit(pupils, replies, *given)
+
+    monkeypatch.setattr(methods.fedpall.Pupils, "fit", fails)
+
+
+@pytest.mark.parametrize("phase", ["train", "mix"])
+def test_in_a_method_of_two_phases_the_answer_to_either_is_found(tmp_path, monkeypatch, phase):
+    if phase == "train":
+        fails_at_strikes(monkeypatch, methods.fedpall.Server, "merge", argument=1)
+    else:
+        fails_after_mix(monkeypatch, holds_strike)
+    run, file = federation(tmp_path, "fedpall", {LIAR: [(2, phase)]})
+    run.run()
+    assert_repeated_without(run, file, LIAR)
+
+
+def struck_prototypes(monkeypatch):
+    """What one device says in the first phase breaks what comes of the second."""
+    struck = []
+    merge = methods.fedpall.Server.merge
+
+    def marked(server, replies):
+        struck[:] = [holds_strike(replies)]
+        return merge(server, replies)
+
+    monkeypatch.setattr(methods.fedpall.Server, "merge", marked)
+    fails_after_mix(monkeypatch, lambda replies: struck[0])
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both(
+    tmp_path, monkeypatch, crash
+):
+    """The others are asked the second phase once more, as it stands on another broadcast now."""
+    struck_prototypes(monkeypatch)
+    run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")]})
+    if crash:
+        run.run(until=lambda: bool(run.service.spool.recover() and run.service.spool.recover()[0].aside))
+        run.kill("coordinator")
+        run.boot_coordinator()
+        run.service.watchers = [Journal(run.service, [file], 1)]
+    run.run()
+    assert run.service.finished and not run.service.diverged
+    assert [line["round"] for line in file.records] == [1, 2, 3, 4]
+
+
+def test_a_second_liar_in_a_later_phase_of_the_repeated_round_is_found_too(tmp_path, monkeypatch):
+    fails_at_strikes(monkeypatch, methods.fedpall.Server, "merge", argument=1)
+    fails_after_mix(monkeypatch, holds_strike)
+    run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")], SECOND: [(2, "mix")]})
+    run.run()
+    assert_repeated_without(run, file, LIAR, SECOND)
