@@ -144,9 +144,11 @@ class Journal:
             return
         cohort = list(service.machine.cohort)
         phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._thinking, 3), asked=cohort)
+        base = step.manifest.object if step.manifest else b""
         for device, answer in service.spool.answers(step.round, step.ask.phase).items():  # of an earlier life
-            phase.answered.append(device)
-            self._measured(device, answer.metrics)
+            if answer.base == base:
+                phase.answered.append(device)
+                self._measured(device, answer.metrics)
         self._record.phases.append(phase)
         self._asked_at = now
         self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
