@@ -94,7 +94,7 @@ class Service:
         self.link.alone, self.link.admission.flooded = self.guard.around, self._flooded
         self.watchers, self.limits = list(watchers), limits or Limits()
         self.aside = Aside(lambda: self.now)
-        self.intake = Intake(self.limits, spool)
+        self.intake = Intake(self.limits, spool, self.link)
         self.copies = Copies(spool, machine.policy.patience_seconds)
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
@@ -311,6 +311,7 @@ class Service:
 
     def _answered(self, update: Update, name: bytes, now: float) -> None:
         assert self.ask is not None, "an answer is fetched only while something is asked"
+        self.intake.came(update.device)
         examples = self.members[update.device].examples
         if problem := self.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
             self.spool.refuse(update.device, name)
@@ -325,17 +326,20 @@ class Service:
 
     def perform(self, command: Command) -> None:
         """Again from its beginning, where it raises because the disk is full."""
+        try:
+            self._carry_out(command)
+        except Exception as error:
+            if not (is_full(error, self.spool.folder) and self.link.has_unfinished):
+                raise
+            self.link.abandon()  # what is half here is offered again, and what is written now the round stands on
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
         match command:
             case Save(round, attempt, cohort):
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
-                try:
-                    self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
-                except OSError as error:
-                    if not is_full(error):
-                        raise
-                    self.link.abandon()  # what is half here is offered again, and without a save there is no round
-                    self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
+                self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
             case Rollback(why):
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
@@ -429,7 +433,7 @@ class Service:
         self.spool.check_claim()
         manifest, self.ask = step.manifest, step.ask
         if step.ask is not None:
-            self.intake.open(step.ask)
+            self.intake.open(step.ask, len(self.machine.cohort))
         if manifest is not None:
             holders = {device for device, names in self._holds.items() if manifest.object in names}
             cohort = list(self.machine.cohort)

@@ -160,6 +160,16 @@ class Spool:
         files = (self.folder / "updates").glob("*/*")
         return sum(path.stat().st_size for path in files)
 
+    def bytes_of_unfinished(self, device: str) -> int:
+        """What has come of an answer that is on its way."""
+        parts = (self.folder / "updates" / device).glob("*.part")
+        return sum(path.stat().st_blocks * 512 for path in parts)
+
+    @property
+    def bytes_of_a_save(self) -> int:
+        """What the next one will demand, as far as that is known."""
+        return 2 * self.snapshots.size(bytes.fromhex(self._usable[-1][5])) if self._usable else 0
+
     def forget_earlier(self) -> None:
         """Room is worth more than the answers of the round before: until the next save, one generation only."""
         rows = self._generations()

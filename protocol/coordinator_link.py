@@ -13,7 +13,7 @@ from protocol.admission import Admission
 from protocol.arrays import Body
 from protocol.broadcast import Alone, Broadcast
 from protocol.codec import Attachment
-from protocol.fetch import Fetch
+from protocol.fetch import RETRY_SECONDS, Fetch
 from protocol.keys import Identity, Keyring
 from protocol.link import INLINE, WINDOW, Link, Received, Taken
 from protocol.messages import Bye, Hello, Manifest, Message, Refusal, State, Update, Want
@@ -70,6 +70,7 @@ class CoordinatorLink(Link):
         self._heard_topics = set(topics.coordinator_subscriptions())
         self._broadcasts: dict[bytes, Broadcast] = {}
         self._fetches: dict[str, tuple[Fetch, Received]] = {}
+        self._paces: dict[str, float] = {}  # of devices whose fetch was given up while the question is open
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
         self.hears_itself = False  # so it would hear a later coordinator too
 
@@ -185,12 +186,27 @@ class CoordinatorLink(Link):
         """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
         for name in list(self._fetches) if device is None else [device]:
             if held := self._fetches.pop(name, None):
+                self._paces[name] = held[0].retry
                 held[0].partial.abandon(forget=for_good or device is None)
                 self._waiting_for.add(name)
         if device is None:
             for name in self._waiting_for:
                 self._stores(name).forget_unfinished()
-            self._waiting_for = set()
+            self._waiting_for, self._paces = set(), {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._fetches or self._waiting_for)
+
+    def is_silent(self, device: str) -> bool:
+        """Nothing comes of what it has offered."""
+        held = self._fetches.get(device)
+        return held is None or held[0].is_silent
+
+    def give_up(self, device: str) -> None:
+        """What is here of its answer gives its room to others; it will be offered again."""
+        self.abandon(device, for_good=True)
+        self._stores(device).forget_unfinished()
 
     def _message(
         self, header: Header, message: Message, attachment: Attachment, now: float
@@ -227,7 +243,8 @@ class CoordinatorLink(Link):
             self._fetches[device] = (held[0], received)
         else:
             self.abandon(device)
-            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want))
+            pace = 2 * self._paces.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
+            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want), pace)
             self._fetches[device] = (fetch, received)
             if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
                 return self._here(device, now)

@@ -25,11 +25,12 @@ Ask = Callable[[Want], None]
 class Fetch:
     """One object on its way in, at most `window` blocks of it in flight."""
 
-    def __init__(self, partial: Partial, ask: Ask) -> None:
+    def __init__(self, partial: Partial, ask: Ask, retry: float = RETRY_SECONDS) -> None:
+        """`retry`: what an earlier fetch from the same sender has come to, as another offer is no progress."""
         self.partial, self._ask = partial, ask
         self.asked: dict[int, float] = {}  # block -> when it was asked for first
         self._next = 0  # blocks before this one are here or asked for
-        self._retry = RETRY_SECONDS
+        self.retry = retry
         self.wake_at = float("inf")
 
     @property
@@ -60,9 +61,13 @@ class Fetch:
 
     def flying(self, now: float) -> int:
         """Blocks that may still come. A sender that is silent, or lets one fall now and then, holds up nobody."""
-        if self._retry >= SILENT_SECONDS:
+        if self.is_silent:
             return 0
         return sum(now - since < SILENT_SECONDS for since in self.asked.values())
+
+    @property
+    def is_silent(self) -> bool:
+        return self.retry >= SILENT_SECONDS
 
     def fill(self, window: int, now: float) -> None:
         """Ask for more when at most half of the window is still in flight."""
@@ -76,15 +81,15 @@ class Fetch:
         if fresh:
             self.asked.update(dict.fromkeys(fresh, now))
             self._say(fresh, again=False)
-            self.wake_at = now + self._retry
+            self.wake_at = now + self.retry
 
     def got(self, index: int, data: memoryview, now: float) -> bool:
         """Take a block; True if it is new."""
         fresh = self.partial.write(index, data)
         self.asked.pop(index, None)
         if fresh:
-            self._retry = RETRY_SECONDS
-            self.wake_at = now + self._retry
+            self.retry = RETRY_SECONDS
+            self.wake_at = now + self.retry
         return fresh
 
     def wake(self, now: float, window: int) -> None:
@@ -95,8 +100,8 @@ class Fetch:
         self.asked = {i: self.asked.get(i, now) for i in missing}
         self._next = max(self._next, missing[-1] + 1 if missing else 0)
         self._say(missing, again=True)
-        self._retry = min(2 * self._retry, LONGEST_RETRY_SECONDS)
-        self.wake_at = now + self._retry
+        self.retry = min(2 * self.retry, LONGEST_RETRY_SECONDS)
+        self.wake_at = now + self.retry
 
     def _say(self, indices: list[int], again: bool) -> None:
         self._ask(Want(self.object, ranges(indices), again))

@@ -1,5 +1,6 @@
 """Liars that say too much, or never come to an end: bounded work, memory and disk, and nobody else is held up."""
 
+import sqlite3
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,28 @@ def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
     assert len(parts_on_disk(run[0])) == 1 and service.machine.attempt == 0
     run[0].run(until=lambda: service.machine.attempt == 1 and service.machine.phase is Phase.COLLECTING)
     assert run[0].world.now < 60.0 and not service.backlog.full
+
+
+class FullOfParts(Disk):
+    """Unfinished answers take what the index would need for an accepted one."""
+
+    def __init__(self):
+        super().__init__(durable=False)
+        self.met = 0
+
+    def passing(self, step, what):
+        if step == "commit" and list(Path(what).parent.glob("updates/*/*.part")):
+            self.met += 1
+            raise sqlite3.OperationalError("database or disk is full")
+
+
+def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_half_here(tmp_path):
+    """It waits before all that would end the phase: nothing else would give the room back."""
+    disks = {"coordinator": FullOfParts()}
+    run = simulation(tmp_path, "fedavg", disks=lambda name: disks.get(name) or Disk(durable=False))
+    in_world(run, answers=one_offer_that_never_comes)
+    run.run(until=lambda: run.world.now > 600.0)
+    assert run.service.finished and disks["coordinator"].met > 0
 
 
 def in_blocks(run, monkeypatch):

@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,13 @@ class Federation:
     # -- who takes part
 
     def coordinator(
-        self, ahead: float = 0.0, planted: str = "", out: int | None = None, **more: Any
-    ) -> Process:
+        self, ahead: float = 0.0, planted: str = "", out: int | None = None, through: Sequence[str] = (),
+        **more: Any,
+    ) -> Process:  # fmt: skip
         """`folder`, `metrics_port`, `method`, `policy` and whatever else stands in a coordinator's settings.
 
         Its clock is so many seconds ahead of that of everybody else; a planted fault is run before its own code;
-        `out` takes its events, if not its log.
+        `out` takes its events, if not its log; its command line follows on `through`.
         """
         given = {"policy": Rules(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
@@ -97,7 +98,14 @@ class Federation:
         self.metrics_port = made.metrics_port
         settings, events = encode(made), "--events"  # with all its observers
         return self._start(
-            "coordinator", "coordinator", settings, events, ahead=ahead, planted=planted, out=out
+            "coordinator",
+            "coordinator",
+            settings,
+            events,
+            ahead=ahead,
+            planted=planted,
+            out=out,
+            through=through,
         )
 
     def device(self, name: str, planted: str = "", **more: Any) -> Process:
@@ -191,14 +199,14 @@ class Federation:
 
     def _start(
         self, name: str, job: str, settings: dict[str, object], *options: str, ahead: float = 0.0,
-        planted: str = "", out: int | None = None,
+        planted: str = "", out: int | None = None, through: Sequence[str] = (),
     ) -> Process:  # fmt: skip
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
         file.write_text(write_toml(settings))
         program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "deploy.cli"]
         program = ["-c", PLANTED, planted] if planted else program
-        made = Process(name, [sys.executable, *program, job, str(file), *options], log, out)
+        made = Process(name, [*through, sys.executable, *program, job, str(file), *options], log, out)
         self.processes.append(made)
         made.start()
         return made

@@ -96,6 +96,12 @@ def answer_to(**place: Any) -> Lie:
     return Lie(work)
 
 
+def leave(device: Device) -> None:
+    """In good order: nobody waits for it, and it does not come back."""
+    device.says_hello = False
+    device.say("bye", {"reason": "drained"})
+
+
 LIES: Mapping[Reason, Lie] = {
     Reason.MALFORMED: says(lambda device, task: bytes(200)),
     Reason.VERSION: says(hello(major=2)),
@@ -113,7 +119,7 @@ LIES: Mapping[Reason, Lie] = {
     Reason.TOO_LARGE: Lie(too_much),
     Reason.BAD_BLOCK: Lie(short_block),
     Reason.UNKNOWN_OBJECT: says(unasked_block),
-    Reason.NO_ROOM: Lie(lambda device, task: Answer(device.offer(task.body))),
+    Reason.NO_ROOM: Lie(lambda device, task: Answer(wire.manifest(task.body))),
     Reason.FLOOD: Lie(flood),
     Reason.BANNED: Lie(flood),
     Reason.UNFIT: Lie(lambda device, task: None, hello={"classes": 7}, asked=False),
