@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 
+from coordinator.claims import Limits
 from coordinator.config import Rules
 from protocol.reasons import Reason
 from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
-from tests.hostile.lies import LIES, Lie
+from tests.hostile.lies import LIES, Lie, leave
 
 pytestmark = pytest.mark.slow
-TOGETHER = {reason: lie for reason, lie in LIES.items() if reason is not Reason.NO_ROOM}
+SCARCE = {Reason.NO_ROOM}  # told where room is short, which would hide what others are refused for
+TOGETHER = {reason: lie for reason, lie in LIES.items() if reason not in SCARCE}
 ASKED = {reason: lie for reason, lie in TOGETHER.items() if lie.asked}
 COUNTED = {reason for reason, lie in TOGETHER.items() if lie.counted}
 REFUSED = {  # a device says such an answer again to the next coordinator
@@ -81,11 +83,6 @@ def outsiders(f: Federation, neighbour: Device) -> None:
     uninvited.answer(place, Answer())
 
 
-def leave(device: Device) -> None:
-    device.says_hello = False
-    device.say("bye", {"reason": "drained"})
-
-
 def counted(f: Federation, reasons: set[Reason]) -> dict[Reason, float]:
     """What a coordinator has counted, once it has counted all of these."""
     found: dict[Reason, float] = {}
@@ -117,6 +114,53 @@ def test_a_refused_answer_is_refused_again_by_the_next_coordinator(story, reason
     assert story.second[reason] > 0 and reason.value in story.dropped
     assert {verdict for verdict, _ in story.verdicts[reason]} == {"refused"}
     assert story.rounds[0]["dropped"][reason.value] in {words for _, words in story.verdicts[reason]}
+
+
+@dataclass
+class Scarce:
+    code: int
+    first: float
+    second: float
+    rounds: list[dict[str, Any]]
+    verdicts: list[tuple[str, str]]
+    log: str
+
+
+@pytest.fixture(scope="module")
+def scarce(tmp_path_factory):
+    """Room for the answers of two of three, of whom the liar has offered first and sends nothing."""
+    size = 28_000  # of an answer, and a little more
+    limits = Limits(answer_bytes=size, spool_bytes=2 * size)
+    policy = Rules(quorum=2, gather=3, patience_seconds=120.0, straggler_factor=0.0)
+    reason, lie = Reason.NO_ROOM, LIES[Reason.NO_ROOM]
+    names = (reason.value, "b", "c")
+    with Federation(tmp_path_factory.mktemp("scarce"), *names, rounds=1, policy=policy, limits=limits) as f:
+        first, lied, last = f.coordinator(), threading.Event(), threading.Event()
+        liar = f.raw(reason.value, lambda task: lie.work(liar, task))
+        b = f.raw("b", lambda task: honest(task) if lied.is_set() else None)
+        c = f.raw("c", lambda task: honest(task) if last.is_set() else None)
+        liar.wait("want")
+        lied.set()
+        b.wait("receipt")
+        last.set()
+        c.wait("receipt")
+        before = counted(f, {reason})[reason]
+        first.kill()
+        second = f.coordinator()
+        after = counted(f, {reason})[reason]
+        leave(liar)
+        code, log = f.wait_for_end(second), f.log_of(first) + f.log_of(second)
+        return Scarce(code, before, after, f.rounds(), liar.verdicts(), log)
+
+
+def test_an_offer_for_which_there_is_no_room_is_counted_as_such_by_both_coordinators(scarce):
+    assert scarce.first > 0 and scarce.second > 0 and SCARCE | set(TOGETHER) == set(Reason)
+    assert not [verdict for verdict, _ in scarce.verdicts if verdict == "refused"], "it may be said again"
+
+
+def test_a_run_in_which_there_was_no_room_ends_well(scarce):
+    assert scarce.code == 0 and "Traceback" not in scarce.log, scarce.log[-2000:]
+    assert [line["participants"] for line in scarce.rounds] == [["b", "c"], ["b", "c"]]
 
 
 def test_a_run_in_which_every_lie_was_told_ends_well(story):
