@@ -10,50 +10,51 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 from methods.base import Member
 from methods.plan import Plan
 from protocol.messages import Hello, Update
+from protocol.numbers import LONGEST_NORM, STEEP, SomeBytes, Within
 from protocol.reasons import Problem, Reason
+from protocol.settings import demand_within
 
 MAX_DOMAIN: Final = 64  # letters; it stands in reports and labels
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
 MAX_MEASURED: Final = 1e12  # a loss, seconds, or a number of samples
 
 
+Examples = Annotated[int, Within(1, 1 << 40)]
+AnswerBytes = Annotated[int, Within(1, 1 << 30)]
+Norm = Annotated[float, Within(0, LONGEST_NORM, above=True, also=((math.inf, "no bound"),))]
+Outlier = Annotated[float, Within(2, STEEP, also=((0, "off"),))]
+
+
 @dataclass(frozen=True)
 class Limits:
     """The [limits] table: what one device may claim, and what answers may take of the disk."""
 
-    examples: int = 1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
-    answer_bytes: int = 1 << 30  # one answer, however much the method would take
-    spool_bytes: int = 16 << 30  # answers on the disk, with what is reserved for those that are coming
+    examples: Examples = (
+        1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
+    )
+    answer_bytes: AnswerBytes = 1 << 30  # one answer, however much the method would take
+    spool_bytes: SomeBytes = 16 << 30  # answers on the disk, with what is reserved for those that are coming
     domains: dict[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # domain -> names or patterns of the devices that share it
-    norm: float = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
-    outlier: float = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
+    norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
+    outlier: Outlier = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
 
     def __post_init__(self) -> None:
-        for name in ("examples", "answer_bytes", "spool_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"limits.{name} is {getattr(self, name)}, it must be at least 1")
-        if not self.norm > 0:
-            raise ValueError(f"limits.norm is {self.norm:g}, it must be above 0; inf sets no bound")
+        demand_within(self)
         for domain in self.domains:
             if not is_domain(domain):
                 raise ValueError(
-                    f"limits.domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, printable ones"
+                    f"domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, printable ones"
                 )
-        if self.outlier != 0 and not self.outlier >= 2:
-            raise ValueError(f"limits.outlier is {self.outlier:g}, it must be 0 (off) or at least 2")
-        if self.examples > 1 << 40:
-            raise ValueError(f"limits.examples is {self.examples}, it can be at most 2^40")
-        if not self.answer_bytes <= min(self.spool_bytes, 1 << 30):
+        if self.answer_bytes > self.spool_bytes:
             raise ValueError(
-                f"limits.answer_bytes is {self.answer_bytes}, it can be at most 2^30 and "
-                f"spool_bytes = {self.spool_bytes}"
+                f"answer_bytes is {self.answer_bytes}, but must be at most spool_bytes = {self.spool_bytes}"
             )
 
 

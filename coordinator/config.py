@@ -3,46 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from coordinator.claims import Limits
 from coordinator.events import Policy
 from methods.plan import Network, Plan
 from protocol.broker import BrokerAddress
 from protocol.exposition import LOOPBACK, Endpoint
+from protocol.numbers import (
+    MANY,
+    STEEP,
+    Channels,
+    Classes,
+    Devices,
+    OptionalPort,
+    Pixels,
+    Rounds,
+    Seconds,
+    Seed,
+    SomeSeconds,
+    Threads,
+    Watchdog,
+    Within,
+)
 from protocol.seal import seals
 from protocol.settings import SettingsError
 from protocol.topics import valid_name
+
+Straggler = Annotated[float, Within(1, STEEP, also=((0, "off"),))]
 
 
 @dataclass(frozen=True)
 class Rules:
     """The [policy] table; see coordinator.events.Policy for what each rule does."""
 
-    quorum: int = 1
-    cohort: int = 0
-    gather: int = 0
-    patience_seconds: float = 600.0
-    grace_seconds: float = 10.0
-    settle_seconds: float = 2.0
-    spares: int = 0
-    straggler_factor: float = 2.5
-    straggler_seconds: float = 0.5
-    flaps: int = 5
-    flap_seconds: float = 300.0
+    quorum: Annotated[int, Within(1, MANY)] = 1
+    cohort: Devices = 0
+    gather: Devices = 0
+    patience_seconds: SomeSeconds = 600.0
+    grace_seconds: Seconds = 10.0
+    settle_seconds: Seconds = 2.0
+    spares: Devices = 0
+    straggler_factor: Straggler = 2.5
+    straggler_seconds: Seconds = 0.5
+    flaps: Annotated[int, Within(2, MANY, also=((0, "never"),))] = 5
+    flap_seconds: Seconds = 300.0
 
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
     name: str  # of the run
-    rounds: int
-    classes: int
+    rounds: Rounds
+    classes: Classes
     method: dict[str, Any]  # name, and the method's own settings
     federation: str = "protofleet"
     folder: str = "runs"  # results go to <folder>/<name>/
-    seed: int = 0
-    size: int = 32  # images are size x size
-    channels: int = 3  # of an image: 3, or 1 for shades of grey
+    seed: Seed = 0
+    size: Pixels = 32  # images are size x size
+    channels: Channels = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
     policy: Rules = field(default_factory=Rules)
     limits: Limits = field(default_factory=Limits)
@@ -51,23 +69,19 @@ class CoordinatorSettings:
     key: str = "keys/coordinator.key"
     devices: str = "keys"  # folder of <device>.record files; without `enrolled`, of <device>.pub
     security: str = "sealed"  # or "off": signed still, but every broker can read it
-    threads: int = 0  # for torch; 0 leaves it to torch
-    metrics_port: int = 0  # 0: no metrics
+    threads: Threads = 0  # for torch; 0 leaves it to torch
+    metrics_port: OptionalPort = 0  # 0: no metrics
     metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
-    watchdog_seconds: float = (
+    watchdog_seconds: Watchdog = (
         900.0  # without a sign of life, after which the process ends itself; 0: no watch
     )
-    patience_seconds: float = 60.0  # for the broker to answer the first time
+    patience_seconds: SomeSeconds = 60.0  # for the broker to answer the first time
     broker_words: str = ""  # how reports describe the broker
 
     def __post_init__(self) -> None:
         valid_name(self.name)
         valid_name(self.federation)
         seals(self.security)
-        if self.threads < 0:
-            raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
-        if not 0 <= self.watchdog_seconds < float("inf"):
-            raise ValueError(f"watchdog_seconds is {self.watchdog_seconds}, it must be 0 (no watch) or more")
         self.endpoint()
         self.rules()
         self.plan()

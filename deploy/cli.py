@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from deploy.flags import Parser
 from deploy.orphans import end_with_parent
 from protocol.plain import log_plainly, plain
+from protocol.settings import SettingsError
 
 # What a person may see; anything else that escapes is our own fault and keeps its traceback.
 FAILED, MISUSED = 1, 2
@@ -22,9 +24,9 @@ FAILED, MISUSED = 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent()
-    options = parser().parse_args(arguments)
-    log_plainly(sys.stderr, logging.DEBUG if options.verbose else logging.INFO)
     try:
+        options = parser().parse_args(arguments)
+        log_plainly(sys.stderr, logging.DEBUG if options.verbose else logging.INFO)
         code: int = options.command(options)
     except KeyboardInterrupt:
         print("protofleet: stopped", file=sys.stderr)
@@ -32,20 +34,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except SettingsError as error:
+        return told(error, MISUSED)
     except Exception as error:
         from deploy.mistakes import exit_code
 
         if (known := exit_code(error)) is None:
             raise
-        print("\n".join(map(plain, f"protofleet: {error}".splitlines())), file=sys.stderr)
-        return known
+        return told(error, known)
+    return code
+
+
+def told(error: Exception, code: int) -> int:
+    print("\n".join(map(plain, f"protofleet: {error}".splitlines())), file=sys.stderr)
     return code
 
 
 def parser() -> argparse.ArgumentParser:
     from deploy import commands
 
-    top = argparse.ArgumentParser(prog="protofleet", description="Federated learning for fleets over MQTT.")
+    top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
     top.add_argument("--version", action="version", version=f"protofleet {software()}")
     top.add_argument("-v", "--verbose", action="store_true", help="say more")
     jobs = top.add_subparsers(required=True, metavar="COMMAND", title="commands")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.enrol.options import add_enrol
+from deploy.flags import ROUND, SEED, SHARE
 from deploy.fleet.options import add_deploy, add_doctor
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
@@ -42,7 +43,7 @@ def add_run(jobs: Jobs) -> None:
         "--resume", action="store_true", help="only go on with an unfinished run; an error if there is none"
     )
     job.add_argument(
-        "--seeds", type=int, nargs="+", default=[], help="run each file once for each, as <name>-s<seed>"
+        "--seeds", type=SEED, nargs="+", default=[], help="run each file once for each, as <name>-s<seed>"
     )
     job.set_defaults(command=run)
 
@@ -76,9 +77,9 @@ def coordinator(options: argparse.Namespace) -> int:
     from coordinator.main import run_coordinator
     from deploy.cli import software
     from deploy.run_errors import RunError
-    from protocol.settings import decode, override, read_toml
+    from protocol.settings import decode_file, read_toml
 
-    settings = decode(CoordinatorSettings, override(read_toml(options.settings), options.set))
+    settings = decode_file(CoordinatorSettings, options.settings, read_toml(options.settings), options.set)
     if problem := run_coordinator(settings, software(), options.events):
         raise RunError(problem)
     return 0
@@ -192,7 +193,7 @@ def add_go_on(jobs: Jobs) -> None:
     job = jobs.add_parser("go-on", help="go on with a run from an older copy of its coordinator's folder")
     job.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must not run")
     job.add_argument(
-        "--from-round", type=int, required=True, metavar="N",
+        "--from-round", type=ROUND, required=True, metavar="N",
         help="the first round that no device has answered: the copy's state counts as that of its beginning, and "
         "what was learned since the copy is lost",
     )  # fmt: skip
@@ -227,7 +228,7 @@ def add_compare(jobs: Jobs) -> None:
     job.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
     job.add_argument("--view", default="reports", help="whose accuracy: reports (as each paper), global ...")
     job.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
-    job.add_argument("--share", type=float, default=0.9, help="of its accuracy, to be reached (default: 0.9)")
+    job.add_argument("--share", type=SHARE, default=0.9, help="of its accuracy, to be reached (default: 0.9)")
     job.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
     job.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
     job.set_defaults(command=compare)
@@ -290,13 +291,13 @@ def data(options: argparse.Namespace) -> int:
     from deploy.experiment import Experiment, read_tables
     from edge_client.config import DeviceSettings
     from edge_client.data import load
-    from protocol.settings import decode, override
+    from protocol.settings import decode_file
 
-    table = override(read_tables(options.settings), options.set)
+    path, table = options.settings, read_tables(options.settings)
     if "method" in table:
-        shards = decode(Experiment, table).shards()
+        shards = decode_file(Experiment, path, table, options.set).shards()
     else:
-        settings = decode(DeviceSettings, table)
+        settings = decode_file(DeviceSettings, path, table, options.set)
         shards = {settings.name: settings.data}
     for name, wanted in shards.items():
         shard = load(wanted)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
 from coordinator.claims import Limits
-from coordinator.config import CoordinatorSettings, Rules, split_method
+from coordinator.config import CoordinatorSettings, Rules, Straggler, split_method
 from deploy.origin import Origin, placed
 from edge_client.config import DeviceSettings
 from edge_client.data import DataSettings, domains
@@ -17,28 +17,24 @@ from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
 from protocol.exposition import LOOPBACK
+from protocol.numbers import Classes, OptionalPort, Rounds, Seed, Within
 from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError, decode, override, read_toml
+from protocol.settings import SettingsError, decode_file, read_toml
 from protocol.topics import valid_name
+
+MOST_DEVICES = 10_000  # processes of one machine
+
+OneMachine = Annotated[int, Within(1, MOST_DEVICES)]
 
 
 @dataclass(frozen=True)
 class Fleet:
     """Which devices there are. One of three ways to say it; the first that is set holds."""
 
-    clients: dict[str, int] = field(default_factory=dict)  # domain -> how many devices share it
-    count: int = 0  # so many devices share the data, as data.split says
-    per_domain: int = 1  # so many for every domain of the source, or of [domains]
+    clients: dict[str, OneMachine] = field(default_factory=dict)  # domain -> how many devices share it
+    count: Annotated[int, Within(0, MOST_DEVICES)] = 0  # so many devices share the data, as data.split says
+    per_domain: OneMachine = 1  # so many for every domain of the source, or of [domains]
     networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
-
-    def __post_init__(self) -> None:
-        for domain, number in self.clients.items():
-            if number < 1:
-                raise ValueError(f"clients.{domain} is {number}, it must be at least 1")
-        if self.count < 0 or self.per_domain < 1:
-            raise ValueError(
-                f"count is {self.count} and per_domain {self.per_domain}; they must be at least 0 and 1"
-            )
 
 
 @dataclass(frozen=True)
@@ -62,16 +58,16 @@ class BrokerChoice:
 class LocalRules(Rules):
     """Devices that share one machine: who is quick there is chance, and a repeated run must count the same."""
 
-    straggler_factor: float = 0.0
+    straggler_factor: Straggler = 0.0
 
 
 @dataclass(frozen=True)
 class Experiment:
     name: str
-    rounds: int
+    rounds: Rounds
     method: dict[str, Any]
-    seed: int = 0
-    classes: int = 10
+    seed: Seed = 0
+    classes: Classes = 10
     network: Network = field(default_factory=Network)
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, Origin] = field(default_factory=dict)  # if not all are from data.source
@@ -81,7 +77,7 @@ class Experiment:
     pictures: Pictures = field(default_factory=Pictures)
     security: str = "sealed"  # or "off": signed still, but the broker can read it
     compute: str = "auto"
-    metrics_port: int = 0
+    metrics_port: OptionalPort = 0
     metrics_host: str = LOOPBACK
 
     def __post_init__(self) -> None:
@@ -163,7 +159,7 @@ class Experiment:
 
 
 def read_experiment(path: Path, assignments: list[str]) -> Experiment:
-    return decode(Experiment, override(read_tables(path), assignments))
+    return decode_file(Experiment, path, read_tables(path), assignments)
 
 
 def read_tables(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

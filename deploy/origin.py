@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from edge_client.data import DataSettings, domains
+from edge_client.data.settings import Fraction, Samples
 
 ONE_SOURCE = DataSettings()
 
@@ -15,8 +16,8 @@ class Origin:
 
     source: str
     root: str = ""  # "": the source's own folder
-    fraction: float | None = None
-    samples: int | None = None
+    fraction: Fraction | None = None
+    samples: Samples | None = None
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
         """The settings of a device that has this domain to itself."""

@@ -6,9 +6,9 @@ Nothing of a plan is bounded by itself: a network may be as wide as a number can
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import torch
 from torch import Tensor
@@ -16,27 +16,30 @@ from torch import Tensor
 from methods.base import ClientHalf, Payload, Samples
 from methods.plan import Network, Plan
 from methods.weights import weights_of
-from protocol.settings import SettingsError
+from protocol.numbers import LONG_SECONDS, Bytes, Epochs, SomeBytes, Within
+from protocol.settings import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
 COPIES: Final = 4  # of the weights: they, their gradients, their momentum, and those that came
 MEMINFO: Final = Path("/proc/meminfo")
 
 
+WorkSeconds = Annotated[float, Within(1, LONG_SECONDS)]
+
+
 @dataclass(frozen=True)
 class Limits:
     """The [limits] table."""
 
-    memory_bytes: int = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
-    disk_bytes: int = 8 << 30  # of the state that the device keeps, and an answer beside it
-    epochs: int = 1000  # over its own samples, in one piece of work
-    work_seconds: float = 86_400.0  # of one piece of work inside the agent; then it is ended and begun again
+    memory_bytes: Bytes = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
+    disk_bytes: SomeBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
+    epochs: Epochs = 1000  # over its own samples, in one piece of work
+    work_seconds: WorkSeconds = (
+        86_400.0  # of one piece of work inside the agent; then it is ended and begun again
+    )
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self)):
-            value, least = getattr(self, name), 0 if name == "memory_bytes" else 1
-            if not least <= value < float("inf"):
-                raise ValueError(f"limits.{name} is {value}, it must be at least {least}")
+        demand_within(self)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from edge_client.bounds import Limits
 from edge_client.data import DataSettings
@@ -10,11 +12,16 @@ from edge_client.pictures import Pictures
 from methods.plan import Network
 from protocol.broker import BrokerAddress
 from protocol.exposition import LOOPBACK, Endpoint
+from protocol.numbers import LONG_SECONDS, Bytes, OptionalPort, SomeSeconds, Threads, Watchdog, Within
 from protocol.seal import seals
 from protocol.topics import valid_device, valid_name
 
 PLACES = ("auto", "cpu", "cuda")
 TRAINERS = ("inside", "child")
+
+SessionSeconds = Annotated[int, Within(0, 0xFFFF_FFFF)]  # as MQTT can say it
+Celsius = Annotated[float, Within(0, 1000)]
+Patience = Annotated[float, Within(0, LONG_SECONDS, above=True, also=((math.inf, "works offline"),))]
 
 
 @dataclass(frozen=True)
@@ -32,23 +39,25 @@ class DeviceSettings:
     pictures: Pictures = field(default_factory=Pictures)
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
     compute: str = "auto"  # auto, cpu or cuda
-    threads: int = 0  # for torch; 0 leaves it to torch
+    threads: Threads = 0  # for torch; 0 leaves it to torch
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported
-    trainer_memory_bytes: int = 0  # most that it may take of its own; 0: as much as there is
-    trainer_seconds: float = 10_800.0  # longest piece of work of a child; then it is ended and begun again
-    hottest_celsius: float = (
+    trainer_memory_bytes: Bytes = 0  # most that it may take of its own; 0: as much as there is
+    trainer_seconds: SomeSeconds = (
+        10_800.0  # longest piece of work of a child; then it is ended and begun again
+    )
+    hottest_celsius: Celsius = (
         0.0  # takes no new work while a zone of the board is hotter; 0: whatever its heat
     )
-    metrics_port: int = 0  # 0: no metrics
+    metrics_port: OptionalPort = 0  # 0: no metrics
     metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
-    watchdog_seconds: float = (
+    watchdog_seconds: Watchdog = (
         900.0  # without a sign of life, after which the process ends itself; 0: no watch
     )
     status: str = ""  # file, best in memory, that says how it goes; empty: none
     tuning: str = ""  # file with settings for some time, signed by the root; empty: none are looked for
     stays: bool = True  # wait for the next run when one is over
-    patience_seconds: float = 60.0  # for the broker to answer the first time
-    session_seconds: int = 600  # how long the broker keeps messages for a device that is away
+    patience_seconds: Patience = 60.0  # for the broker to answer the first time
+    session_seconds: SessionSeconds = 600  # how long the broker keeps messages for a device that is away
 
     def __post_init__(self) -> None:
         valid_name(self.federation)
@@ -58,21 +67,8 @@ class DeviceSettings:
             raise ValueError(f"compute is {self.compute!r}, it must be one of {', '.join(PLACES)}")
         if self.trainer not in TRAINERS:
             raise ValueError(f"trainer is {self.trainer!r}, it must be one of {', '.join(TRAINERS)}")
-        if self.trainer_memory_bytes < 0:
-            words = "it must be 0 (no limit) or more"
-            raise ValueError(f"trainer_memory_bytes is {self.trainer_memory_bytes}, {words}")
-        if not self.trainer_seconds > 0:
-            raise ValueError(f"trainer_seconds is {self.trainer_seconds}, it must be above 0")
-        if not 0 <= self.hottest_celsius < float("inf"):
-            raise ValueError(
-                f"hottest_celsius is {self.hottest_celsius}, it must be 0 (whatever its heat) or more"
-            )
         if self.tuning and not self.enrolled:
             raise ValueError("tuning is set, but nobody's root is known that could sign it; set enrolled")
-        if self.threads < 0:
-            raise ValueError(f"threads is {self.threads}, it must be 0 (torch decides) or more")
-        if not 0 <= self.watchdog_seconds < float("inf"):
-            raise ValueError(f"watchdog_seconds is {self.watchdog_seconds}, it must be 0 (no watch) or more")
         self.endpoint()
 
     def endpoint(self) -> Endpoint:

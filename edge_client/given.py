@@ -10,7 +10,7 @@ from typing import Final
 from edge_client.config import DeviceSettings
 from protocol.enrolled import CURRENT, load_trust
 from protocol.keyfiles import write_file
-from protocol.settings import SettingsError, decode, override, parse_toml, read_toml
+from protocol.settings import SettingsError, decode_file, override, parse_toml, read_toml
 from protocol.signed import SETTINGS, is_signed, read_settings
 from protocol.statements import StatementError, Why, read_armoured
 
@@ -40,7 +40,7 @@ def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
             raise SettingsError(
                 f"{words} has signed; sign them, or start without --enrolled if they are your own"
             )
-        return Given(decode(DeviceSettings, override(read_toml(path), changes)))
+        return Given(decode_file(DeviceSettings, path, read_toml(path), changes))
     if not enrolled:
         raise SettingsError(f"{path} is signed; say --enrolled FOLDER, whose root has to have signed it")
     trust = load_trust(Path(enrolled) / CURRENT)
@@ -48,8 +48,8 @@ def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
     if told.federation != trust.roots.federation:
         words = f"{path} is for federation {told.federation}, {enrolled} is of {trust.roots.federation}"
         raise StatementError(Why.WRONG_FEDERATION, words)
-    table = override(parse_toml(told.text.encode(), str(path)), changes)
-    settings = decode(DeviceSettings, {**table, "enrolled": enrolled})
+    table = parse_toml(told.text.encode(), str(path))
+    settings = decode_file(DeviceSettings, path, override(table, changes) | {"enrolled": enrolled})
     if (settings.federation, settings.name) != (told.federation, told.name):
         words = f"{path} is made out to {told.name} in {told.federation}, it speaks of {settings.name}"
         raise StatementError(Why.WRONG_NAME, words)

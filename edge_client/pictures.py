@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from edge_client.evaluate import Splits
 from methods.base import ClientHalf, Payload
 from methods.bridge import to_numpy
 from methods.local import in_batches
+from protocol.numbers import Rounds, Within
 
 LARGEST: Final = (
     1 << 20
@@ -26,14 +27,10 @@ LARGEST: Final = (
 class Pictures:
     """The [pictures] table."""
 
-    samples: int = 0  # training samples whose embedding is kept; 0: no pictures
-    rounds: tuple[int, ...] = ()  # after whose training; the last evaluation is always one
-
-    def __post_init__(self) -> None:
-        if self.samples < 0:
-            raise ValueError(f"samples is {self.samples}, it must be 0 (no pictures) or more")
-        if any(number < 1 for number in self.rounds):
-            raise ValueError(f"rounds is {list(self.rounds)}, rounds count from 1")
+    samples: Annotated[int, Within(0, 1_000_000_000)] = (
+        0  # training samples whose embedding is kept; 0: no pictures
+    )
+    rounds: tuple[Rounds, ...] = ()  # after whose training; the last evaluation is always one
 
     def wanted(self, number: int, phase: str) -> bool:
         return self.samples > 0 and (phase == "evaluate" or (phase == "train" and number in self.rounds))

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
+from edge_client.config import Celsius
 from protocol.enrolled import CURRENT, load_trust
 from protocol.keyfiles import KeyFileError, write_file
+from protocol.numbers import Bytes, Seconds
 from protocol.settings import SettingsError, decode, encode, parse_toml
 from protocol.signed import TUNING, SignedTuning, read_tuning
 from protocol.statements import StatementError, Why, read_armoured
@@ -32,14 +34,9 @@ class Tuning:
 
     paused: bool = False  # takes no new work
     verbose: bool = False  # a fuller log
-    hottest_celsius: float = 0.0  # takes no new work while a zone is hotter; 0: whatever its heat
-    trainer_memory_bytes: int = 0  # of a training process that is started from now on; 0: as it was
-    trainer_seconds: float = 0.0  # likewise
-
-    def __post_init__(self) -> None:
-        for name in ("hottest_celsius", "trainer_memory_bytes", "trainer_seconds"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be 0 (as it was) or more")
+    hottest_celsius: Celsius = 0.0  # takes no new work while a zone is hotter; 0: whatever its heat
+    trainer_memory_bytes: Bytes = 0  # of a training process that is started from now on; 0: as it was
+    trainer_seconds: Seconds = 0.0  # likewise
 
     def __str__(self) -> str:
         changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from methods import singleset
 from methods.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
 from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand, demand_one_of, sgd, train
+from methods.local import LocalHyper, demand_one_of, sgd, train
 from methods.maths.geometry import distances, margins
 from methods.maths.hyperspheres import (
     aggregate,
@@ -50,6 +50,7 @@ from methods.nets.base import Net
 from methods.optimizers import Adam
 from methods.wants import Want
 from methods.weights import place_of, snapshot
+from protocol.numbers import MANY, Momentum, Rate, Weight, Within
 from protocol.settings import SettingsError
 
 Aggregation = Literal["normalised", "counts", "paper"]
@@ -66,28 +67,22 @@ FARTHEST = 1e6  # a number of a prototype, which starts at length 1; squares of 
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    weight_decay: float = 1e-4
-    lam: float = 0.1  # lambda
-    proto_lr: float = 0.005  # of Adam
+    weight_decay: Weight = 1e-4
+    lam: Weight = 0.1  # lambda
+    proto_lr: Rate = 0.005  # of Adam
     lh_reduction: Reduction = "sum"
     aggregation: Aggregation = "normalised"
     final_fit: bool = True
     reset_adam: bool = False
-    init_steps: int = 1000
-    init_lr: float = 0.1
-    init_momentum: float = 0.9
-    init_weight_decay: float = 1e-4
+    init_steps: Annotated[int, Within(0, MANY)] = 1000
+    init_lr: Rate = 0.1
+    init_momentum: Momentum = 0.9
+    init_weight_decay: Weight = 1e-4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand("lam", self.lam, self.lam >= 0, "at least 0")
-        demand("proto_lr", self.proto_lr, self.proto_lr > 0, "above 0")
         demand_one_of("lh_reduction", self.lh_reduction, get_args(Reduction))
         demand_one_of("aggregation", self.aggregation, get_args(Aggregation))
-        demand("init_steps", self.init_steps, self.init_steps >= 0, "at least 0")
-        demand("init_lr", self.init_lr, self.init_lr > 0, "above 0")
-        demand("init_momentum", self.init_momentum, 0 <= self.init_momentum < 1, "at least 0 and below 1")
-        demand("init_weight_decay", self.init_weight_decay, self.init_weight_decay >= 0, "at least 0")
 
 
 class Server(ServerHalf):

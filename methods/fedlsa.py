@@ -31,12 +31,13 @@ from torch import Tensor, nn
 from methods import fedavg
 from methods.base import Method, Payload, Predict, Round, Samples, seeded
 from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand, demand_one_of
+from methods.local import LocalHyper, demand_one_of
 from methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from methods.maths.geometry import margins, unit
 from methods.nets.base import Net, initialised_from
 from methods.optimizers import SGD
 from methods.weights import load_weights, snapshot, weights_of
+from protocol.numbers import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
 Separation = Literal["inside", "paper"]
@@ -47,11 +48,11 @@ Compactness = Literal["vmf", "l2", "none"]
 class Hyper(LocalHyper):
     """Defaults for Digits. For Office-Caltech and PACS: alpha 0.4, lam 0.7, tau 0.2 (a guess from fig. 5)."""
 
-    tau: float = 0.1
-    alpha: float = 0.02
-    lam: float = 0.1  # lambda
-    server_epochs: int = 500
-    server_lr: float = 0.1
+    tau: Temperature = 0.1
+    alpha: Weight = 0.02
+    lam: Weight = 0.1  # lambda
+    server_epochs: Epochs = 500
+    server_lr: Rate = 0.1
     anchors_first_round: FirstRound = "pretrain"
     separation: Separation = "inside"
     use_sep: bool = True
@@ -59,11 +60,6 @@ class Hyper(LocalHyper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand("tau", self.tau, self.tau > 0, "above 0")
-        demand("alpha", self.alpha, self.alpha >= 0, "at least 0")
-        demand("lam", self.lam, self.lam >= 0, "at least 0")
-        demand("server_epochs", self.server_epochs, self.server_epochs >= 1, "at least 1")
-        demand("server_lr", self.server_lr, self.server_lr > 0, "above 0")
         demand_one_of("anchors_first_round", self.anchors_first_round, get_args(FirstRound))
         demand_one_of("separation", self.separation, get_args(Separation))
         demand_one_of("com", self.com, get_args(Compactness))

@@ -31,7 +31,7 @@ import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,7 @@ from methods.nets.mlp import amplifier, fedpall_classifier
 from methods.pooled import Pupils, amplifier_from, as_bytes, names_in
 from methods.wants import Want
 from methods.weights import load_weights, place_of, snapshot, weights_of
+from protocol.numbers import Batch, Epochs, Momentum, Rate, Share, Temperature, Weight, Within
 
 Classifier = Literal["paper", "network"]
 Direction = Literal["paper", "reverse"]
@@ -61,36 +62,39 @@ Mode = Literal["eval", "train"]
 FARTHEST = 1e6  # a number of a feature or prototype: training on such ones stays finite
 
 
+Outputs = Annotated[int, Within(0, 65_536)]
+
+
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
     """Defaults for Digits. Office and PACS: epochs 10, batch 32, mu 0.1, delta 0.1, server_epochs 3."""
 
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: Momentum = 0.0
+    weight_decay: Weight = 0.0
     classifier: Classifier = "paper"  # H and C_g: d-512-512-K, or the network's own last layers
-    mu: float = 0.7
-    delta: float = 0.3
-    tau: float = 3.0
+    mu: Weight = 0.7
+    delta: Weight = 0.3
+    tau: Temperature = 3.0
     kl: Direction = "paper"
     infonce: InfoNCE = "standard"
     use_kl: bool = True
     use_infonce: bool = True
     use_global_classifier: bool = True
-    alpha_low: float = 0.8
-    alpha_high: float = 1.0
-    alpha_round: int = 2  # decimals
+    alpha_low: Share = 0.8
+    alpha_high: Share = 1.0
+    alpha_round: Annotated[int, Within(0, 15)] = 2  # decimals
     mask: Mask = "bernoulli"
-    beta: float = 0.9
-    noise: float = 0.0  # deviation of normal noise on mixed features
+    beta: Annotated[float, Within(0, 1, above=True)] = 0.9
+    noise: Weight = 0.0  # deviation of normal noise on mixed features
     normalise_local_protos: bool = False
     features: Mode = "eval"
     amplifier: Mode = "eval"
-    clients: int = 0  # N, for an amplifier with outputs for devices that are yet to come
-    server_epochs: int = 1
-    server_batch: int = 64
-    server_lr: float = 0.01
-    server_momentum: float = 0.9
-    server_weight_decay: float = 1e-5
+    clients: Outputs = 0  # N, for an amplifier with outputs for devices that are yet to come
+    server_epochs: Epochs = 1
+    server_batch: Batch = 64
+    server_lr: Rate = 0.01
+    server_momentum: Momentum = 0.9
+    server_weight_decay: Weight = 1e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,18 +104,8 @@ class Hyper(LocalHyper):
         demand_one_of("mask", self.mask, get_args(Mask))
         demand_one_of("features", self.features, get_args(Mode))
         demand_one_of("amplifier", self.amplifier, get_args(Mode))
-        for name in ("mu", "delta", "noise", "clients", "server_weight_decay"):
-            demand(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        for name in ("tau", "server_lr"):
-            demand(name, getattr(self, name), getattr(self, name) > 0, "above 0")
-        for name in ("server_epochs", "server_batch"):
-            demand(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        momentum, low, high = self.server_momentum, self.alpha_low, self.alpha_high
-        demand("server_momentum", momentum, 0 <= momentum < 1, "at least 0 and below 1")
-        demand("beta", self.beta, 0 < self.beta <= 1, "above 0 and at most 1")
-        demand("alpha_low", low, 0 <= low <= 1, "between 0 and 1")
-        demand("alpha_high", high, low <= high <= 1, f"between alpha_low = {low} and 1")
-        demand("alpha_round", self.alpha_round, 0 <= self.alpha_round <= 15, "between 0 and 15")
+        low, high = self.alpha_low, self.alpha_high
+        demand("alpha_high", high, low <= high, f"between alpha_low = {low} and 1")
 
     @property
     def server(self) -> LocalHyper:

@@ -35,13 +35,14 @@ from methods import fedavg
 from methods.averaging import weighted_mean
 from methods.base import Ask, Method, Payload, Predict, Round, Samples
 from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand, demand_one_of, embed, train
+from methods.local import LocalHyper, demand_one_of, embed, train
 from methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
 from methods.maths.finch import finch_star, finch_star_in_parts
 from methods.maths.geometry import unit
 from methods.nets.base import Net
 from methods.wants import Want
 from methods.weights import load_weights, weight_wants, weights_of
+from protocol.numbers import Batch, Epochs, Part, Temperature, Weight
 from protocol.reasons import Problem, Reason
 
 Negative = Literal["clamp", "signed"]
@@ -55,13 +56,13 @@ MOST_ROWS = 32_768  # of one device: with up to 65,000 samples, it cannot have m
 class Hyper(LocalHyper):
     """Defaults for Digit-5. lambda1 is 20 for Office-10 and 1 for DomainNet."""
 
-    epochs: int = 10
-    batch: int = 32
-    alpha: float = 0.5
-    tau: float = 0.07
-    phi: float = 0.5
-    lambda1: float = 100.0
-    lambda2: float | None = None  # left out: 10 lambda1
+    epochs: Epochs = 10
+    batch: Batch = 32
+    alpha: Part = 0.5
+    tau: Temperature = 0.07
+    phi: Part = 0.5
+    lambda1: Weight = 100.0
+    lambda2: Weight | None = None  # left out: 10 lambda1
     negative: Negative = "clamp"
     weighted_centroid: bool = False
     use_weights: bool = True
@@ -70,12 +71,6 @@ class Hyper(LocalHyper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand("alpha", self.alpha, 0 < self.alpha <= 1, "above 0, at most 1")
-        demand("tau", self.tau, self.tau > 0, "above 0")
-        demand("phi", self.phi, 0 < self.phi <= 1, "above 0, at most 1")
-        demand("lambda1", self.lambda1, self.lambda1 >= 0, "at least 0")
-        if self.lambda2 is not None:
-            demand("lambda2", self.lambda2, self.lambda2 >= 0, "at least 0, or left out")
         demand_one_of("negative", self.negative, get_args(Negative))
 
     @property

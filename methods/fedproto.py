@@ -33,7 +33,7 @@ from methods import singleset
 from methods.averaging import weighted_mean
 from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
 from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand, demand_one_of, embed, train
+from methods.local import LocalHyper, demand_one_of, embed, train
 from methods.maths.geometry import squared_distances
 from methods.maths.means import (
     ClassMeans,
@@ -47,6 +47,7 @@ from methods.maths.pulls import prototype_mse
 from methods.nets.base import Net
 from methods.wants import Want
 from methods.weights import load_weights, place_of, snapshot, weight_wants, weights_of
+from protocol.numbers import Weight
 
 Aggregation = Literal["unweighted", "weighted"]
 Source = Literal["training", "eval"]
@@ -61,7 +62,7 @@ MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    lam: float = 1.0  # 10 in HtFLlib and in FedTGP's scripts
+    lam: Weight = 1.0  # 10 in HtFLlib and in FedTGP's scripts
     aggregation: Aggregation = "unweighted"
     proto_source: Source = "training"
     inference: Inference = "prototype"
@@ -70,7 +71,6 @@ class Hyper(LocalHyper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        demand("lam", self.lam, self.lam >= 0, "at least 0")
         demand_one_of("aggregation", self.aggregation, get_args(Aggregation))
         demand_one_of("proto_source", self.proto_source, get_args(Source))
         demand_one_of("inference", self.inference, get_args(Inference))

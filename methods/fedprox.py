@@ -13,17 +13,14 @@ from torch import Tensor
 
 from methods import fedavg
 from methods.base import Method, Payload
-from methods.local import LocalHyper, demand
+from methods.local import LocalHyper
 from methods.maths.pulls import proximal
+from protocol.numbers import Weight
 
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        demand("mu", self.mu, self.mu >= 0, "at least 0")
+    mu: Weight = 0.01
 
 
 class Client(fedavg.Client):

@@ -61,6 +61,7 @@ from methods.maths.means import ClassMeans, class_means, class_sums, means_of
 from methods.nets.base import Net, initialised_from
 from methods.wants import Want
 from methods.weights import place_of
+from protocol.numbers import Batch, Epochs, Momentum, Share, Weight
 
 Anchors = Literal["projected", "random"]
 Rows = Literal["samples", "batch_prototypes"]
@@ -75,14 +76,14 @@ FARTHEST = 1e6  # a number of a prototype, whatever the network; squares of it s
 
 @dataclass(frozen=True)
 class Hyper(LocalHyper):
-    epochs: int = 1
-    batch: int = 10
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lambda1: float | None = None  # of L_R; left out, what goes with its reading
-    lambda2: float = 0.01  # of L_MCL
-    lambda3: float = 1.0  # of L_CC
-    decay: float = 0.9999  # alpha
+    epochs: Epochs = 1
+    batch: Batch = 10
+    momentum: Momentum = 0.0
+    weight_decay: Weight = 0.0
+    lambda1: Weight | None = None  # of L_R; left out, what goes with its reading
+    lambda2: Weight = 0.01  # of L_MCL
+    lambda3: Weight = 1.0  # of L_CC
+    decay: Share = 0.9999  # alpha
     anchors: Anchors = "projected"
     regularisation: Rows = "samples"
     mcl_on: Rows = "samples"
@@ -96,10 +97,6 @@ class Hyper(LocalHyper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lambda1", "lambda2", "lambda3"):
-            if (value := getattr(self, name)) is not None:
-                demand(name, value, value >= 0, "at least 0")
-        demand("decay", self.decay, 0 <= self.decay <= 1, "between 0 and 1")
         demand_one_of("anchors", self.anchors, get_args(Anchors))
         demand_one_of("regularisation", self.regularisation, get_args(Rows))
         demand_one_of("mcl_on", self.mcl_on, get_args(Rows))

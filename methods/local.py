@@ -6,11 +6,10 @@ What is random comes from the caller's generator: the order of the samples, and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from methods.base import Samples
 from methods.nets.base import Net, drawing_globally
 from methods.optimizers import SGD, Optimizer
+from protocol.numbers import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
+from protocol.settings import demand_within
 
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
 
@@ -29,27 +30,19 @@ BATCH = 256  # of a pass without gradient
 class LocalHyper:
     """Local SGD; defaults as in FedLSA and in FPL's code. Every method's Hyper extends it."""
 
-    epochs: int = 5
-    batch: int = 64
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-    clip: float | None = None  # largest norm of a gradient
+    epochs: Epochs = 5
+    batch: Batch = 64
+    lr: Rate = 0.01
+    momentum: Momentum = 0.9
+    weight_decay: Weight = 1e-5
+    clip: Annotated[float, Within(0, LONGEST_NORM, above=True)] | None = None  # largest norm of a gradient
 
     def __post_init__(self) -> None:
-        demand("epochs", self.epochs, self.epochs >= 1, "at least 1")
-        demand("batch", self.batch, self.batch >= 1, "at least 1")
-        demand("lr", self.lr, self.lr > 0, "above 0")
-        demand("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
-        demand("weight_decay", self.weight_decay, self.weight_decay >= 0, "at least 0")
-        if self.clip is not None:
-            demand("clip", self.clip, self.clip > 0, "above 0, or left out")
+        demand_within(self)
 
 
 def demand(name: str, value: object, holds: bool, limit: str) -> None:
-    """A setting inside its limits, or a ValueError that names both. Infinity is inside no limit."""
-    if isinstance(value, float) and math.isinf(value):
-        holds, limit = False, f"finite and {limit}"
+    """What two settings must be to each other, or a ValueError that names it."""
     if not holds:
         raise ValueError(f"{name} is {value}, it must be {limit}")
 

@@ -12,6 +12,7 @@ import torch
 from methods import load, names, nets
 from methods.base import ClientHalf, Method, Samples, ServerHalf
 from methods.nets.base import Net
+from protocol.numbers import Channels, Classes, Pixels, Rounds, Seed, Width
 from protocol.settings import SettingsError, decode, encode
 
 CHANNELS = (1, 3)
@@ -20,8 +21,8 @@ CHANNELS = (1, 3)
 @dataclass(frozen=True)
 class Network:
     name: str = "cnn23"
-    feature_size: int | None = None
-    embedding_size: int | None = None  # of a linear projector behind the features, as FedLSA's varphi
+    feature_size: Width | None = None
+    embedding_size: Width | None = None  # of a linear projector behind the features, as FedLSA's varphi
     head: str = "linear"
 
     def __post_init__(self) -> None:
@@ -34,13 +35,13 @@ class Network:
 @dataclass(frozen=True)
 class Plan:
     method: str
-    classes: int
-    rounds: int
-    seed: int = 0
-    size: int = 32  # images are size x size
+    classes: Classes
+    rounds: Rounds
+    seed: Seed = 0
+    size: Pixels = 32  # images are size x size
     network: Network = Network()
     hyper: dict[str, Any] = field(default_factory=dict)
-    channels: int = 3  # of an image: 3, or 1 for shades of grey
+    channels: Channels = 3  # of an image: 3, or 1 for shades of grey
 
     def __post_init__(self) -> None:
         if self.classes < 2:

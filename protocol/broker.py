@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from protocol.numbers import Port
+from protocol.settings import demand_within
 from protocol.tls import BrokerError as BrokerError
 from protocol.tls import TlsFiles as TlsFiles
 from protocol.tls import explain_tls, settle, tls_context
@@ -35,7 +37,7 @@ FINAL: Final[Mapping[int, str]] = {
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
     host: str = "127.0.0.1"
-    port: int = 1883
+    port: Port = 1883
     tls: TlsFiles | None = None
     username: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -47,8 +49,7 @@ class BrokerAddress:
             raise ValueError(f"host is {self.host!r}, but must be a name or an address") from None
         if not self.host:
             raise ValueError("host is empty; give the broker's name or address")
-        if not 1 <= self.port <= 65_535:
-            raise ValueError(f"port is {self.port}, but must be 1 to 65535")
+        demand_within(self)
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

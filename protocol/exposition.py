@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from protocol.meter import Meter
 from protocol.metrics_server import Page, Request, Response, bound, serving
+from protocol.numbers import OptionalPort
 from protocol.reasons import Reason
 from protocol.vitals import Check
 
@@ -108,11 +109,9 @@ class Endpoint:
     """Where a party shows its metrics and its health: `metrics_host` and `metrics_port` of its settings."""
 
     host: str
-    port: int  # 0: nowhere
+    port: OptionalPort  # 0: nowhere
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65_535:
-            raise ValueError(f"metrics_port is {self.port}, it must be 0 (off) to 65535")
         if not HOST.fullmatch(self.host):
             raise ValueError(
                 f"metrics_host is {self.host!r}, it must be an address of this machine, or 0.0.0.0 for all of them"

@@ -11,17 +11,20 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union
+from typing import Annotated, Any, TypeVar, Union
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
+from protocol.numbers import Within
+
 T = TypeVar("T")
 Table = dict[str, Any]
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # what a TOML string may hold only as an escape
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+LONGEST_SHOWN = 100  # letters of a value that cannot be used
 
 
 class SettingsError(ValueError):
@@ -63,6 +66,14 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
     return changed
 
 
+def decode_file(cls: type[T], path: Path, table: object, assignments: Sequence[str] = ()) -> T:
+    """What a file says, with `--set` on top of it; an error names the file too."""
+    try:
+        return decode(cls, override(table, assignments) if isinstance(table, dict) else table)
+    except SettingsError as error:
+        raise SettingsError(f"{path}{' with --set' if assignments else ''}: {error}") from None
+
+
 def decode(cls: type[T], table: object, where: str = "") -> T:
     """An instance of a dataclass from a table of its fields, checked all the way down."""
     if not isinstance(table, Mapping):
@@ -71,7 +82,7 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
     known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
     for key in table:
         if key not in known:
-            raise SettingsError(_unknown(_join(where, key), key, list(known)))
+            raise SettingsError(_unknown(_join(where, _key(key)), key, list(known)))
     values = {name: _decode(hints[name], table[name], _join(where, name)) for name in known if name in table}
     for name, f in known.items():
         if name not in values and f.default is f.default_factory is dataclasses.MISSING:
@@ -87,7 +98,23 @@ def decode(cls: type[T], table: object, where: str = "") -> T:
 @functools.lru_cache(maxsize=256)
 def _hints(cls: type) -> dict[str, Any]:
     """Of a class, read once: each reading compiles every annotation."""
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def demand_within(settings: object) -> None:
+    """The same bounds for a dataclass that was not decoded, from its __post_init__."""
+    for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]  # every class can be hashed
+        _demand(hint, getattr(settings, name), name)
+
+
+def _demand(hint: Any, value: Any, where: str) -> None:
+    """A number within the bounds that its type names; one that may be left out is None then."""
+    optional = typing.get_origin(hint) in (Union, types.UnionType)
+    for part in typing.get_args(hint) if optional else (hint,):
+        for bound in getattr(part, "__metadata__", ()):
+            if isinstance(bound, Within) and value is not None and value not in bound:
+                words = f"{bound}{', or left out' if optional else ''}"
+                raise SettingsError(f"{where} is {_show(value)}, it must be {words}")
 
 
 def encode(value: object) -> Any:
@@ -117,10 +144,18 @@ def write_toml(table: Mapping[str, Any], where: str = "") -> str:
 
 
 def _decode(hint: Any, value: object, where: str) -> Any:
+    found = _typed(hint, value, where)
+    _demand(hint, found, where)
+    return found
+
+
+def _typed(hint: Any, value: object, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _typed(arguments[0], value, where)
     if origin in (Union, types.UnionType):
         inner = [a for a in arguments if a is not type(None)]
-        return None if value is None else _decode(inner[0], value, where)
+        return None if value is None else _typed(inner[0], value, where)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{where} is {_show(value)}, but must be a list")
@@ -199,4 +234,9 @@ def _join(where: str, key: str) -> str:
 
 
 def _show(value: object) -> str:
-    return _toml(value) if isinstance(value, (str, bool, int, float, list)) else f"{value!r}"
+    """On one line, and not all of what is very long."""
+    try:
+        text = _toml(value) if isinstance(value, (str, bool, int, float, list)) else f"{value!r}"
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

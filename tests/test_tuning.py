@@ -87,7 +87,7 @@ REFUSED = [
     ({"seconds": LONGEST_SECONDS + 60}, "more than 30 days"),
     ({"text": "pause = true\n"}, "did you mean paused"),
     ({"text": "paused = 1\n"}, "must be true or false"),
-    ({"text": "hottest_celsius = -1.0\n"}, "must be 0"),
+    ({"text": "hottest_celsius = -1.0\n"}, "must be at least 0"),
     ({"text": 'broker = "elsewhere"\n'}, "is not a setting"),
     ({"text": "paused = \n"}, "is not TOML"),
 ]

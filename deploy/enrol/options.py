@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from deploy.flags import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS
+
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
 PARTS = ("device", "coordinator", "broker")
@@ -40,7 +42,7 @@ def _root(steps: Jobs) -> None:
     step = _step(steps, "root", "operator: make the federation's offline root")
     step.add_argument("folder", type=Path, help="a new folder; keep it off the network, and a copy of it")
     step.add_argument("--federation", default="protofleet", metavar="NAME")
-    step.add_argument("--years", type=float, default=10.0, help="how long the root holds (default: 10)")
+    step.add_argument("--years", type=YEARS, default=10.0, help="how long the root holds (default: 10)")
 
 
 def _request(steps: Jobs) -> None:
@@ -55,7 +57,7 @@ def _request(steps: Jobs) -> None:
 def _approve(steps: Jobs) -> None:
     step = _step(steps, "approve", "operator: look at a request and answer it", at_root=True)
     step.add_argument("request", type=Path)
-    step.add_argument("--days", type=float, default=365.0, help="how long it holds (default: 365)")
+    step.add_argument("--days", type=DAYS, default=365.0, help="how long it holds (default: 365)")
     step.add_argument("--replace", action="store_true", help="the name gets other keys than it has")
     step.add_argument("--name", default="", help="whose request it shall be; any other is refused")
     step.add_argument(
@@ -76,7 +78,7 @@ def _coordinator(steps: Jobs) -> None:
     words = "operator: request, approve and install for a coordinator on this machine"
     step = _step(steps, "coordinator", words, at_root=True)
     step.add_argument("--folder", type=Path, default=Path("keys"))
-    step.add_argument("--days", type=float, default=365.0)
+    step.add_argument("--days", type=DAYS, default=365.0)
 
 
 def _broker(steps: Jobs) -> None:
@@ -85,7 +87,7 @@ def _broker(steps: Jobs) -> None:
     step.add_argument("host", nargs="+", help="names and addresses by which it is reached")
     step.add_argument("--name", default="broker")
     step.add_argument("--folder", type=Path, default=Path("broker"))
-    step.add_argument("--days", type=float, default=365.0)
+    step.add_argument("--days", type=DAYS, default=365.0)
     _listening(step)
 
 
@@ -93,24 +95,24 @@ def _fleet(steps: Jobs) -> None:
     step = _step(steps, "fleet", "a whole federation in one folder of this machine, to simulate one")
     step.add_argument("folder", type=Path)
     step.add_argument("names", nargs="*", help="of devices")
-    step.add_argument("--count", type=int, default=0, help="so many more, named device-1 ...")
+    step.add_argument("--count", type=DEVICES, default=0, help="so many more, named device-1 ...")
     step.add_argument("--federation", default="protofleet", metavar="NAME")
     step.add_argument("--host", action="append", default=[], help="of the broker, beside this machine's own")
-    step.add_argument("--days", type=float, default=365.0)
+    step.add_argument("--days", type=DAYS, default=365.0)
     _listening(step)
 
 
 def _list(steps: Jobs) -> None:
     step = _step(steps, "list", "operator: who is enrolled, until when", at_root=True)
-    step.add_argument("--due", type=float, metavar="DAYS", help="only who has to be renewed by then")
+    step.add_argument("--due", type=DUE, metavar="DAYS", help="only who has to be renewed by then")
 
 
 def _renew(steps: Jobs) -> None:
     words = "operator: a later approval for keys that are enrolled; install it while the party runs on"
     step = _step(steps, "renew", words, at_root=True)
     step.add_argument("names", nargs="*")
-    step.add_argument("--due", type=float, metavar="DAYS", help="everybody whose certificate ends by then")
-    step.add_argument("--days", type=float, default=365.0)
+    step.add_argument("--due", type=DUE, metavar="DAYS", help="everybody whose certificate ends by then")
+    step.add_argument("--days", type=DAYS, default=365.0)
 
 
 def _revoke(steps: Jobs) -> None:
@@ -134,7 +136,7 @@ def _rotate(steps: Jobs) -> None:
     step = _step(steps, "rotate", words, at_root=True)
     step.add_argument("--finish", action="store_true", help="end the old root; its keys are destroyed")
     step.add_argument("--force", action="store_true", help="though not everybody has followed")
-    step.add_argument("--years", type=float, default=10.0, help="how long the new root holds (default: 10)")
+    step.add_argument("--years", type=YEARS, default=10.0, help="how long the new root holds (default: 10)")
 
 
 def _vouching(step: argparse.ArgumentParser, whose: str) -> None:
@@ -145,7 +147,9 @@ def _vouching(step: argparse.ArgumentParser, whose: str) -> None:
 
 def _listening(step: argparse.ArgumentParser) -> None:
     group = step.add_argument_group("a broker's mosquitto.conf")
-    group.add_argument("--port", type=int, default=8883)
+    group.add_argument("--port", type=PORT, default=8883)
     group.add_argument("--listen", default="0.0.0.0", metavar="ADDRESS", help="(default: all)")
-    group.add_argument("--plain-port", type=int, default=0, help="without TLS, for 127.0.0.1 alone; 0: none")
+    group.add_argument(
+        "--plain-port", type=OPTIONAL_PORT, default=0, help="without TLS, for 127.0.0.1; 0: none"
+    )
     group.add_argument("--user", default="", help="whom Mosquitto becomes when root starts it")

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
+from deploy.flags import HOURS
+
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
 EXIT_CODES: Final = (
@@ -37,7 +39,7 @@ def add_deploy(jobs: Jobs) -> None:
     _step(steps, "rollback", "back to the good state before the present one")
     tune = _step(steps, "tune", "change a few settings for some hours, signed; then all is as it was")
     tune.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="none: end it now")
-    tune.add_argument("--hours", type=float, default=1.0, help="(default: 1)")
+    tune.add_argument("--hours", type=HOURS, default=1.0, help="(default: 1)")
     revoke = _step(steps, "revoke", "end devices' enrolment, stop them, and destroy their keys")
     revoke.add_argument("--reason", default="", help="for the register")
     revoke.add_argument("--broker", type=Path, metavar="DIR", help="the broker's folder, where it runs here")

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from deploy.enrol.fleet import tls_files
 from edge_client.config import DeviceSettings
-from protocol.settings import SettingsError, decode, encode, read_toml
+from protocol.numbers import MANY, Bytes, OptionalPort, Seconds, Share, Within
+from protocol.settings import SettingsError, decode, decode_file, encode, read_toml
 from protocol.topics import valid_device
 
 ADDRESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
@@ -74,23 +75,19 @@ class Software:
 class Care:
     """How carefully a fleet is changed."""
 
-    canary: int = 1  # devices of the first wave
-    share: float = 0.1  # of the fleet in the second; the third is the rest
-    parallel: int = 8
-    drain_seconds: float = 900.0  # for the work in hand to end
-    health_seconds: float = 120.0  # for the coordinator to answer a hello
-    soak_rounds: int = 1  # to be served before a change counts as good
-    soak_seconds: float = 1800.0  # for them; who is asked for nothing in this time passes, and it is said
-    accuracy_drop: float = 0.0  # of any domain, after a wave, that keeps the next from coming; 0: not asked
+    canary: Annotated[int, Within(1, MANY)] = 1  # devices of the first wave
+    share: Annotated[float, Within(0, 1, above=True)] = (
+        0.1  # of the fleet in the second; the third is the rest
+    )
+    parallel: Annotated[int, Within(1, 1024)] = 8
+    drain_seconds: Seconds = 900.0  # for the work in hand to end
+    health_seconds: Seconds = 120.0  # for the coordinator to answer a hello
+    soak_rounds: Annotated[int, Within(0, MANY)] = 1  # to be served before a change counts as good
+    soak_seconds: Seconds = 1800.0  # for them; who is asked for nothing in this time passes, and it is said
+    accuracy_drop: Share = 0.0  # of any domain, after a wave, that keeps the next from coming; 0: not asked
     metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics
 
     def __post_init__(self) -> None:
-        if self.canary < 1 or self.parallel < 1 or self.soak_rounds < 0:
-            raise ValueError("canary and parallel must be at least 1, soak_rounds at least 0")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}, it must be above 0 and at most 1")
-        if not 0 <= self.accuracy_drop <= 1:
-            raise ValueError(f"accuracy_drop is {self.accuracy_drop}, it must be 0 (not asked) to 1")
         if self.accuracy_drop and not self.metrics.startswith(("http://", "https://")):
             words = "accuracy_drop needs the coordinator's metrics, such as http://host:9100/metrics"
             raise ValueError(f"metrics is {self.metrics!r}; {words}")
@@ -100,9 +97,9 @@ class Care:
 class Host:
     address: str  # a name, an address, or a name of your ~/.ssh/config
     user: str = ""  # empty: as ssh has it
-    port: int = 0
+    port: OptionalPort = 0
     key: str = ""  # of the ssh client
-    memory_bytes: int = 0  # most that the service may take; 0: all but 1.5 GB
+    memory_bytes: Bytes = 0  # most that the service may take; 0: all but 1.5 GB
     device: dict[str, Any] = field(default_factory=dict)  # settings on top of the common ones
 
     def __post_init__(self) -> None:
@@ -110,8 +107,6 @@ class Host:
             raise ValueError(f"address is {self.address!r}, it must be a host's name or address")
         if self.user and not USER.fullmatch(self.user):
             raise ValueError(f"user is {self.user!r}, which is no user's name")
-        if not 0 <= self.port <= 65_535:
-            raise ValueError(f"port is {self.port}, it must be 1 to 65535, or 0 for what ssh has")
         if self.key and not PATH.fullmatch(self.key):
             raise ValueError(f"key is {self.key!r}, it must be a path without spaces")
 
@@ -142,7 +137,7 @@ class Fleet:
 
 def read_fleet(path: Path) -> Fleet:
     """Paths in it are as seen from the file itself."""
-    fleet, base = decode(Fleet, read_toml(path)), path.parent
+    fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
     software = fleet.software
     wheels = str(base / software.wheels) if software.wheels else ""
     archive = str(base / software.archive) if software.archive else ""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.experiment import Experiment, read_experiment
+from deploy.flags import DEVICES, Parser
 from deploy.images.build import moving
 from deploy.images.built import BUILT, exact, read_built
 from deploy.run_errors import RunError
@@ -18,12 +19,12 @@ from protocol.settings import SettingsError
 
 
 def main(words: list[str] | None = None) -> int:
-    options = parser().parse_args(words)
     try:
+        options = parser().parse_args(words)
         return int(JOBS[options.job](options))
     except (RunError, SettingsError, PermissionError) as error:
         print(f"stack: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
     except KeyboardInterrupt:
         print(
             "stack: it goes on in the background; `make logs` shows it, `make down` ends it", file=sys.stderr
@@ -32,11 +33,13 @@ def main(words: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m deploy.stack", description=__doc__)
+    top = Parser(prog="python -m deploy.stack", description=__doc__)
     top.add_argument("job", choices=tuple(JOBS))
     top.add_argument("--folder", type=Path, default=Path("runs/stack"))
     top.add_argument("--experiment", type=Path, default=Path("experiments/demo.toml"))
-    top.add_argument("--devices", type=int, default=0, help="so many, over the domains of the data in turn")
+    top.add_argument(
+        "--devices", type=DEVICES, default=0, help="so many, over the domains of the data in turn"
+    )
     top.add_argument("--name", default="protofleet", help="of the compose project")
     top.add_argument(
         "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="of the experiment"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Annotated
 
 from edge_client.data.shares import SPLITS
 from edge_client.data.sources import find
+from protocol.numbers import MANY, STEEP, Channels, Pixels, Seed, Within
+from protocol.settings import demand_within
 
-SIZES = (8, 512)  # pixels
 CHANNELS = (1, 3)
 LEAST = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
+MOST = 1_000_000_000  # samples
+
+Parts = Annotated[int, Within(1, MANY)]
+OwnTest = Annotated[float, Within(0, 0.9, above=True)]
+Fraction = Annotated[float, Within(0, 1, above=True)]
+Samples = Annotated[int, Within(LEAST, MOST)]
 
 
 @dataclass(frozen=True)
@@ -20,23 +27,27 @@ class DataSettings:
     root: str = ""  # folder of the data; "": <source> in $PROTOFLEET_DATA or else in ~/.cache/protofleet
     domain: str = ""  # "" or the source's own name: the only one, or all of them pooled
     split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
-    part: int = 0  # which share this client has,
-    parts: int = 1  # of so many. All clients that share must agree on everything but `part`
-    beta: float = 0.3  # of the Dirichlet draw: the smaller, the more skewed
-    fraction: float | None = None  # for each client, of the domain's training samples; None: its whole share
-    samples: int | None = None  # at most so many for training and validation together
-    own_test: float | None = None  # of the client's own samples, for its test; None: the published test set
-    test_samples: int | None = None  # at most so many for the test
-    validation: float = 0.1  # the share of the training samples that is held out
-    size: int = 32  # images are brought to size x size
-    channels: int = 3  # and to 3, or to 1: shades of grey
+    part: Annotated[int, Within(0, MANY - 1)] = 0  # which share this client has,
+    parts: Parts = 1  # of so many. All clients that share must agree on everything but `part`
+    beta: Annotated[float, Within(0.001, STEEP)] = 0.3  # of the Dirichlet draw: the smaller, the more skewed
+    fraction: Fraction | None = (
+        None  # for each client, of the domain's training samples; None: its whole share
+    )
+    samples: Samples | None = None  # at most so many for training and validation together
+    own_test: OwnTest | None = None  # of the client's own samples, for its test; None: the published test set
+    test_samples: Annotated[int, Within(1, MOST)] | None = None  # at most so many for the test
+    validation: Annotated[float, Within(0, 0.9)] = 0.1  # the share of the training samples that is held out
+    size: Pixels = 32  # images are brought to size x size
+    channels: Channels = 3  # and to 3, or to 1: shades of grey
     classes: tuple[str, ...] = ()  # which to keep, in this order; (): the source's usual ones
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
+        demand_within(self)
         self._check_names()
         self._check_shares()
-        self._check_sizes()
+        if self.channels not in CHANNELS:
+            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
 
     def _check_names(self) -> None:
         known = find(self.source).domains
@@ -52,33 +63,10 @@ class DataSettings:
             raise ValueError(f"classes is {list(self.classes)}, it must name two or more, each once, or none")
 
     def _check_shares(self) -> None:
-        if self.parts < 1 or not 0 <= self.part < self.parts:
-            raise ValueError(
-                f"part is {self.part} of parts {self.parts}, it must be 0 to parts - 1, at least one"
-            )
-        if not (math.isfinite(self.beta) and self.beta > 0):
-            raise ValueError(f"beta is {self.beta}, it must be above 0; 0.1 is very skewed, 100 hardly")
+        if self.part >= self.parts:
+            raise ValueError(f"part is {self.part} of parts {self.parts}, it must be 0 to parts - 1")
         if self.fraction is not None and not 0 < self.fraction * self.parts <= 1 + ROUNDING:
             raise ValueError(
                 f"fraction is {self.fraction}, it must be above 0 and at most {1 / self.parts:.3g}, "
                 f"as much as each of {self.parts} can have"
             )
-        if self.own_test is not None and not 0 < self.own_test <= 0.9:
-            raise ValueError(
-                f"own_test is {self.own_test}, it must be above 0 and at most 0.9, "
-                "or left out for the published test set"
-            )
-
-    def _check_sizes(self) -> None:
-        if self.samples is not None and self.samples < LEAST:
-            raise ValueError(f"samples is {self.samples}, it must be at least {LEAST}, or left out for all")
-        if self.test_samples is not None and self.test_samples < 1:
-            raise ValueError(
-                f"test_samples is {self.test_samples}, it must be at least 1, or left out for all"
-            )
-        if not 0 <= self.validation <= 0.9:
-            raise ValueError(f"validation is {self.validation}, it must be from 0 to 0.9")
-        if self.channels not in CHANNELS:
-            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
-        if not SIZES[0] <= self.size <= SIZES[1]:
-            raise ValueError(f"size is {self.size} pixels, it must be from {SIZES[0]} to {SIZES[1]}")

@@ -215,13 +215,13 @@ def test_an_honest_device_s_rows_are_never_too_many():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"alpha": 0.0}, "alpha is 0.0, it must be above 0, at most 1"),
+        ({"alpha": 0.0}, "alpha is 0.0, it must be above 0 and at most 1"),
         ({"alpha": math.nan}, "alpha is nan"),
-        ({"tau": 0.0}, "tau is 0.0, it must be above 0"),
-        ({"phi": 1.1}, "phi is 1.1, it must be above 0, at most 1"),
+        ({"tau": 0.0}, "tau is 0.0, it must be at least 1e-06"),
+        ({"phi": 1.1}, "phi is 1.1, it must be above 0 and at most 1"),
         ({"lambda1": -1.0}, "lambda1 is -1.0, it must be at least 0"),
-        ({"lambda2": -1.0}, "lambda2 is -1.0, it must be at least 0, or left out"),
-        ({"lambda1": math.inf}, "lambda1 is inf, it must be finite"),
+        ({"lambda2": -1.0}, "lambda2 is -1.0, it must be at least 0 and at most 1_000_000, or left out"),
+        ({"lambda1": math.inf}, "lambda1 is inf, it must be at least 0 and at most"),
         ({"negative": "abs"}, "negative is 'abs', it must be one of clamp, signed"),
     ],
 )
