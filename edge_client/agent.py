@@ -264,6 +264,9 @@ class Agent:
             return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
+        elif words := self.memory.contradicted(question):
+            self._leave(f"{Farewell.DAMAGED.value}: {words}")
+            self._end(words)
         elif not self._question and self.room.for_answer(received.object):
             self._question, self.idle = question, False
             half, view = self.half, self.plan.variant.reports
@@ -341,7 +344,7 @@ class Agent:
         self._heard_before.end_of(self.memory.book.run)
         self._outgoing, self._next, self.idle = None, None, True
         if not self.stays:
-            self._end("")
+            self._end(self.memory.contradicted(""))
 
     def _end(self, problem: str) -> None:
         self._keep_heard(lasting=True)

@@ -31,7 +31,8 @@ def build_up(agent: Agent, plan: Plan, run: str, epoch: int) -> ClientHalf:
     half = agent.build(plan)
     if (saved := agent.memory.half()) is not None:
         half.restore(to_torch(saved))
-    if lost := agent.memory.lost:  # its round may be over, and nobody would ask for it
+    lost = agent.memory.book.lost  # its round may be over, and nobody would ask for it
+    if lost and (not lost.base or agent.memory.store.has(bytes.fromhex(lost.base))):
         task = Task(lost.round, lost.phase, None, 0.0)
         received = Received(COORDINATOR, task, run, agent.memory.book.epoch, bytes.fromhex(lost.base))
         again = work_out(agent, half, received, lost.question, plan.variant.reports)

@@ -1,7 +1,9 @@
 """What a device that starts finds on its disk: the newest of it that is whole, and what has to be made again.
 
-One damaged file changes no bit. The book has a copy. Where the state or the last answer is gone, the device goes back
-to before that answer and works it out again: state, question and broadcast are all here.
+One damaged file changes no bit, and neither do two. The book has two copies. Where the state or the last answer is
+gone, the device goes back to before that answer and works it out again: at once where the broadcast is here, else
+when the same is asked once more. Another question it does not answer, as other bits would come of that. What is lost
+stands in the book, so that a later start knows it as well.
 """
 
 from __future__ import annotations
@@ -9,12 +11,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-from edge_client.book import Answer, Book, read_book
+from edge_client.book import Book, read_book
 from protocol.store import DamagedError, ObjectStore
-
-UNKNOWN_BOOTS: Final = 1 << 20  # more than a device can have had since an older generation was written
 
 log = logging.getLogger("protofleet.device")
 
@@ -24,55 +23,60 @@ class Recalled:
     book: Book
     half_before: str = ""  # of the generation before it
     went_back: bool = False  # something was damaged, and this is what could be had
-    lost: Answer | None = None  # given, and not here any more
 
 
 class Files:
-    """The book, a copy of it, and the book from before the last answer."""
+    """The book, copies of it, and the book from before the last answer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.newest, self.copy = folder / "device.json", folder / "device.copy.json"
+        self.newest = folder / "device.json"
+        self.copies = (folder / "device.copy.json", folder / "device.copy-2.json")
         self.previous = folder / "device.previous.json"
 
 
 def recalled(files: Files, store: ObjectStore) -> Recalled:
-    """DamagedError where nothing whole is left of what there was."""
+    """DamagedError where what is left does not tell how far the device had come."""
     newest, previous = _read(files.newest), _read(files.previous)
-    if newest is None and previous is None and not store.names():
+    copies = [_read(path) for path in files.copies]
+    if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return Recalled(Book())
     fault = _words(files.newest, newest)
-    if not isinstance(newest, Book):
-        newest = _read(files.copy)
+    book = next((found for found in (newest, *copies) if isinstance(found, Book)), None)
+    if book is None:
+        raise _stop(files, fault, *map(_words, files.copies, copies))
+    if fault:
+        log.error("%s; its copy has taken its place", fault)
     before = previous if isinstance(previous, Book) and not _missing(store, previous.half) else None
-    if isinstance(newest, Book) and not (missing := _missing(store, newest.half, *_last(newest))):
-        if fault:
-            log.error("%s; its copy has taken its place", fault)
-        if isinstance(previous, DamagedError):
-            log.warning(
-                "%s is damaged (%s); it is the older one, the device goes on", files.previous, previous
-            )
-        return Recalled(_with_what_is_here(newest, store), before.half if before else "", bool(fault))
-    if isinstance(newest, Book):
-        fault = f"{store.folder / missing}.body is gone or damaged"
-    if before is None:
-        faults = "; ".join(filter(None, (fault, _words(files.previous, previous))))
-        raise DamagedError(
-            f"{faults}; put it back from a copy, or remove {files.folder} and let the device begin anew"
+    if missing := _missing(store, book.half, *_last(book)):
+        return _before(files, book, before, f"{store.folder / missing}.body is gone or damaged", store)
+    if isinstance(previous, DamagedError):
+        log.warning("%s is damaged (%s); it is the older one, the device goes on", files.previous, previous)
+    return Recalled(_with_what_is_here(book, store), before.half if before else "", bool(fault))
+
+
+def _before(files: Files, newest: Book, before: Book | None, fault: str, store: ObjectStore) -> Recalled:
+    """What was before the last answer, and that answer to be worked out again."""
+    if before is None or newest.lost or not newest.answers:
+        raise _stop(
+            files, fault, "" if before else f"what was before it, of {files.previous}, is gone or damaged"
         )
-    return _before(before, newest if isinstance(newest, Book) else None, fault, store)
-
-
-def _before(before: Book, newest: Book | None, fault: str, store: ObjectStore) -> Recalled:
-    """What was before the last answer, and that answer to be worked out again where it is known."""
-    boot = newest.boot if newest else before.boot + UNKNOWN_BOOTS
-    book = replace(_with_what_is_here(before, store), boot=boot)
-    lost = newest.answers[-1] if newest and newest.answers else None
-    if lost and lost.base and not store.has(bytes.fromhex(lost.base)):
-        lost = None
+    last = newest.answers[-1]
+    here = not last.base or store.has(bytes.fromhex(last.base))
+    lost = last if here or newest.half != before.half else None  # a half that keeps nothing has lost nothing
     again = ", and working it out again" if lost else ""
-    log.error("%s; going back to what was before the last answer%s", fault, again)
-    return Recalled(book, went_back=True, lost=lost)
+    when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
+    log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
+    book = replace(_with_what_is_here(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
+    return Recalled(book, went_back=True)
+
+
+def _stop(files: Files, *faults: str) -> DamagedError:
+    return DamagedError(f"{'; '.join(filter(None, faults))}; {way_out(files.folder)}")
+
+
+def way_out(folder: Path) -> str:
+    return f"put it back from a copy, or remove {folder} and let the device begin anew"
 
 
 def _read(path: Path) -> Book | DamagedError | None:
@@ -92,8 +96,8 @@ def _words(path: Path, found: Book | DamagedError | None) -> str:
 
 
 def _last(book: Book) -> list[str]:
-    """The state after an answer cannot give it once more."""
-    return [answer.object for answer in book.answers[-1:]]
+    """The state after an answer cannot give it once more. Where a later one is lost, nobody asks for it."""
+    return [] if book.lost else [answer.object for answer in book.answers[-1:]]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_client.book import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
-from edge_client.recall import Files, recalled
+from edge_client.recall import Files, recalled, way_out
 from protocol.disk import Disk
 from protocol.messages import Arrays
 from protocol.store import DamagedError, ObjectStore
@@ -35,7 +35,6 @@ class Memory:
         self.store = ObjectStore(folder / "objects", disk=self.disk)
         found = recalled(self._files, self.store)
         self.book, self.fallbacks = found.book, int(found.went_back)
-        self.lost = found.lost  # an answer that has to be worked out again, before anything else is learned
         self._half_before = found.half_before  # of the generation before this one
         self._own = self.book.boot  # a higher one on the disk is of a process that has taken over
 
@@ -69,7 +68,7 @@ class Memory:
             self._demand_own()
             self._turn_to(Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._files.previous)
-            self._half_before, self.lost = "", None
+            self._half_before = ""
         self.store.sweep()
         self.store.keep(set())
 
@@ -88,10 +87,20 @@ class Memory:
             answers = [a for a in before.answers if a.round == answer.round]
             book = replace(
                 before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
-                answers=[*answers, answer][-KEPT_ANSWERS:],
+                answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
             )  # fmt: skip
             self._turn_to(book, keep=True)
-            self._half_before, self.lost = before.half, None
+            self._half_before = before.half
+
+    def contradicted(self, question: str) -> str:
+        """Why a question cannot be answered: an answer is lost that came before it. Or nothing."""
+        lost = self.book.lost
+        if lost is None or lost.question == question:
+            return ""
+        words = (
+            f"the answer to round {lost.round} {lost.phase} is lost, and so is the broadcast it was made from"
+        )
+        return f"{words}; {way_out(self.folder)}"
 
     def next_bytes(self, base: bytes) -> int:
         """About what the answer to this broadcast and the state behind it will take of the disk."""
@@ -139,17 +148,19 @@ class Memory:
         return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}
 
     def _write(self, book: Book, keep: bool = False) -> None:
-        """Anew, and a copy; what it takes the place of is kept where it is another generation."""
+        """Anew, and its copies; what it takes the place of is kept where it is another generation."""
         files, text = self._files, written(book)
         target = files.newest.with_suffix(".new")
         target.write_bytes(text)
         self.disk.sync(target)
         if keep and files.newest.exists():
             self.disk.link(files.newest, files.previous)
-        files.copy.unlink(missing_ok=True)  # none rather than one of another generation
+        for copy in files.copies:
+            copy.unlink(missing_ok=True)  # none rather than one of another generation
         self.disk.rename(target, files.newest)
         self.disk.sync(self.folder)
         with contextlib.suppress(
             OSError
-        ):  # it is for the day on which the file rots: a full disk can do without
-            files.copy.write_bytes(text)
+        ):  # they are for the day on which the file rots: a full disk can do without
+            for copy in files.copies:
+                copy.write_bytes(text)

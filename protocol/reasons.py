@@ -49,6 +49,7 @@ class Farewell(str, Enum):
     PAUSED = "paused"  # it takes no work for a while: told so, or too hot
     SIGNAL = "signal"  # it was stopped
     CANNOT_FOLLOW = "cannot_follow"  # the plan asks for what it cannot do
+    DAMAGED = "damaged"  # an answer of its own is lost: other bits would come of its next one
     OTHER = "other"
 
 

@@ -1,6 +1,7 @@
 """Files that rot: found by their checksums, gone on without, and said. The run comes to the same bits."""
 
 import random
+import re
 import shutil
 import sqlite3
 from dataclasses import replace
@@ -15,6 +16,7 @@ from deploy.mistakes import exit_code
 from edge_client.metrics import DeviceMetrics
 from edge_client.state import Memory, read_book
 from protocol.disk import Disk
+from protocol.reasons import Farewell
 from protocol.store import DamagedError, NewerFormatError
 from tests import worlds
 from tests.worlds import assert_same, once_each
@@ -199,6 +201,9 @@ def answered_and_killed(folder, method, until=lambda run: run.agents["device-1"]
     return run, {
         "file": folder / "device-1" / "device.json",
         "copy": folder / "device-1" / "device.copy.json",
+        "second copy": folder / "device-1" / "device.copy-2.json",
+        "previous": folder / "device-1" / "device.previous.json",
+        "broadcast": objects / f"{book.broadcast}.body",
         "half": objects / f"{book.half}.body",
         "answer": objects / f"{book.answers[-1].object}.body",
     }
@@ -209,10 +214,12 @@ def fallbacks(run):
     return registry.get_sample_value("protofleet_device_fallbacks")
 
 
+@pytest.mark.parametrize("what", ["file", "file and copy"])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_book_of_a_device_is_replaced_by_its_copy(tmp_path, unbroken, caplog, damage):
+def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, caplog, damage, what):
     run, files = answered_and_killed(tmp_path, "fedpall")
-    DAMAGE[damage](files["file"])
+    for name in what.split(" and "):
+        DAMAGE[damage](files[name])
     run.boot_device("device-1")
     assert "device.json is" in caplog.text and "its copy has taken its place" in caplog.text
     assert fallbacks(run) == 1 and run.agents["device-1"].memory.last_round == 2
@@ -222,8 +229,8 @@ def test_a_damaged_book_of_a_device_is_replaced_by_its_copy(tmp_path, unbroken, 
 
 @pytest.mark.parametrize(
     ("method", "what", "damage"),
-    [("fedavg", "answer", "cut short"), ("fedavg", "file and copy", "gone"), ("fedpall", "half", "flipped"),
-     ("fedpall", "half", "gone"), ("fedpall", "answer", "flipped"), ("fedpall", "file and copy", "empty")],
+    [("fedavg", "answer", "cut short"), ("fedavg", "answer and broadcast", "gone"), ("fedpall", "half", "flipped"),
+     ("fedpall", "half", "gone"), ("fedpall", "answer", "flipped"), ("fedpall", "half and broadcast", "empty")],
 )  # fmt: skip
 def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
     tmp_path, unbroken, caplog, method, what, damage
@@ -244,18 +251,66 @@ def a_round_later(run):
     return (run.service.machine.round, run.service.machine.asked) == (3, "train")
 
 
-@pytest.mark.parametrize("what", ["file", "half", "answer"])
+@pytest.mark.parametrize("what", ["file", "file and copy", "half", "answer", "half and answer"])
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(
     tmp_path, unbroken, caplog, what, damage
 ):
     """FedPall's devices keep what they learn: without it, the next round would begin one step earlier."""
     run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
-    DAMAGE[damage](files[what])
+    for name in what.split(" and "):
+        DAMAGE[damage](files[name])
     run.boot_device("device-1")
-    assert what == "file" or "and working it out again" in caplog.text
+    assert what.startswith("file") or "and working it out again" in caplog.text
     run.run()
     assert_same(unbroken("fedpall"), run)
+
+
+def test_a_device_that_dies_before_it_has_worked_a_lost_answer_out_does_so_at_its_next_start(
+    tmp_path, unbroken, caplog
+):
+    run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
+    files["half"].unlink()
+    for _ in range(3):
+        run.boot_device("device-1")
+        run.kill("device-1")
+    run.boot_device("device-1")
+    run.run()
+    assert_same(unbroken("fedpall"), run)
+
+
+@pytest.mark.parametrize("starts", [1, 3])
+@pytest.mark.parametrize("what", ["half and broadcast", "answer and broadcast"])
+def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_says_so(tmp_path, what, starts):
+    run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
+    for name in what.split(" and "):
+        files[name].unlink()
+    for _ in range(starts):
+        run.boot_device("device-1")
+    before = run.agents["device-1"].memory.book.answers
+    run.run(until=lambda: run.agents["device-1"].finished)
+    agent = run.agents["device-1"]
+    assert re.search(r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.problem)
+    assert agent.memory.book.answers == before and "\n" not in agent.problem
+    run.run(until=lambda: run.service.farewells[Farewell.DAMAGED] == 1)
+
+
+@pytest.mark.parametrize(
+    "what", ["file and copy and second copy", "half and previous", "answer and previous"]
+)
+def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_itself(tmp_path, what):
+    run, files = answered_and_killed(tmp_path, "fedpall")
+    for name in what.split(" and "):
+        files[name].unlink()
+    with pytest.raises(DamagedError, match=r"is gone.*put it back from a copy, or remove") as error:
+        run.boot_device("device-1")
+    assert exit_code(error.value) == 1 and "\n" not in str(error.value)
+
+
+def test_a_device_that_has_answered_nothing_yet_finds_its_boot_number_in_the_copy(tmp_path):
+    before = Memory(tmp_path).boot(7)
+    (tmp_path / "device.json").unlink()
+    assert Memory(tmp_path).boot(0) > before
 
 
 def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_path, caplog):
@@ -263,7 +318,7 @@ def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_p
     files["half"].unlink()
     run.boot_device("device-1")
     memory = run.agents["device-1"].memory
-    memory.lost = replace(memory.lost, object="ab" * 32)
+    memory.book.lost = replace(memory.book.lost, object="ab" * 32)
     run.run()
     assert "round 2 mix, worked out again, is another answer than before" in caplog.text
 

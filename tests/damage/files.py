@@ -1,9 +1,10 @@
-"""A run that is stopped, one file of it damaged, and the whole taken up again by everybody: what comes of it."""
+"""A run that is stopped, one file of it or two damaged, and all of it taken up again: what comes of it."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import random
 import shutil
@@ -39,9 +40,11 @@ DAMAGE: Final[dict[str, Callable[[bytes], bytes] | None]] = {
     "emptied": lambda data: b"",
     "removed": None,
 }
+TOGETHER: Final = ("flipped at 30%", "cut in half", "removed")
 MOMENTS: Final[dict[str, Callable[[Crashing], bool]]] = {
     "a round has just begun": lambda run: asked(run, 2, "train") and not run.service.machine.answered,
     "an answer is in": lambda run: asked(run, 2, "train") and bool(run.service.machine.answered),
+    "its answer is in": lambda run: asked(run, 2, "train") and "device-1" in run.service.machine.answered,
     "the device has answered": lambda run: run.agents["device-1"].memory.last_round == 2,
     "the second phase": lambda run: asked(run, 2, "mix") and bool(run.service.machine.answered),
     "the evaluation": lambda run: asked(run, 3, "evaluate"),
@@ -85,9 +88,11 @@ class Case:
     moment: str
     file: str  # with the number that stands for its name of chance
     damage: str
+    second: str = ""  # damaged in the same way
 
-    def path(self) -> Path:
-        return dict(files(self.method, self.moment))[self.file]
+    def paths(self) -> list[Path]:
+        known = dict(files(self.method, self.moment))
+        return [known[name] for name in (self.file, self.second) if name]
 
 
 def files(method: str, moment: str) -> Iterator[tuple[str, Path]]:
@@ -114,14 +119,28 @@ def every_case(methods: tuple[str, ...] = METHODS) -> Iterator[Case]:
                     yield Case(method, moment, name, damage)
 
 
+def every_pair(methods: tuple[str, ...] = METHODS) -> Iterator[Case]:
+    """Two files of the device at once."""
+    for method in methods:
+        for moment in moments(method):
+            of_device = [name for name, _ in files(method, moment) if name.startswith("device-1/")]
+            for first, second in itertools.combinations(of_device, 2):
+                for damage in TOGETHER:
+                    yield Case(method, moment, first, damage, second)
+
+
 def verdict(case: Case) -> tuple[str, str]:
     """What came of it, and the words that were said meanwhile."""
     with tempfile.TemporaryDirectory() as place, said() as words:
         folder = Path(place) / "run"
         shutil.copytree(stopped(case.method, case.moment), folder)
-        spoil(folder / case.path(), DAMAGE[case.damage])
+        for path in case.paths():
+            spoil(folder / path, DAMAGE[case.damage])
         try:
-            found = outcome(crashing(folder, case.method).live())
+            run = crashing(folder, case.method).live()
+            if problems := [agent.problem for agent in run.agents.values() if agent.problem]:
+                return STOPPED, problems[0]
+            found = outcome(run)
         except (DamagedError, NewerFormatError) as error:
             return STOPPED, str(error)
     return compared(found, unbroken(case.method), words)

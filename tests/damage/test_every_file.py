@@ -4,13 +4,24 @@ import random
 
 import pytest
 
-from tests.damage.files import METHODS, OTHER, STOPPED, Case, every_case, files, moments, verdict
+from tests.damage.files import METHODS, OTHER, STOPPED, Case, every_case, every_pair, files, moments, verdict
 
 FOUND = [  # what the whole enumeration has once found: other bits, or a lost line, without a word
     Case("fedpall", "a round has just begun", "device-1/device.json 1", "removed"),
     Case("fedpall", "a round has just begun", "device-1/device.json 1", "flipped at 30%"),
     Case("fedpall", "the device has answered", "coordinator/rounds.jsonl 1", "emptied"),
     Case("fedpall", "the device has answered", "coordinator/rounds.jsonl 1", "removed"),
+    Case(
+        "fedpall",
+        "a round has just begun",
+        "device-1/device.json 1",
+        "removed",
+        "device-1/device.copy.json 1",
+    ),
+    Case(
+        "fedpall", "its answer is in", "device-1/objects/*.body 2", "cut in half", "device-1/objects/*.body 3"
+    ),
+    Case("fedpall", "its answer is in", "device-1/objects/*.body 2", "removed", "device-1/objects/*.body 4"),
 ]
 
 
@@ -28,8 +39,10 @@ def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_damaged_file_changes_a_bit_in_silence(method):
-    for case in random.Random(method).sample(list(every_case((method,))), 6):
+def test_no_damaged_file_changes_a_bit_in_silence_and_no_pair_of_a_devices(method):
+    dice = random.Random(method)
+    pairs = dice.sample(list(every_pair((method,))), 4)
+    for case in (*dice.sample(list(every_case((method,))), 6), *pairs):
         result, words = verdict(case)
         assert result != OTHER, (case, words)
         assert result != STOPPED or ("\n" not in words and "put" in words), (case, words)
@@ -40,5 +53,6 @@ def test_every_file_that_the_parties_keep_is_among_those_that_are_damaged():
     assert {
         "coordinator/spool.sqlite", "coordinator/spool.copy.sqlite", "coordinator/snapshots/*.body",
         "coordinator/updates/device-1/*.body", "coordinator/rounds.jsonl", "device-1/device.json",
-        "device-1/device.copy.json", "device-1/device.previous.json", "device-1/objects/*.body",
+        "device-1/device.copy.json", "device-1/device.copy-2.json", "device-1/device.previous.json",
+        "device-1/heard.json", "device-1/objects/*.body",
     } <= named  # fmt: skip
