@@ -2,18 +2,19 @@
 
 What was learned since the copy was made is gone, and other bits come of it. Of the coordinator's folder the lines of
 the rounds tell, or devices that have answered a later round; whoever conducts the run has to decide. Of a device's
-folder its hello tells, as it names the broadcast of its last answer; the device takes part as it is.
+folder its hello tells, as it names its last answer and that answer's broadcast; the device takes part as it is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from coordinator.spool import Spool
+from coordinator.spool import Place, Spool
 from protocol.keyfiles import keep_to_ourselves
+from protocol.messages import Hello
 from protocol.settings import SettingsError
 from protocol.store import DamagedError
 
@@ -118,25 +119,46 @@ class Copies:
             device, self._spool.folder,
         )  # fmt: skip
 
-    def greeted(self, device: str, holds: Collection[bytes], boot: int, base: bytes) -> None:
-        """Of a device that has started again: whether it still has what its last accepted answer stands on."""
+    def greeted(self, hello: Hello, boot: int, base: bytes) -> None:
+        """Of a device that has started again: whether it stands where its last accepted answer has left it."""
+        device, holds = hello.device, hello.holds
         self._spool.noted_holder(device, holds)
         known = {name: place for name in holds if (place := self._spool.asked(name))}
         if holds and not known and base not in holds:
             self._unheard_of(device)
-            return
+        elif self._judged.get(device) != boot:
+            lacks = (
+                self._behind(hello, boot) if hello.phase else self._lacks(device, holds, known, boot, base)
+            )
+            self._judged[device] = boot
+            if lacks:
+                self._spool.fallbacks["device"] += 1
+                log.error(
+                    "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part as "
+                    "it is; what it learned since is lost, and other bits come of it",
+                    device, lacks,
+                )  # fmt: skip
+
+    def _behind(self, hello: Hello, boot: int) -> str:
+        """By the answer that it names as its last."""
+        accepted = self._spool.answered_since(hello.device, boot)
+        if not accepted or hello.round > accepted[-1][0]:
+            return ""
+        newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)
+        if hello.round == newest[0] and said not in earlier:
+            return ""  # the newest, or a later answer that was not accepted
+        phase = f" {newest[1]}" if hello.round == newest[0] else ""
+        held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
+        return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
+
+    def _lacks(
+        self, device: str, holds: Collection[bytes], known: Mapping[bytes, Place], boot: int, base: bytes
+    ) -> str:
+        """By the broadcasts that it holds: one of an earlier version names no answer."""
         last = self._spool.last_answer(device)
-        if last is None or last.boot == boot or self._judged.get(device) == boot:
-            return
-        self._judged[device] = boot
-        if last.base in holds or base in holds or not (holds or last.holds):
-            return
-        if any(place.number > last.number for place in known.values()):
-            return  # a later answer, that was not accepted
-        self._spool.fallbacks["device"] += 1
+        if last is None or last.boot == boot or last.base in holds or base in holds:
+            return ""
+        if not (holds or last.holds) or any(place.number > last.number for place in known.values()):
+            return ""  # it never says what it holds; or a later answer, that was not accepted
         what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
-        log.error(
-            "%s has answered round %d, and came back holding %s: its folder is an older copy, was emptied, or was "
-            "damaged. It takes part as it is; what it learned since is lost, and other bits come of it",
-            device, last.round, what,
-        )  # fmt: skip
+        return f"round {last.round}, and came back holding {what}"

@@ -236,6 +236,15 @@ class Spool:
             return None
         return LastAnswer(row[0], row[1], row[2], bool(row[3]), place.number)
 
+    def answered_since(self, device: str, boot: int) -> list[tuple[int, str, bytes]]:
+        """Of its newest round: round, phase and base of what was accepted, oldest first. Nothing within one boot."""
+        heard = self._db.execute("SELECT boot FROM heard WHERE sender = ?", (device,)).fetchone()
+        if heard is None or heard[0] == boot:
+            return []
+        query = "SELECT round, phase, base FROM accepted WHERE device = ? ORDER BY round, rowid"
+        rows = self._db.execute(query, (device,)).fetchall()
+        return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
+
     def note_crossed(self) -> None:
         """Beside all else that is written; a disk that is full or locked can do without."""
         noted = self._noted

@@ -5,15 +5,16 @@ from __future__ import annotations
 from edge_client.evaluate import Splits
 from edge_client.state import Book
 from methods.plan import Plan, read_plan
-from protocol.messages import Hello
+from protocol.messages import NO_ANSWER, Hello
 from protocol.settings import SettingsError
 
 
 def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Book) -> Hello:
-    """Counts of classes only where the plan's method needs them."""
+    """Counts of classes only where the plan's method needs them; how far it has come only where it holds the plan."""
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
+    round, phase, base = last_answer(book) if plan else (0, "", b"")
     return Hello(
         device=name,
         classes=data.classes,
@@ -23,7 +24,18 @@ def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Bo
         plan=plan.digest if plan else b"",
         counts=counts,
         holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
+        round=round,
+        phase=phase,
+        base=base,
     )
+
+
+def last_answer(book: Book) -> tuple[int, str, bytes]:
+    """Its round, phase and base."""
+    if not book.answers:
+        return 0, NO_ANSWER, b""
+    last = book.answers[-1]
+    return last.round, last.phase, bytes.fromhex(last.base)
 
 
 def plan_for(data: Splits, text: bytes) -> Plan:

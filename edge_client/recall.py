@@ -42,7 +42,11 @@ def recalled(files: Files, store: ObjectStore) -> Recalled:
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return Recalled(Book())
     fault = _words(files.newest, newest)
-    book = next((found for found in (newest, *copies) if isinstance(found, Book)), None)
+    least = (
+        previous.boot if isinstance(previous, Book) else 0
+    )  # an earlier version has left its second copy behind
+    whole = (found for found in (newest, *copies) if isinstance(found, Book))
+    book = next((found for found in whole if found.boot >= least), None)
     if book is None:
         raise _stop(files, fault, *map(_words, files.copies, copies))
     if fault:

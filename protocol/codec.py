@@ -76,7 +76,7 @@ def place_of(message: Message) -> Place:
     match message:
         case Task(round, phase) | Receipt(round, phase):
             return Place(round, phase)
-        case Update():
+        case Hello() | Update():
             return Place(message.round, message.phase, message.base)
         case Finished(rounds):
             return Place(rounds)
@@ -163,6 +163,9 @@ def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachme
         plan=_hash(plan) if plan else b"",
         counts=tuple(_whole(v) for v in _typed(fields.get("counts", []), list)),
         holds=tuple(holds[i : i + HASH] for i in range(0, len(holds), HASH)),
+        round=place.round,
+        phase=place.phase,
+        base=place.base,
     )
     return hello, None
 

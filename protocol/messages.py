@@ -42,6 +42,9 @@ class Manifest:
         return hashlib.sha256(WIRE_NAME + self.key + self.object).digest() if self.key else self.object
 
 
+NO_ANSWER: Final = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """A device is here and ready for work. Said after every connect."""
@@ -55,6 +58,9 @@ class Hello:
     plan: bytes = b""  # SHA-256 of the plan it has taken on; empty: none yet
     counts: tuple[int, ...] = ()  # training samples per class, only where the plan's method needs them
     holds: tuple[bytes, ...] = ()  # broadcasts it has in full
+    round: int = 0  # of its last answer in this run
+    phase: str = ""  # of the same; NO_ANSWER: it has none; empty: it does not say
+    base: bytes = b""  # what that answer was computed from
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,6 +307,21 @@ def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)
 
 
+def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
+    """It knows one copy, and writes that one alone."""
+    run = simulation(tmp_path, "fedpall")
+    run.run(until=lambda: run.agents["device-1"].memory.last_round == 2)
+    left = (path := tmp_path / "device-1" / "device.copy-2.json").read_bytes()
+    run.boot_device("device-1")
+    run.run(until=lambda: run.agents["device-1"].memory.last_round == 3)
+    run.kill("device-1")
+    path.write_bytes(left)
+    for name in ("device.json", "device.copy.json"):
+        path.with_name(name).unlink()
+    with pytest.raises(DamagedError, match="device.json is gone"):
+        run.boot_device("device-1")
+
+
 def test_a_device_that_has_answered_nothing_yet_finds_its_boot_number_in_the_copy(tmp_path):
     before = Memory(tmp_path).boot(7)
     (tmp_path / "device.json").unlink()

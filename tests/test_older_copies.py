@@ -26,6 +26,10 @@ def reached(run, number, phase="train"):
     return run
 
 
+def last_answer(run, name):
+    return next(((a.round, a.phase) for a in reversed(run.agents[name].memory.book.answers)), None)
+
+
 def put_back(run, name, copy):
     """The party's folder is that of an earlier moment, and the party starts again."""
     run.kill(name)
@@ -141,7 +145,31 @@ def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tm
     )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
+def test_a_copy_from_an_earlier_phase_of_the_same_round_is_noticed(tmp_path, caplog):
+    run = simulation(tmp_path, "fedpall")
+    run.run(until=lambda: last_answer(run, "device-1") == (2, "train"))
+    shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
+    reached(run, 3)
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    said = "device-1 has answered round 2 mix, and came back holding what it answered in round 2 train: its folder"
+    assert said in caplog.text and went_back(run) == 1
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_an_older_copy_is_noticed_where_all_rounds_have_one_broadcast(tmp_path, caplog, kept):
+    """Devices that learn alone: nothing is broadcast to them, and their answers are empty."""
+    run = reached(simulation(tmp_path, "singleset"), kept)
+    shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
+    reached(run, 4, "evaluate")
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    held = "nothing" if kept == 1 else "what it answered in round 1"
+    assert f"device-1 has answered round 3, and came back holding {held}: its folder" in caplog.text
+    assert went_back(run) == 1 and run.service.finished
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc", "singleset"])
 def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_path, caplog, method):
     honest = simulation(tmp_path / "honest", method).run()
     run = simulation(tmp_path / "run", method)

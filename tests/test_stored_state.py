@@ -27,7 +27,7 @@ def device(tmp_path):
     memory.boot(7)
     memory.begin("spring", HASH)
     memory.remember(answer_of(memory), {"w": np.ones(3, np.float32)})
-    for name in ("device.previous.json", "device.copy.json"):
+    for name in ("device.previous.json", "device.copy.json", "device.copy-2.json"):
         (tmp_path / name).unlink()
     return tmp_path
 

@@ -138,6 +138,12 @@ CASES: dict[str, Case] = {
     "sealed block 0": Block(BROADCAST.object, 0, DOWN.encode()[:64], HIDDEN.key),
     "sealed block 1": Block(BROADCAST.object, 1, DOWN.encode()[64:], HIDDEN.key),
     "body of nothing": body(),
+    "hello, of one that has answered nothing": says("board-7", 11, replace(HELLO, plan=DIGEST, phase="none")),
+    "hello, after an answer": says(
+        "board-7",
+        12,
+        replace(HELLO, plan=DIGEST, holds=(BROADCAST.object,), round=1, phase="train", base=BROADCAST.object),
+    ),
     "body of corners": CORNERS,
 }
 
