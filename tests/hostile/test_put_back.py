@@ -1,0 +1,74 @@
+"""Devices whose folder is an older copy, or damaged in two places: it is said, and nothing false is answered."""
+
+import json
+import shutil
+
+import pytest
+
+from coordinator.config import Rules
+from tests.hostile.federation import Federation
+
+ALONE = Rules(quorum=1, settle_seconds=0.2)
+
+
+def folder_of(f, name):
+    return f.folder / "devices" / name
+
+
+def killed_after(f, process, rounds):
+    """Its last answer is to a round that is over: others go on without it."""
+    f.wait_until(lambda: len(f.rounds()) >= rounds, f"{rounds} rounds")
+    process.kill()
+    at = len(f.rounds())
+    f.wait_until(lambda: len(f.rounds()) >= at + 3, "rounds without it")
+
+
+@pytest.mark.slow
+def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
+    with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=2000, policy=ALONE) as f:
+        coordinator, mine = f.coordinator(), folder_of(f, "one")
+        one, _ = f.device("one"), f.device("two")
+        f.wait_until(lambda: (mine / "device.previous.json").exists(), "an answer of its own")
+        killed_after(f, one, 2)
+        shutil.copytree(mine, tmp_path / "copy")
+        at = len(f.rounds())
+        one = f.device("one")
+        f.wait_until(
+            lambda: any("one" in r["participants"] for r in f.rounds()[at:]), "it to take part again"
+        )
+        killed_after(f, one, at + 1)
+        assert "came back holding" not in f.log_of(coordinator), "it came back as it was"
+        shutil.rmtree(mine)
+        shutil.copytree(tmp_path / "copy", mine)
+        one = f.device("one")
+        held = "and came back holding what it answered in round"
+        f.wait_until(lambda: held in f.log_of(coordinator), "word of the copy")
+        one.kill()
+        shutil.rmtree(mine)
+        f.device("one")
+        f.wait_until(lambda: "and came back holding nothing" in f.log_of(coordinator), "word of the loss")
+        assert f.metrics()['protofleet_checkpoint_fallbacks_total{what="device"}'] == 2
+
+
+@pytest.mark.slow
+def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_one_line(tmp_path):
+    with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=2000, policy=ALONE) as f:
+        coordinator = f.coordinator()
+        one, _ = f.device("one"), f.device("two")
+        previous = folder_of(f, "one") / "device.previous.json"
+        f.wait_until(lambda: previous.exists() and '"half": "", ' not in previous.read_text(), "two answers")
+        killed_after(f, one, 2)
+        book = json.loads((folder_of(f, "one") / "device.json").read_text())["book"]
+        for name in (book["half"], book["broadcast"]):
+            (folder_of(f, "one") / "objects" / f"{name}.body").unlink()
+        for _ in range(2):  # the second start knows it as well
+            one = f.device("one")
+            assert f.wait_for_end(one) == 1
+            assert (
+                "is lost, and so is the broadcast it was made from; put it back"
+                in f.log_of(one).splitlines()[-1]
+            )
+            assert "Traceback" not in f.log_of(one)
+        farewell = 'protofleet_device_farewells_total{reason="damaged"}'
+        f.wait_until(lambda: f.metrics()[farewell] == 2, "both farewells")
+        assert "one leaves: damaged: the answer to round" in f.log_of(coordinator)
