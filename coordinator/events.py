@@ -126,6 +126,11 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """That those answers are in whose bytes were found damaged: they are asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollback:
     """Put the server half back to the last Save."""
 
@@ -229,7 +234,8 @@ class Finish:
 
 Event: TypeAlias = "Joined | Left | Answered | Advanced | Blamed | Woke"
 Command: TypeAlias = (
-    Save
+    Forget
+    | Save
     | Rollback
     | Advance
     | Close

@@ -29,6 +29,7 @@ from coordinator.events import (
     Drop,
     Event,
     Finish,
+    Forget,
     Joined,
     Left,
     PutAside,
@@ -134,7 +135,8 @@ class Service:
         if remembered := self.spool.recover():
             (past, self.members), self.domains = remembered, self.spool.domains()
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
-            self.backlog.add(self.machine.resume(past), now)
+            damaged = [Forget()] if self.spool.damaged else []
+            self.backlog.add([*damaged, *self.machine.resume(past)], now)
             for device in self.bans.unheard:  # they were there when it was saved
                 self.guard.leaves(device)
 
@@ -340,6 +342,8 @@ class Service:
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
                 self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
+            case Forget():
+                self.spool.forget_damaged()
             case Rollback(why):
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
@@ -402,6 +406,8 @@ class Service:
     def _blame(self, blame: Blame) -> None:
         trial, past = None, Recovered(blame.round, 0, ())
         if kept := self.spool.generation(blame.round):
+            if self.spool.damaged:
+                self.spool.forget_damaged()
             past = kept.past
             self.members = {**kept.members, **self.members}  # also of who has left before this process began
             trial = self._trial(kept)

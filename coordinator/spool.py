@@ -87,6 +87,9 @@ class Spool:
         # What has crossed in which round, as the one who counts it says; and what of it is on the disk.
         self.crossing: Callable[[], tuple[int, Crossed] | None] = lambda: None
         self._noted: tuple[int, str] = (0, "")
+        self.damaged: list[
+            tuple[int, str, str]
+        ] = []  # round, phase and device of answers that are in no more
         self._holders: set[str] = set()  # devices that say what they hold
         self._usable = self._choose()  # the newest generation whose snapshot is whole, and those after it
 
@@ -384,12 +387,18 @@ class Spool:
         return found
 
     def _lost(self, round: int, phase: str, device: str) -> None:
+        """Nothing is written here: whoever reads cannot wait for a locked index."""
+        if (round, phase, device) in self.damaged:
+            return
         log.error("the answer of %s to round %d %s is damaged; it will be asked again", device, round, phase)
         self.fallbacks["answer"] += 1
+        self.damaged.append((round, phase, device))
+
+    def forget_damaged(self) -> None:
         with self.index.transaction():
-            self._db.execute(
-                "DELETE FROM accepted WHERE round = ? AND phase = ? AND device = ?", (round, phase, device)
-            )
+            for place in self.damaged:
+                self._db.execute("DELETE FROM accepted WHERE round = ? AND phase = ? AND device = ?", place)
+        self.damaged = []
 
     def _choose(self) -> list[Generation]:
         rows = self._generations()

@@ -7,6 +7,8 @@ import sqlite3
 
 import pytest
 
+from coordinator.config import Rules
+from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
 
@@ -21,6 +23,20 @@ def held(path, mode):
             db.execute("BEGIN EXCLUSIVE")
         yield
         db.execute("ROLLBACK")
+
+
+HELD_AT_RESUME = """
+import sqlite3, sys, threading
+import coordinator.service as service
+resume = service.Service._resume
+def held(self, now):
+    db = sqlite3.connect(self.spool.index.path, isolation_level=None, check_same_thread=False)
+    db.execute("BEGIN")
+    db.execute("SELECT * FROM run").fetchone()
+    threading.Timer(7.0, db.close).start()  # longer than SQLite waits by itself
+    resume(self, now)
+service.Service._resume = held
+"""
 
 
 @pytest.mark.slow
@@ -42,6 +58,28 @@ def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode):
         assert said.count("can be written again; the run goes on") == said.count("the run waits")
         assert said.count("can be read again") == said.count("waiting to read")
         assert [line["round"] for line in f.rounds()] == list(range(1, 22))
+
+
+@pytest.mark.slow
+def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else_does(tmp_path):
+    with Federation(tmp_path, "one", "two", policy=Rules(quorum=2)) as f:
+        coordinator, works = f.coordinator(), []
+        f.raw("one")
+        f.raw("two", lambda task: honest(task) if works else None)
+        answers = f.run / "coordinator" / "updates" / "one"
+        f.wait_until(lambda: list(answers.glob("*.body")), "the answer of one")
+        f.wait_until(lambda: f.ledger("SELECT 1 FROM moments WHERE what = 'answered'"), "it to be accepted")
+        coordinator.kill()
+        for path in answers.glob("*.body"):
+            path.write_bytes(path.read_bytes()[:-1])
+        coordinator = f.coordinator(planted=HELD_AT_RESUME)
+        f.wait_until(lambda: "held by another program" in f.log_of(coordinator), "word of the lock")
+        works.append(True)
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        said = f.log_of(coordinator)
+        assert "the answer of one to round 1 train is damaged; it will be asked again" in said
+        assert "can be written again; the run goes on" in said and "Traceback" not in said
+        assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 4
 
 
 def test_a_reader_of_events_that_goes_ends_no_run(tmp_path):
