@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from coordinator.story import evaluation
+from coordinator.stepper import evaluation
 from edge_client.work import EVALUATE
 from methods.base import Ask, ClientHalf, Payload, Reply
 from methods.bridge import LazyPayload, to_numpy, to_torch
