@@ -268,4 +268,5 @@ class Recovered:
         default_factory=dict
     )  # round -> whose answers were put aside in it
     diverged: str = ""  # why the run has ended
+    seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

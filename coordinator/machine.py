@@ -61,9 +61,7 @@ class RoundMachine:
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _deadline: float | None = None
-    _counted: frozenset[str] = frozenset()  # in the last phase that was closed
-    _opened: float = 0.0
-    _resumed: int = 0  # a round that an earlier process began: its answers are ready, and no measure of time
+    _earlier: float | None = None  # seconds that an earlier process was at the open round
     _aside: dict[int, tuple[str, ...]] = field(
         default_factory=dict
     )  # round -> whose answers brought it to nothing
@@ -88,7 +86,7 @@ class RoundMachine:
 
     def _take_up(self, past: Recovered) -> None:
         self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
-        self._resumed = past.round
+        self._earlier = past.seconds
         self._closed = dict(past.closed)
         self.verdicts.begin_round(past.accepted)
 
@@ -120,12 +118,9 @@ class RoundMachine:
             return None
         if len(self._answered) < self._quorum and not self._hopeless:
             return self._deadline
-        latest = self._deadline
-        if not (
-            self.evaluating and self._missing & self._counted
-        ):  # at the end everybody who took part is measured
-            least = 0 if self._hopeless else self._quorum
-            latest = min(latest, self._opened + self.pace.seconds(least))
+        expected = set(self.cohort) - self.verdicts.refused.keys() - (self._missing & self._absent.keys())
+        quorum = 0 if self._hopeless else self._quorum
+        latest = min(self._deadline, self.pace.until(self._answered, self._missing, len(expected), quorum))
         if self._missing and self._missing <= set(self._absent):
             latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
         return latest
@@ -197,7 +192,7 @@ class RoundMachine:
         steady = self._steady(now).difference(self._aside.get(self.round, ()))
         others = (self.roster - steady).difference(self._aside.get(self.round, ()))
         self.cohort = self.gathering.draw(steady, others, self.round, self.attempt)
-        self.phase, self.gathering.settled = Phase.THINKING, None
+        self.phase, self.gathering.settled, self._earlier = Phase.THINKING, None, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
         yield Advance(self.round, None, ())
@@ -213,12 +208,22 @@ class RoundMachine:
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = known.intersection(self.cohort)
         self.phase = Phase.COLLECTING
-        self._opened, self._deadline = now, now + self.policy.patience_seconds
-        first = self.attempt == 0 and self.round != self._resumed  # else answers may be ready
-        self.pace.asked(self._missing if first else set(), now)
+        self._deadline = now + self.policy.patience_seconds
+        self._time(now, closed is not None)
         for device in sorted(self._missing):
             yield Send(device, self.round, phase, self.policy.patience_seconds)
         yield from self._maybe_close(now)
+
+    def _time(self, now: float, closed: bool) -> None:
+        question = self.round, self.asked, self.base
+        if closed:  # the same devices have to answer, however long that takes them
+            self.pace.asked(question, (), (), now)
+            return
+        earlier, self._earlier = self._earlier, None
+        back = 0.0 if earlier is None else self.policy.grace_seconds  # everybody has to come back
+        self.pace.asked(question, self.cohort, self._answered, now, earlier, back)
+        if self.evaluating and self.cohort:
+            self.pace.asked_at_the_end()
 
     def _answer(self, event: Answered, now: float) -> Iterator[Command]:
         device, place = event.device, (event.device, event.round, event.phase)
@@ -257,7 +262,7 @@ class RoundMachine:
             return
         self.cohort = tuple(sorted(self._answered))  # later phases: only who answered this one
         self.phase, self._deadline = Phase.THINKING, None
-        self._closed[self.asked], self._counted = self.cohort, frozenset(self.cohort)
+        self._closed[self.asked] = self.cohort
         yield Close(self.round, self.asked, self.cohort)
         yield Advance(self.round, self.asked, self.cohort)
 
@@ -298,6 +303,7 @@ class RoundMachine:
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
         self._take_up(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
+        self._earlier = None
         yield Advance(self.round, None, ())
 
     def _repeated(self, number: int) -> str:

@@ -375,7 +375,8 @@ class Spool:
         rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ? ORDER BY rowid", (number,))
         closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
         roster = tuple(device for device, guest in guests_in(guests).items() if guest.present)
-        return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster)
+        seconds = sum(crossed.seconds for crossed in self.crossed_before(number))
+        return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 
     def _earlier(self, before: int) -> dict[str, tuple[int, dict[str, bytes]]]:
         """Of each device its newest accepted answers in rounds that are over."""

@@ -130,8 +130,9 @@ def test_who_answers_before_it_can_have_worked_does_not_shut_out_the_others():
     m = machine(quorum=1, patience_seconds=1000.0, straggler_factor=2.5, gather=4)
     started(m, "abcd")
     answer(m, "a", now=0.001)
-    assert m.wake_at == 1000.0
-    answer(m, "b", now=20.0)
+    answer(m, "b", now=0.002)
+    assert m.wake_at == 1000.0, "half of them is no measure of the other half"
+    answer(m, "c", now=20.0)
     assert m.wake_at == 50.0
 
 
@@ -151,12 +152,76 @@ def test_refused_answers_are_no_measure_of_time():
     assert m.wake_at == 100.0
 
 
-def test_answers_that_were_ready_are_no_measure_of_time():
-    m = machine(quorum=2, patience_seconds=100.0, straggler_factor=2.0)
-    m.resume(Recovered(1, 0, ("a", "b", "c")))
+def resumed(seconds=0.0, known="", **rules):
+    """In the first round, that an earlier process was at for so long; in which these had answered."""
+    rules = {"patience_seconds": 100.0, "grace_seconds": 5.0, "straggler_factor": 2.0, **rules}
+    m = machine(quorum=2, **rules)
+    accepted = {"train": dict.fromkeys(known, b"base")}
+    m.resume(Recovered(1, 0, tuple("abcd"), accepted=accepted, seconds=seconds))
+    m.handle(Advanced("train", b"base"), 1000.0)
+    return m
+
+
+def test_answers_that_were_ready_when_a_coordinator_came_back_shut_out_nobody_who_is_at_work():
+    m = resumed()
+    for device in "abc":
+        answer(m, device, now=1000.1)
+    assert m.wake_at == 1000.0 + 2 * 5.0, "it takes a while to come back"
+
+
+def test_a_coordinator_that_came_back_counts_what_an_earlier_one_has_waited():
+    m = resumed(seconds=30.0)
+    for device in "abc":
+        answer(m, device, now=1001.0)
+    assert m.wake_at == 1000.0 - 30.0 + 2 * 31.0
+
+
+def test_those_who_had_answered_before_a_coordinator_died_are_a_measure_too():
+    m = resumed(seconds=20.0, known="abc")
+    assert m.wake_at == 1000.0 - 20.0 + 2 * 20.0
+    assert closed(m.handle(Woke(), 1020.0)) == ("a", "b", "c")
+
+
+def test_a_later_phase_of_a_round_that_was_taken_up_is_timed_like_any_other():
+    m = resumed(seconds=20.0, known="abcd")
+    m.handle(Advanced("mix", b"mixed"), 1001.0)
+    for device in "abc":
+        answer(m, device, phase="mix", base=b"mixed", now=1005.0)
+    assert m.wake_at == 1001.0 + 2 * 4.0
+
+
+def test_in_an_attempt_that_is_repeated_each_answer_is_timed_from_when_its_device_was_first_asked():
+    m = machine(quorum=3, gather=5, cohort=4, patience_seconds=50.0, straggler_factor=2.0)
+    for device in "abcde":
+        m.handle(Joined(device), 0.0)
     m.handle(Advanced("train", b"base"), 0.0)
-    answer(m, "a", now=0.1), answer(m, "b", now=0.1)
-    assert m.wake_at == 100.0, "a crash must not cut off those who are still at work"
+    first = m.cohort
+    for device in first[:2]:
+        answer(m, device, now=4.0)
+    m.handle(Woke(), 50.0)
+    m.handle(Advanced("train", b"base"), 50.0)
+    (fresh,) = set(m.cohort) - set(first)
+    assert m.attempt == 1 and len(set(m.cohort) & set(first[:2])) == 2
+    assert m.wake_at == 100.0, "two of three that are needed have answered"
+    assert len(closed(answer(m, fresh, now=56.0))) == 3, "the other has had its time, since 0"
+
+
+def test_who_has_left_is_no_part_of_those_of_whom_most_must_have_answered():
+    m = machine(quorum=1, gather=4, patience_seconds=100.0, grace_seconds=50.0, straggler_factor=2.0)
+    started(m, "abcd")
+    answer(m, "a", now=3.0), answer(m, "b", now=4.0)
+    assert m.wake_at == 100.0
+    m.handle(Left("c"), 5.0)
+    assert m.wake_at == 8.0
+
+
+def test_an_answer_lost_to_a_damaged_disk_is_waited_for_as_long_as_an_ask_may_take():
+    """Who counts has been decided: the same bits must come of it."""
+    m = machine(quorum=2, patience_seconds=100.0, straggler_factor=2.0)
+    accepted = {"train": dict.fromkeys("abc", b"base")}
+    m.resume(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}, accepted, seconds=9.0))
+    m.handle(Advanced("train", b"base"), 10.0)
+    assert m.wake_at == 110.0
 
 
 def at_the_last_evaluation(devices, took_part):
@@ -169,11 +234,18 @@ def at_the_last_evaluation(devices, took_part):
     return m
 
 
-def test_at_the_end_whoever_took_part_is_waited_for_however_many_images_it_has_to_test():
+def test_at_the_end_nobody_gets_less_time_than_in_the_round_before():
+    m = at_the_last_evaluation("abc", took_part="abc")
+    for device in "ab":
+        answer(m, device, now=100.01, round=2, phase="evaluate", base=b"end")
+    assert m.wake_at == 100.0 + 2 * 2.0, "its tests may take longer than theirs"
+
+
+def test_at_the_end_who_took_part_and_is_silent_now_does_not_hold_the_end():
     m = at_the_last_evaluation("abc", took_part="abc")
     for device in "ab":
         answer(m, device, now=103.0, round=2, phase="evaluate", base=b"end")
-    assert m.wake_at == 150.0
+    assert m.wake_at == 106.0
 
 
 def test_at_the_end_who_was_silent_all_along_is_not_waited_for():

@@ -12,11 +12,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import coordinator.gathering
 import coordinator.machine
+import coordinator.pace
 import coordinator.verdicts
 from tests.coordinator import test_bad_weather, test_machine
 from tests.coordinator.test_machine import AnyWeather
 
-PARTS = (coordinator.machine, coordinator.gathering, coordinator.verdicts)
+PARTS = (coordinator.machine, coordinator.gathering, coordinator.pace, coordinator.verdicts)
 QUICK = settings(
     max_examples=400,
     stateful_step_count=40,
@@ -83,6 +84,16 @@ FAULTS = {
         "            self._absent.pop(device, None)\n",
         "            pass\n",
     ),
+    "lets a quick half end an ask": ("cohort // 2 + 1", "(cohort + 1) // 2"),
+    "forgets how long an earlier process has waited": ("now - (earlier or 0.0)", "now"),
+    "times an answer from when the same was asked again": (
+        "self._began.setdefault((question, device), now - (earlier or 0.0))",
+        "self._began[question, device] = now - (earlier or 0.0)",
+    ),
+    "holds the end for who is silent": (
+        "        quorum = 0 if self._hopeless else self._quorum\n",
+        "        quorum = 0 if self._hopeless else 99 if self.evaluating else self._quorum\n",
+    ),
 }
 
 
@@ -132,4 +143,4 @@ def test_a_planted_fault_is_found(fault):
 
 def test_the_machine_without_a_fault_passes_the_same_however_often_it_is_compiled():
     """A machine of another module: what a fault is found by must not be that alone."""
-    assert not is_found(mutant("# else answers may be ready", "# else they may be ready"))
+    assert not is_found(mutant("# the same devices have to answer", "# they have to answer"))

@@ -1,13 +1,19 @@
 """A device that says hello and nothing else, among others: what it costs them."""
 
+import logging
 import time
 
 import pytest
 
+from coordinator.config import Rules
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
+log = logging.getLogger(__name__)
 WORK_SECONDS = 1.0
+
+
+NAMES = ("one", "two", "three", "four")
 
 
 def works(task):
@@ -30,7 +36,59 @@ def seconds_of_six_rounds(folder, devices, work_of_the_last):
 
 @pytest.mark.slow
 def test_one_silent_device_of_four_costs_six_rounds_no_three_times_their_time(tmp_path):
-    names = ("one", "two", "three", "four")
-    without = seconds_of_six_rounds(tmp_path / "three", names[:3], works)
-    beside = seconds_of_six_rounds(tmp_path / "four", names, lambda task: None)
+    without = seconds_of_six_rounds(tmp_path / "three", NAMES[:3], works)
+    beside = seconds_of_six_rounds(tmp_path / "four", NAMES, lambda task: None)
+    log.warning("%.1f s without, %.1f s beside it: %.2f times", without, beside, beside / without)
     assert beside <= 3 * without, (beside, without)
+
+
+def takes(seconds, *rounds):
+    """In these rounds, or in all."""
+
+    def work(task):
+        if task.phase == "train" and (task.round in rounds or not rounds):
+            time.sleep(seconds)
+        return honest(task)
+
+    return work
+
+
+def participants(f):
+    return [line["participants"] for line in f.rounds()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_path, number):
+    """Two have their answers ready then, one is at work: nobody waits 600 s, and nobody who works is cut off."""
+    with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4, grace_seconds=8.0)) as f:
+        quick = [f.raw(name) for name in ("one", "two")]
+        slow = f.raw("three", takes(8.0, number))
+        f.raw("four", lambda task: None if task.round >= number else honest(task))
+        coordinator = f.coordinator()
+        slow.wait("task", lambda h: h.header["round"] == number)
+        coordinator.kill()
+        began = time.monotonic()
+        again = f.coordinator()
+        assert f.wait_for_end(again, 150) == 0, f.last_words()
+        assert {"one", "two", "three"} <= set(participants(f)[number - 1]), participants(f)
+        assert time.monotonic() - began < 120.0 and all(device.verdicts() for device in quick)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tmp_path):
+    with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4)) as f:
+        for name in NAMES[:3]:
+            f.raw(name)
+        f.raw("four", lambda task: None if task.phase == "evaluate" else honest(task))
+        assert f.wait_for_end(f.coordinator(), 60) == 0, f.last_words()
+        assert participants(f) == [sorted(NAMES), sorted(NAMES), ["one", "three", "two"]]
+
+
+@pytest.mark.slow
+def test_a_half_that_answers_at_once_does_not_shut_out_the_other(tmp_path):
+    with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4)) as f:
+        for name in NAMES:
+            f.raw(name, honest if name in NAMES[:2] else takes(3.0))
+        assert f.wait_for_end(f.coordinator(), 60) == 0, f.last_words()
+        assert participants(f) == [sorted(NAMES)] * 3
