@@ -303,8 +303,9 @@ class Spool:
         with self.index.transaction():
             for table in ("checkpoint", "accepted", "closed"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
-            later = "rowid > (SELECT rowid FROM closed WHERE round = ? AND phase = ?)"
-            self._db.execute(f"DELETE FROM closed WHERE round = ? AND {later}", (round, round, phase))
+            this = "SELECT rowid FROM closed WHERE round = ? AND phase = ?"
+            later = f"DELETE FROM closed WHERE rowid > ({this}) AND round = ?"
+            self._db.execute(later, (round, phase, round))
             self.index.put("closed", round, phase, json.dumps(devices))
             for device in aside:
                 self.index.put("aside", round, device, words)

@@ -252,14 +252,14 @@ class Federation:
         s = self.scenario
         if s.method == "tally":
             return Plan(
-                "tally", 2, s.policy.rounds, s.seed % 1000, 2, Network("mlp", feature_size=2), dict(s.hyper)
+                "tally", 2, s.policy.rounds, s.seed % 1000, 8, Network("mlp", feature_size=2), dict(s.hyper)
             )
         return small_plan(s.method, s.policy.rounds, **s.hyper)
 
     def _data(self, i: int) -> Any:
         if self.scenario.method != "tally":
             return shard(i, n=12)
-        x, y = torch.full((4 + i, 3, 2, 2), 0.1 * i), torch.arange(4 + i) % 2
+        x, y = torch.full((4 + i, 3, 8, 8), 0.1 * i), torch.arange(4 + i) % 2
         part = SimpleNamespace(x=x, y=y)
         empty = SimpleNamespace(x=x[:0], y=y[:0])
         return SimpleNamespace(domain=f"domain-{i}", classes=2, train=part, validation=empty, test=part)
