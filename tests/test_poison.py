@@ -126,7 +126,7 @@ def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_
 def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
     """Everybody learns a millionfold too fast: nobody is to blame."""
     policy = replace(POLICY, gather=3, rounds=4)
-    run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1e18, "momentum": 0.0})
+    run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1000.0, "momentum": 0.99, "epochs": 40})
     run.run()
     assert run.service.finished and "not finite" in run.service.diverged
     assert all(agent.finished for agent in run.agents.values()) or run.world.now < 1e5

@@ -59,7 +59,7 @@ def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp
 
 
 def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_path):
-    method = {"name": "fedavg", "lr": 1e18}
+    method = {"name": "fedavg", "lr": 1000.0, "momentum": 0.99, "epochs": 40}
     with Federation(tmp_path, "one", "two", policy=Rules(quorum=2), rounds=3, method=method) as f:
         coordinator = f.coordinator()
         f.device("one"), f.device("two")
