@@ -17,11 +17,12 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from coordinator.journal import SEEN, RoundRecord
+from coordinator.lines import sealed_line, whole_record
 
 log = logging.getLogger("protofleet.ledger")
 
@@ -77,7 +78,7 @@ class Ledger:
         self._last_round = r.round
         row = (
             time.time(), r.round, r.attempt, r.kind, r.seconds, len(r.participants), len(r.late),
-            len(r.dropped), json.dumps(asdict(r), allow_nan=False),
+            len(r.dropped), sealed_line(asdict(r)).rstrip(),
         )  # fmt: skip
         crossed = [
             (r.round, way, kind, r.payload.get(way, {}).get(kind, 0), wire)
@@ -99,12 +100,7 @@ class Ledger:
 
     def records(self) -> dict[int, dict[str, Any]]:
         """The lines of the rounds, for a rounds.jsonl that has lost some."""
-        if self._db is None:
-            return {}
-        with contextlib.suppress(sqlite3.Error, ValueError):
-            rows = self._db.execute("SELECT round, record FROM rounds").fetchall()
-            return {number: json.loads(record) for number, record in rows}
-        return {}
+        return _records(self._db) if self._db else {}
 
     def close(self) -> None:
         self._write((MOMENT, self._left_out()))
@@ -147,3 +143,22 @@ def moment_row(what: str, details: Mapping[str, Any]) -> Row:
         time.time(), what, details.get("round"), details.get("phase"), details.get("device"),
         json.dumps(details, allow_nan=False),
     )  # fmt: skip
+
+
+def records_in(path: Path) -> dict[int, dict[str, Any]]:
+    """Of a run that is over, for whoever only reads."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return _records(db)
+    except sqlite3.Error:
+        return {}
+
+
+def _records(db: sqlite3.Connection) -> dict[int, dict[str, Any]]:
+    """Those that are what was written."""
+    known = {field.name for field in fields(RoundRecord)}
+    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError):
+        rows = db.execute("SELECT round, record FROM rounds").fetchall()
+        found = {number: whole_record(str(record), known) for number, record in rows}
+        return {number: table for number, table in found.items() if table and table.get("round") == number}
+    return {}

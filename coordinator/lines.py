@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +66,24 @@ def finite(value: Any) -> Any:
 
 def _is_odd(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def damaged_lines(path: Path) -> int:
+    """How many there are that say nothing that can be believed."""
+    if not path.exists():
+        return 0
+    return sum(bool(line.strip()) for line in path.read_bytes().split(b"\n")) - len(whole_lines(path))
+
+
+def whole_record(text: str, known: Collection[str]) -> dict[str, Any] | None:
+    """Of the ledger, which keeps what a line says; earlier versions kept it without a seal."""
+    try:
+        table = json.loads(text)
+        sealed = table.pop("seal", None)
+        whole = table.keys() <= set(known) if sealed is None else _is_whole(table, sealed)
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    return table if whole else None
 
 
 def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> bytes:

@@ -6,15 +6,34 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from coordinator.config import CoordinatorSettings
+from coordinator.index import seal
 from coordinator.service import Service
 from protocol.disk import Disk
 from protocol.meter import DOWN, UP
+from protocol.store import DamagedError
 
+WAY_OUT: Final = "put it back from a copy, or remove it and run the same command again, which writes it anew"
+UNSEALED: Final = frozenset(  # what it could say before it carried a seal
+    {
+        "name",
+        "method",
+        "paper",
+        "network",
+        "reports",
+        "rounds",
+        "seed",
+        "devices",
+        "ended",
+        "seconds",
+        "payload",
+    }
+    | {"wire", "fedavg", "accuracy", "views", "broker", "security", "versions"}
+)
 Lines = Sequence[Mapping[str, Any]]
 Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
 
@@ -98,7 +117,28 @@ def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
 
 def write_summary(path: Path, summary: Mapping[str, Any], disk: Disk) -> None:
     target = path.with_suffix(".new")
-    target.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n")
+    sealed = {**summary, "seal": _seal(summary)}
+    target.write_text(json.dumps(sealed, indent=1, allow_nan=False) + "\n")
     disk.sync(target)
     disk.rename(target, path)
     disk.sync(path.parent)
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """What was written, or DamagedError. Earlier versions put no seal on it."""
+    try:
+        summary = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path} cannot be read: {str(error)[:80]}; {WAY_OUT}") from None
+    if not isinstance(summary, dict):
+        raise DamagedError(f"{path} is no summary of a run; {WAY_OUT}")
+    sealed = summary.pop("seal", None)
+    if sealed is None and (odd := sorted(summary.keys() - UNSEALED)):
+        raise DamagedError(f"{path} is damaged: {odd[0][:40]!r} is nothing that it says; {WAY_OUT}")
+    if sealed is not None and sealed != _seal(summary):
+        raise DamagedError(f"{path} is damaged: it is not what was written; {WAY_OUT}")
+    return summary
+
+
+def _seal(summary: Mapping[str, Any]) -> str:
+    return seal("summary", json.dumps(summary, allow_nan=False)).hex()

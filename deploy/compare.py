@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from coordinator.summary import curve, with_mean
-from deploy.report import Rounds, read_run
+from deploy.finished import Rounds, read_run
 from deploy.run_errors import RunError
 from protocol.settings import read_toml
 
@@ -155,7 +156,10 @@ def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
 
 
 def read(folder: Path) -> Run:
-    lines, summary = read_run(folder)
+    found = read_run(folder)
+    lines, summary = found.rounds, found.summary
+    if found.faults:
+        print(f"protofleet: {found.faults}", file=sys.stderr)
     if missing := [name for name in NEEDED if name not in summary]:
         raise RunError(
             f"{folder / 'summary.json'} does not say {missing[0]!r}; it is no summary of a finished run"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from coordinator.journal import read_rounds
-from coordinator.lines import finite
 from coordinator.summary import curve
 from deploy.charts import COLOURS, Bar, Line, bars, lines
+from deploy.finished import Finished, Rounds, read_run
 from deploy.gallery import gallery
 from deploy.progress import human
-from deploy.run_errors import RunError
 from protocol.keyfiles import PUBLIC, write_file
 
-Rounds = Sequence[Mapping[str, Any]]
 KIND_COLOURS = {
     "weights": COLOURS[0], "anchors": COLOURS[1], "prototypes": COLOURS[2], "classifier": COLOURS[3],
     "amplifier": COLOURS[4], "features": COLOURS[5], "labels": COLOURS[7], "counts": COLOURS[7],
@@ -36,7 +32,8 @@ SECURITY = {
 
 
 def write_report(folder: Path) -> Path:
-    rounds, summary = read_run(folder)
+    run = read_run(folder)
+    rounds, summary = run.rounds, run.summary
     target = folder / "report.html"
     settings = (folder / "experiment.toml").read_text() if (folder / "experiment.toml").exists() else ""
     sections = [
@@ -49,7 +46,9 @@ def write_report(folder: Path) -> Path:
         f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
     ]
     title = f"{summary['name']}: {summary['method']}"
-    text = page(title, f"<h1>{escape(title)}</h1>{ended(summary)}{security(summary)}{''.join(sections)}")
+    text = page(
+        title, f"<h1>{escape(title)}</h1>{ended(summary)}{doubts(run)}{security(summary)}{''.join(sections)}"
+    )
     write_file(target, text.encode(), PUBLIC, durable=False)  # made to be shown around
     return target
 
@@ -64,15 +63,8 @@ def page(title: str, inside: str, width: str = "") -> str:
     )
 
 
-def read_run(folder: Path) -> tuple[Rounds, dict[str, Any]]:
-    path = folder / "summary.json"
-    if not path.exists():
-        raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
-    try:
-        summary: dict[str, Any] = finite(json.loads(path.read_text()))
-    except ValueError as error:
-        raise RunError(f"{path} cannot be read: {error}") from None
-    return read_rounds(folder / "rounds.jsonl"), summary
+def doubts(run: Finished) -> str:
+    return f'<p class="danger">{escape(run.faults)}.</p>' if run.faults else ""
 
 
 def ended(summary: Mapping[str, Any]) -> str:
@@ -242,7 +234,8 @@ def percent(value: float | None) -> str:
 
 def final_table(folder: Path) -> str:
     """The same in a few lines of text."""
-    _, summary = read_run(folder)
+    run = read_run(folder)
+    summary = run.summary
     accuracy = summary["accuracy"]
     start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]
     rows = [f"{'domain':14}{'start':>9}{'last':>9}{'best by validation':>21}"]
@@ -255,4 +248,5 @@ def final_table(folder: Path) -> str:
     crossed = f"tensors up {human(payload['up'])}, down {human(payload['down'])}; on the wire {human(wire)}"
     rows.append(f"{crossed}; FedAvg would have sent {human(fedavg)}")
     rows.append(f"{VIEWS[summary['reports']]}; messages {words_of(summary)}")
+    rows += [run.faults] if run.faults else []
     return "\n".join(rows)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.diverged import DivergedError
+from coordinator.summary import read_summary
 from deploy.experiment import Experiment, read_experiment
 from deploy.run import make_way, run_experiment
 from deploy.run_errors import RunError
 from protocol.settings import SettingsError, encode, write_toml
+from protocol.store import DamagedError
 
 
 @dataclass
@@ -71,5 +72,7 @@ def finished(experiment: Experiment, runs: Path) -> bool:
 
 
 def how_it_ended(experiment: Experiment, runs: Path) -> str:
-    ended = json.loads((runs / experiment.name / "summary.json").read_text()).get("ended", "finished")
-    return str(ended)
+    try:
+        return str(read_summary(runs / experiment.name / "summary.json").get("ended", "finished"))
+    except DamagedError as error:
+        return f"finished, but {error}"

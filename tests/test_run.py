@@ -48,6 +48,10 @@ def protofleet(*arguments, cwd, timeout=120):
 
 @pytest.fixture
 def place(tmp_path):
+    return furnished(tmp_path)
+
+
+def furnished(tmp_path):
     """A folder with data and an experiment."""
     from PIL import Image
 
