@@ -48,7 +48,7 @@ def read_run(folder: Path) -> Finished:
 
 def words_of(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int]) -> str:
     """A run that went on from an older copy lacks the lines of the rounds between."""
-    parts = [f"{damaged} lines of {path} are damaged and left out"] if damaged else []
+    parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
     if found:
         parts.append(f"rounds {numbers(found)} are taken from the ledger")
     if lost:

@@ -100,9 +100,11 @@ def test_the_report_names_what_is_damaged_and_a_damaged_summary_is_one_line(run)
     told = protofleet("report", "runs/small", cwd=run.parents[1])
     assert (
         told.returncode == 0
-        and "1 lines of runs/small/rounds.jsonl are damaged and left out; rounds 1 are" in told.stdout
+        and "damaged lines of runs/small/rounds.jsonl, left out: 1; rounds 1 are" in told.stdout
     )
-    assert '<p class="danger">1 lines of' in write_report(run).read_text() and "damaged" in final_table(run)
+    assert '<p class="danger">damaged lines of' in write_report(
+        run
+    ).read_text() and "left out: 1" in final_table(run)
     summary = run / "summary.json"
     summary.write_text(summary.read_text().replace('"seed": ', '"seed": 7', 1))
     told = protofleet("report", "runs/small", cwd=run.parents[1])

@@ -29,12 +29,13 @@ def main() -> int:
     options = argparse.ArgumentParser(prog="python -m tests.damage")
     options.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     options.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th case")
+    options.add_argument("--first", type=int, default=0, metavar="K", help="beginning with this one, from 0")
     options.add_argument("--pairs", action="store_true", help="two files of a device at once")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     options.add_argument("--show", action="store_true", help="each case with what was said")
     asked = options.parse_args()
     cases = every_pair if asked.pairs else every_case
-    todo = list(cases(tuple(asked.methods)))[:: asked.every]
+    todo = list(cases(tuple(asked.methods)))[asked.first :: asked.every]
     begun, found = time.monotonic(), Counter[tuple[str, str]]()
     with multiprocessing.get_context("fork").Pool(asked.jobs, ready) as pool:
         for case, result, words in pool.imap_unordered(judged, todo, chunksize=4):
