@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import itertools
+import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,17 +28,21 @@ from deploy.enrol.alone import Claim
 from deploy.enrol.certificates import DER, PEM
 from deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
 from deploy.enrol.requests import REQUEST, Request
+from protocol.disk import sync
 from protocol.keyfiles import read_identity, read_tls, write_file, write_private
 from protocol.records import RECORD, REVOCATIONS, Record, Revocations, issue_record, issue_revocations
 from protocol.settings import SettingsError
 from protocol.statements import armoured, fingerprint, read_armoured, signer
 from protocol.topics import valid_name
-from protocol.trust import ROOTS, Roots, issue_roots
+from protocol.trust import ROOTS, Roots, first_roots, issue_roots
 
 ROOTS_FILE: Final = "roots.statement"
 REVOKED_FILE: Final = "revoked.statement"
+PRIVATE_KEYS: Final = ("tls-ca.key", "root.key")
 DAY: Final = 86_400
 SKEW: Final = 3600  # seconds that a device's clock may be behind
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,26 @@ class Authority:
         if self.register.listed is None:  # what its lists have said, under this version, cannot be known
             self.register = self.register.with_lists(self.now())
         self.roots = [_load_root(folder, number) for number in self.register.roots]
+        self._finish_what_was_killed()
+
+    def _finish_what_was_killed(self) -> None:
+        """A change of roots writes the register first. What else belongs to it is made from that."""
+        path = self.folder / ROOTS_FILE
+        if not path.exists():
+            return
+        held = first_roots(read_armoured(ROOTS, path))
+        if held.version < self.register.roots_version:
+            known = {*held.keys, *(root.public for root in self.roots)}
+            kept = [_load_root(self.folder, number) for number in _kept(self.folder)]
+            self.save([root for root in kept if root.public in known])
+        self.destroy_ended()
+
+    def destroy_ended(self) -> None:
+        """The private keys of roots before those that hold; only when the statement of that is on the disk."""
+        for number in _kept(self.folder):
+            if number < self.register.roots[0]:
+                for name in PRIVATE_KEYS:
+                    (self.folder / "roots" / str(number) / name).unlink(missing_ok=True)
 
     @property
     def federation(self) -> str:
@@ -198,7 +225,7 @@ class Authority:
 def make_authority(
     folder: Path, federation: str, years: float, durable: bool = True, clock: Callable[[], float] = time.time
 ) -> Authority:
-    if (folder / REGISTER).exists() or (folder / "roots").exists():
+    if (folder / REGISTER).exists() or (folder / "roots" / "1").exists():
         raise SettingsError(f"{folder} holds a root already; take another folder, or `enrol rotate` this one")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -213,12 +240,34 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
     if not 0 < years <= 50:
         raise SettingsError(f"--years is {years:g}, it must be above 0 and at most 50")
     place = folder / "roots" / str(number)
-    place.mkdir(parents=True, mode=0o700)
+    fresh = place.with_name(f"{number}.new")
+    if fresh.exists():  # of a command that was killed
+        shutil.rmtree(fresh)
+    fresh.mkdir(parents=True, mode=0o700)
     until = _date(int(now + years * 365.25 * DAY))
     tls = certificates.new_authority(federation, number, _date(int(now)), until)
-    write_private(place / "root.key", Ed25519PrivateKey.generate(), durable)
-    write_private(place / "tls-ca.key", tls.key, durable)
-    write_file(place / "tls-ca.crt", tls.cert.public_bytes(PEM), durable=durable)
+    write_private(fresh / "root.key", Ed25519PrivateKey.generate(), durable)
+    write_private(fresh / "tls-ca.key", tls.key, durable)
+    write_file(fresh / "tls-ca.crt", tls.cert.public_bytes(PEM), durable=durable)
+    _put_aside(place)
+    fresh.rename(place)
+    if durable:
+        sync(place.parent)
+
+
+def _put_aside(place: Path) -> None:
+    """A root that the register does not know: a killed command's, or one that came after an older register."""
+    if place.exists():
+        names = (place.with_name(f"{place.name}.unused-{i}") for i in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        place.rename(aside)
+        log.warning("%s is not in the register; it is kept as %s", place, aside.name)
+
+
+def _kept(folder: Path) -> list[int]:
+    """Numbers of the roots whose private keys are here, or one of them."""
+    places = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
+    return sorted(int(p.name) for p in places if any((p / name).exists() for name in PRIVATE_KEYS))
 
 
 def _load_root(folder: Path, number: int) -> Root:

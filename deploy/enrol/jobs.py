@@ -183,6 +183,7 @@ def rotate(o: Options) -> int:
     print("     Mosquitto: both have to know the new root before anybody uses it")
     print("  2. enrol renew the devices and install; then the coordinator, then the brokers")
     print("  3. enrol rotate --finish")
+    print(operator.finish_advice(authority))
     return 0
 
 

@@ -148,11 +148,14 @@ def behind(authority: Authority, *parts: str) -> list[str]:
 
 
 def begin_rotation(authority: Authority, years: float) -> Authority:
-    """From now on there are two roots. Each party follows with its next approval."""
+    """From now on there are two roots. Each party follows with its next approval.
+
+    Where there are two already, only the approvals are written again: they may be what a kill has left out.
+    """
     register = authority.register
     if len(authority.roots) > 1:
-        words = f"root {register.roots[-1]} is being introduced already; {finish_advice(authority)}"
-        raise SettingsError(words)
+        refresh(authority, "broker", "coordinator")
+        return authority
     number = register.roots[-1] + 1
     make_root(authority.folder, authority.federation, number, years, authority.now(), durable=True)
     authority.register = renumbered(register, (*register.roots, number), authority.now())
@@ -162,16 +165,21 @@ def begin_rotation(authority: Authority, years: float) -> Authority:
 
 
 def finish_rotation(authority: Authority, force: bool) -> Authority:
-    """From now on there is the new root alone; the private keys of the old one are destroyed."""
-    if len(authority.roots) < 2:
+    """From now on there is the new root alone; the private keys of the old one are destroyed.
+
+    Where that is so already, only the approvals are written again: they may be what a kill has left out.
+    """
+    if authority.register.roots == (1,):
         raise SettingsError("there is one root; `enrol rotate` begins to replace it")
+    if len(authority.roots) < 2:
+        refresh(authority)
+        return authority
     if (left := behind(authority)) and not force:
         raise SettingsError(finish_advice(authority) + f"; --force leaves {len(left)} behind")
     both, register = authority.roots, authority.register
     authority.register = renumbered(register, register.roots[1:], authority.now())
     finished = _with_roots(authority, signed_by=both)
-    for name in ("root.key", "tls-ca.key"):
-        (authority.folder / "roots" / str(both[0].number) / name).unlink()
+    authority.destroy_ended()
     refresh(finished)
     return finished
 
