@@ -86,7 +86,8 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
 
 
 def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place):
-    options = ("small.toml", "--set", "method.lr=1e18")
+    wild = ("method.lr=1000.0", "method.momentum=0.99", "method.epochs=40")
+    options = ("small.toml", *(part for change in wild for part in ("--set", change)))
     done = protofleet("run", *options, cwd=place)
     assert done.returncode == 4, done.stderr + done.stdout
     assert done.stderr.splitlines()[-1].startswith("protofleet: the run has diverged: ")
