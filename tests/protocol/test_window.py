@@ -54,6 +54,16 @@ def test_what_has_not_come_is_what_lies_between(order):
     assert window.missing == 2, "a new life is counted anew"
 
 
+@given(st.integers(0, 3 * WIDTH), st.lists(st.integers(0, 3 * WIDTH + 40), max_size=40))
+def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
+    """Whatever of it had come before: what was said then, and is late, is said again by who still means it."""
+    window, naive = Window.up_to(1, mark), Naive()
+    naive.boot, naive.seen = 1, set(range(mark + 1))
+    for sequence in (*arrivals, mark, max(0, mark - 1)):
+        assert verdict(window, 1, sequence) == naive.is_new(1, sequence), (mark, sequence)
+    assert window.is_new(2, 0), "a new process of the sender counts from its own beginning"
+
+
 @given(st.permutations(range(1, 20)))
 def test_any_order_of_arrival_is_taken_once_and_only_once(order):
     window = Window()
