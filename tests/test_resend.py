@@ -1,7 +1,9 @@
 """A device believes nothing delivered until it has the receipt: a PUBACK is none."""
 
+import numpy as np
+
 from edge_client.outgoing import LONGEST_RESEND_SECONDS, Outgoing
-from edge_client.state import Answer
+from edge_client.state import Answer, Memory
 from tests.worlds import assert_same, simulation
 
 
@@ -34,3 +36,13 @@ def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_as
     kind, again = said[first + 1]
     assert kind == "update" and again - said[first][1] == 5.0
     assert_same(honest, run)
+
+
+def test_a_question_that_comes_again_finds_its_answer_also_after_a_reboot(tmp_path):
+    question, other = "12" * 32, "34" * 32
+    memory = Memory(tmp_path, durable=False)
+    memory.begin("spring", "ab" * 32)
+    answer = Answer(question, 1, "train", "ab" * 32, memory.store.put({"w": np.ones(3)}).object.hex(), 5, {})
+    memory.remember(answer, {})
+    for known in (memory, Memory(tmp_path, durable=False)):
+        assert known.answer_to(question) == answer and known.answer_to(other) is None

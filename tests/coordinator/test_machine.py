@@ -314,6 +314,19 @@ def test_too_few_answers_by_the_deadline_start_the_round_again_with_what_is_in()
     assert [c.device for c in sends] == ["b"]  # the answer of a is good for the same question
 
 
+def test_a_round_that_begins_again_asks_everybody_its_first_phase_again():
+    """Also whoever did not answer it the first time: of the attempt that failed no phase has ended."""
+    m = machine(cohort=3, quorum=2, patience_seconds=5.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a"), answer(m, "b")
+    assert m.handle(Woke(), 5.0)[0] == Close(1, "train", ("a", "b"))
+    m.handle(Advanced("mix", b"mixed"), 6.0)
+    assert m.handle(Woke(), 11.0)[:2] == [Rollback(), Save(1, 1, ("a", "b", "c"))]
+    assert [c.device for c in m.handle(Advanced("train", b"base"), 12.0)] == ["c"]
+
+
 def test_a_device_that_left_is_waited_for_only_so_long():
     m = machine(cohort=3, quorum=2, patience_seconds=100.0, grace_seconds=3.0, settle_seconds=1.0)
     for device in "abc":

@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 
 from coordinator.events import Close, Drop, Policy
+from coordinator.spool import FencedError
 from deploy.world import Weather
+from protocol.messages import Hello, Receipt
 from protocol.reasons import Reason, Rejected
 from protocol.store import ObjectStore
+from protocol.transport import Arrived
 from tests.worlds import assert_same, part, shard, simulation
 
 PATIENT = Policy(
@@ -131,3 +134,33 @@ def test_samples_without_any_validation_data_are_no_problem(tmp_path):
     for name, agent in run.agents.items():
         agent.data = replace(agent.data, validation=part(0, 1, 0.0))
     assert run.run().service.finished
+
+
+def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path):
+    """What came for it meanwhile comes at once when it goes on, before the broker says that it was replaced."""
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: len(run.service.members) == 3)
+    old = run.service
+    run.kill("coordinator")
+    run.boot_coordinator()
+    hellos = []
+    link = run.agents["device-0"].link
+    link.transport.publish = lambda topic, frame, retain=False: hellos.append(Arrived(topic, frame))
+    link.send(Hello("device-0", 3, 5))
+    with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
+        old.take(hellos[0], run.world.now)
+
+
+def test_an_answer_is_on_the_disk_when_its_receipt_is_said(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    send, early = run.service.link.send, []
+
+    def sending(device, message):
+        match message:
+            case Receipt(round, phase, "accepted") if device not in run.service.spool.answers(round, phase):
+                early.append((device, message))
+        send(device, message)
+
+    run.service.link.send = sending
+    run.run()
+    assert run.service.finished and not early

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from coordinator.spool import Accepted, Spool
+from coordinator.spool import Accepted, FencedError, Spool
 from methods.base import Member
 from tests.crash.platter import FrailDisk, Platter
 
@@ -71,13 +71,17 @@ def test_a_round_that_begins_again_has_no_phase_that_ended(spool, saved, started
     assert past.closed == {} and past.accepted == {"train": {"device-0": BASE}}
 
 
-def test_going_back_in_a_round_leaves_the_one_before_as_it_ended(spool):
+def test_going_back_in_a_round_leaves_the_one_before_as_it_ended(spool, started_again):
     """A damaged snapshot would make the replay begin there."""
     spool.close(1, "train", list(DEVICES))
     save(spool, 2)
     spool.close(2, "train", ["device-0"])
     spool.rollback(2)
-    assert spool.generation(1).closed == {"train": DEVICES} and spool.generation(2).closed == {}
+    newest = max((spool.folder / "snapshots").glob("*.body"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(b"damaged")
+    past, _ = started_again().recover()
+    assert (past.round, past.closed) == (1, {"train": DEVICES})
+    assert [(ahead.round, ahead.closed) for ahead in past.ahead] == [(2, {})]
 
 
 def test_answers_are_kept_as_long_as_a_replay_may_begin_at_their_round(spool):
@@ -87,3 +91,31 @@ def test_answers_are_kept_as_long_as_a_replay_may_begin_at_their_round(spool):
     second = accept(spool, "device-0", 2)
     save(spool, 3)
     assert spool.store("device-0").has(second) and not spool.store("device-0").has(first)
+
+
+@pytest.fixture
+def taken_over(spool):
+    """Another coordinator has the folder now."""
+    later = Spool(spool.folder, durable=False)
+    later.start_run("spring", '{"rounds": 3}', 1)
+    yield later
+    later.shut()
+
+
+def test_who_has_been_replaced_writes_nothing_more(spool, taken_over):
+    with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
+        save(spool, 2)
+    with pytest.raises(FencedError):
+        spool.close(1, "train", ["device-0"])
+    past, _ = taken_over.recover()
+    assert (past.round, past.closed) == (1, {})
+
+
+def test_a_file_that_a_later_coordinator_has_removed_is_said_to_be_its_work(spool, taken_over):
+    with pytest.raises(FencedError, match="has taken over"), spool.index.alone():
+        (spool.folder / "updates" / "device-0" / "tidied away").read_bytes()
+
+
+def test_a_file_that_is_gone_though_nobody_has_taken_over_is_missed_as_what_it_is(spool):
+    with pytest.raises(FileNotFoundError, match="never there"), spool.index.alone():
+        (spool.folder / "never there").read_bytes()

@@ -5,7 +5,7 @@ import pytest
 
 from deploy.world import Weather
 from protocol.broker import BrokerError
-from protocol.messages import Bye, Hello, Task, Update
+from protocol.messages import Bye, Hello, Refusal, Task, Update
 from protocol.reasons import Reason
 from protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
@@ -156,6 +156,18 @@ def test_an_older_process_of_the_same_device_is_fenced(tmp_path):
     ends.links["a"].send(Hello("a", 10, 5))
     ends.run()
     assert reason_of(ends, TOPICS.up("a"), old) is Reason.STALE_BOOT
+
+
+def test_the_older_of_two_processes_of_one_device_is_told_so_and_the_frame_is_counted(tmp_path):
+    ends = Ends(tmp_path, "a")
+    old = frame_of(ends, "a", Hello("a", 10, 5))
+    ends.boot_device("a", boot=2)
+    ends.links["a"].send(Hello("a", 10, 5))
+    ends.run()
+    reason_of(ends, TOPICS.up("a"), old)
+    ends.run()
+    assert [said.message.boot for said in ends.heard["a"] if isinstance(said.message, Refusal)] == [2]
+    assert ends.results("coordinator", "up") == {("hello", "accepted"): 1, ("hello", "stale_boot"): 1}
 
 
 def test_an_older_coordinator_is_fenced_by_the_devices(tmp_path):
