@@ -80,7 +80,7 @@ class Federation:
     def __post_init__(self) -> None:
         s = self.scenario
         self.clock = Clock(self.log)
-        self.said = Said(s.sealed)
+        self.said = Said(s.sealed, self.clock)
         self.history = History(s.policy, self.clock, self.said)
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
@@ -231,6 +231,8 @@ class Federation:
             errors = party.guard.cut_off + party.aside.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
             demand(not party.bans.banned, f"I8: honest devices are banned: {sorted(party.bans.banned)}")
+        if process.alive and not party.finished:
+            party.link.due.look(self.clock.now, self.history.newest)  # type: ignore[attr-defined]
         process.looked += 1
         if process.alive and process.looked % 8:
             return  # sums only grow: what is wrong once is wrong at the next look

@@ -15,6 +15,8 @@ from protocol.coordinator_link import CoordinatorLink
 from protocol.link import Link
 from protocol.messages import Message
 from protocol.seal import EVERYBODY, SIGNATURE, Header, read_header
+from tests.simulator.clock import Clock
+from tests.simulator.due import Due
 from tests.simulator.promises import demand
 
 Place = tuple[int, int]  # boot and sequence number
@@ -29,8 +31,10 @@ class Said:
     """Of the whole federation, through all lives of its parties."""
 
     sealed: bool
+    clock: Clock
     where: dict[bytes, str] = field(default_factory=dict)  # envelope -> topic that its sender said it on
     coordinators: dict[int, Ear] = field(default_factory=dict)  # by epoch
+    owes: dict[int, Due] = field(default_factory=dict)  # of coordinators, by epoch
     marks: dict[str, Place] = field(
         default_factory=dict
     )  # by device: what no later coordinator may take again
@@ -47,6 +51,10 @@ class Said:
     def accepted(self, epoch: int, device: str) -> None:
         """An answer has become durable, and with it how far its device had been heard."""
         self.marks[device] = self.coordinators[epoch].newest[device]
+
+    def asks_no_more(self, epoch: int) -> None:
+        if epoch in self.owes:
+            self.owes[epoch].asks_no_more()
 
 
 def opens(payload: bytes) -> bool:
@@ -93,9 +101,10 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self.ear = Ear(said, self.me.name)
+            self.ear, self.due = Ear(said, self.me.name), Due(self.me.name)
             if isinstance(self, CoordinatorLink):
-                said.coordinators[self.me.boot] = self.ear
+                self.due.epoch = self.me.boot
+                said.coordinators[self.me.boot], said.owes[self.me.boot] = self.ear, self.due
 
         def remember(self, heard: Mapping[str, Place]) -> None:
             super().remember(heard)
@@ -107,8 +116,15 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
             found: Found = super().open(topic, frame)
             if found:
                 self.ear.took(topic, frame, found[0])
+                self.due.heard(found[0].sender, found[1])
             else:
                 self.ear.left_out(read_header(frame)[0])
             return found
+
+        def say(
+            self, topic: str, message: Message, recipient: str = EVERYBODY, *rest: Any, **more: Any
+        ) -> None:
+            super().say(topic, message, recipient, *rest, **more)
+            self.due.said(recipient, message, said.clock.now)
 
     return Observed

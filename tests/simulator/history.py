@@ -167,6 +167,11 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
                 self.mine, round, attempt, tuple(cohort), dict(members), fingerprint(state), history.clock.now
             )
             history.saves.append(saved)
+            history.said.asks_no_more(self.mine)
+
+        def rollback(self, round: int) -> None:
+            super().rollback(round)
+            history.said.asks_no_more(self.mine)
 
         def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
             before = self.answers(round, phase).get(answer.device)
@@ -209,6 +214,7 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             demand(list(mine) == sorted(set(mine)), f"I1: {phase} of round {round} ends with {mine}")
             before = history.closed.setdefault((round, attempt, phase), mine)
             demand(before is mine, f"I3: {phase} of round {round} ended with {before}, and again with {mine}")
+            history.said.asks_no_more(self.mine)
 
     return Observed
 

@@ -34,6 +34,8 @@ class Nemesis:
         deeds = [deed for kind, deed in self._deeds().items() if kind in s.kinds]
         for _ in range(s.faults if deeds else 0):
             self._schedule(dice.choice(deeds))
+        if "replaced" in s.kinds:
+            self._replace(random.Random(f"{s.seed}/replaced"))
         if "flapping" in s.kinds:
             self._flap(dice.choice(s.devices), dice.uniform(1.0, 12.0))
         if deeds_of_harm := tuple(deed for deed in DEEDS if deed in s.kinds):
@@ -163,6 +165,24 @@ class Nemesis:
         place = f"{COORDINATOR}-again-{len(self.f.processes)}"
         if COORDINATOR in self.f.processes:
             self.f.boot(place, COORDINATOR, COORDINATOR)
+
+    def _replace(self, dice: random.Random) -> None:
+        """A coordinator that hangs, and its supervisor starts another; then the first one goes on where it was."""
+
+        def hangs() -> None:
+            process, seconds = self.f.processes.get(COORDINATOR), dice.choice((0.5, 5.0, 30.0, 90.0))
+            if process and process.alive and process.line:
+                process.stop(self.f.clock.now + seconds)
+                process.line.block({"up", "down"})
+                self.f.clock.after(seconds, f"{process.name} goes on", process.line.heal)
+                self._second_coordinator()
+
+        for _ in range(dice.choice((1, 3))):
+            when = dice.random() * self.s.bad_seconds
+            if dice.random() < 0.5:
+                self.f.clock.at(when, "nemesis", lambda: self._unless_over(hangs))
+            else:
+                self.f.clock.alarms.setdefault(dice.randrange(20, 1500), lambda: self._unless_over(hangs))
 
     def _twin(self) -> None:
         """A card was copied, or a name was given twice."""

@@ -19,6 +19,7 @@ KINDS = (
     "straggler", "new_card", "small_queue", "loss", "repeat", "late", "reorder", "slow_link",
     "frail_disk",
     "alter", "replay", "forge", "sign_anothers", "speak_openly", "miscount",
+    "replaced",
 )  # fmt: skip
 SMALLEST_PACKET = 5120
 
