@@ -1,5 +1,6 @@
 """The simulator: a few seeds of what `make simulate` runs by the thousand, and whether it can be believed."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -66,12 +67,24 @@ def test_a_failure_says_how_to_see_it_again():
     assert done.returncode == 0 and "2 of 2 seeds" in done.stdout and "0 failed" in done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.seeds])
+@pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name):
     bug = BUGS[name]
     with planted(bug):
         found = any(run_seed(seed).problem for seed in bug.seeds)
     assert found, f"none of the seeds {bug.seeds} finds it any more; see python -m tests.simulator --planted"
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_page_names_for_a_planted_bug_how_many_seeds_find_it_and_a_test_that_is_there(name):
+    bug, page = BUGS[name], (ROOT / "docs" / "simulator.md").read_text()
+    where, _, what = name.partition(": ")
+    path, _, function = bug.test.partition("::")
+    assert re.search(rf"^(def )?{function}\b", (ROOT / path).read_text(), re.MULTILINE), bug.test
+    row = next(line for line in page.splitlines() if line.startswith(f"| {where} | {what} |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[2] == (str(bug.of_300) if bug.of_300 else "not counted")
+    assert cells[4] == f"`{path.removeprefix('tests/')}`: `{function}`"
 
 
 def test_faults_stop_in_time_or_the_run_is_said_to_hang():
