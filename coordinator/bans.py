@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -151,10 +151,23 @@ def lift(folder: Path, name: str) -> None:
     (folder / BANNED / valid_name(name)).unlink(missing_ok=True)
 
 
-def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
-    """The names that are banned in a coordinator's folder, now if no other time is given."""
+def words_of(ban: While) -> str:
+    """Until when, and why: there is one reason for a ban."""
+    again = replace(ban, times=ban.times + 1)
+    return (
+        f"until {_as_time(ban.until)}, as it flooded at {_as_time(ban.since)} (ban {ban.times} of it; the next one "
+        f"within a day after the end lasts {(again.until - again.since) / 3600:g} h)"
+    )
+
+
+def bans_in(folder: Path, at: float | None = None) -> dict[str, While]:
+    """Of the names that are banned in a coordinator's folder, now if no other time is given."""
     when = time.time() if at is None else at
-    return frozenset(name for name, ban in _records(folder).items() if ban.lasts(when))
+    return {name: ban for name, ban in sorted(_records(folder).items()) if ban.lasts(when)}
+
+
+def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
+    return frozenset(bans_in(folder, at))
 
 
 def _records(folder: Path) -> dict[str, While]:

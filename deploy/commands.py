@@ -149,15 +149,16 @@ def add_unban(jobs: Jobs) -> None:
 
 def unban(options: argparse.Namespace) -> int:
     """The coordinator looks once a second; one that does not run finds it when it starts."""
-    from coordinator.bans import banned_in, lift
+    from coordinator.bans import bans_in, lift, words_of
     from protocol.settings import SettingsError
 
     folder = options.folder / "coordinator"
     if not folder.is_dir():
         raise SettingsError(f"{options.folder} is no folder of a run: there is no {folder}")
-    banned = sorted(banned_in(folder))
+    banned = bans_in(folder)
     if not options.name:
-        print("\n".join(banned) or f"nobody is banned in {options.folder}")
+        lines = [f"{name}: {words_of(ban)}" for name, ban in banned.items()]
+        print("\n".join(lines) or f"nobody is banned in {options.folder}")
         return 0
     if options.name not in banned:
         known = ", ".join(banned) or "nobody is"

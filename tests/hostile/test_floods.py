@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
+from datetime import datetime
 
 import pytest
 
@@ -69,7 +71,13 @@ def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
         reformed = f.raw("shouter")
         f.wait_until(lambda: f.answers() and f.metrics()["protofleet_devices_present"] == 2, "the others")
         assert f.metrics()["protofleet_banned_devices"] == 1
-        assert main(["unban", "--folder", str(f.run)]) == 0 and capsys.readouterr().out == "shouter\n"
+        assert main(["unban", "--folder", str(f.run)]) == 0
+        said = re.fullmatch(
+            r"shouter: until (.*) UTC, as it flooded at (.*) UTC \(ban 1 of it; the next one .* lasts 2 h\)\n",
+            capsys.readouterr().out,
+        )
+        end, begin = (datetime.strptime(when, "%Y-%m-%d %H:%M:%S") for when in said.groups())
+        assert (end - begin).total_seconds() == 3600 and f"until {said[1]} UTC" in f.log_of(first)
         assert main(["unban", "nobody", "--folder", str(f.run)]) == 2
         assert "nobody is not banned" in capsys.readouterr().err
         assert main(["unban", "shouter", "--folder", str(f.run)]) == 0
