@@ -131,6 +131,7 @@ class Metrics:
         r.register(Damage(service.spool.fallbacks))
         r.register(Wills(service.doubts.counted, self._device_names))
         r.register(Errors(service))
+        service.link.spoke = self._spoke
         self.attendance.banned.set_function(lambda: float(len(service.bans.banned)))
         self.progress.epoch.set(service.link.epoch)
         self.progress.planned.set(service.machine.policy.rounds)
@@ -145,12 +146,13 @@ class Metrics:
     ) -> contextlib.AbstractContextManager[None]:
         return exposed(self.registry, at, checks)
 
+    def _spoke(self, device: str) -> None:
+        self.devices.seen.labels(self._device_names.label(device)).set(time.time())
+
     def moment(self, what: str, details: Mapping[str, Any]) -> None:
         if "roster" in details:
             self.attendance.present.set(details["roster"])
             self.attendance.unsteady.set(details["unsteady"])
-        if device := details.get("device"):
-            self.devices.seen.labels(self._device_names.label(device)).set(time.time())
         match what:
             case "asked":
                 self.progress.round.set(details["round"])

@@ -159,7 +159,10 @@ class Devices:
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.seen = Gauge(
-            "protofleet_device_last_seen_timestamp_seconds", "Last word of a device", ["device"], registry=r
+            "protofleet_device_last_seen_timestamp_seconds",
+            "Last new word of a device's own to this coordinator; its will, which the broker says, is none",
+            ["device"],
+            registry=r,
         )
         self.missing = Gauge(
             "protofleet_device_messages_missing",

@@ -65,6 +65,7 @@ class CoordinatorLink(Link):
         super().__init__(me, keyring, topics, transport, DOWN, epoch=me.boot)
         self._stores, self._gate = stores, gate
         self.admission = Admission(keyring)
+        self.spoke: Callable[[str], None] = lambda device: None  # told of each new word of a device's own
         self.alone: Alone = lambda device: contextlib.nullcontext()
         self._waiting_for: set[str] = set()  # devices that left unfinished answers behind
         self._heard_topics = set(topics.coordinator_subscriptions())
@@ -144,13 +145,21 @@ class CoordinatorLink(Link):
             if fault.reason is Reason.STALE_BOOT:  # signed by whom the topic says: that was looked at before
                 self._fence(self.writer(topic))
             raise
+        for header, _, _ in opened:
+            self._spoke(header)
         for answer in spoiled:
+            self.spoke(answer.update.device)
             self._gate.spoiled(answer.update, answer)
         try:
             return [done for found in opened for done in self._message(*found, now)]
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
             self.meter.rejected[fault.reason] += 1
             raise
+
+    def _spoke(self, header: Header) -> None:
+        """Not by its will, which the broker says, and not by what it said to an earlier coordinator."""
+        if header.sequence and header.epoch == self.epoch:
+            self.spoke(header.sender)
 
     def _in_our_name(self, frame: bytes, now: float) -> list[Received]:
         """What we have said comes back, and is nothing. Of a later coordinator it is passed on.
@@ -313,6 +322,7 @@ class CoordinatorLink(Link):
 
         if not self._counted(topic, frame, "block", take) or held is None:
             return []
+        self.spoke(device)
         if not held[0].partial.complete:
             self._feed(now)
             return []

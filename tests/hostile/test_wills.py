@@ -1,5 +1,7 @@
 """A broker may say a device's will whenever it likes: the device has signed it."""
 
+import time
+
 from coordinator.config import Rules
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
@@ -72,3 +74,34 @@ def test_a_device_that_comes_back_within_the_grace_is_asked_again(tmp_path):
         f.wait_until(lambda: broken, "the second round")
         assert f.wait_for_end(coordinator) == 0, f.last_words()
         assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 3
+
+
+def last_seen(f, device):
+    return f.metrics().get(f'protofleet_device_last_seen_timestamp_seconds{{device="{device}"}}', 0.0)
+
+
+def heard_again(f):
+    return any(n for name, n in f.metrics().items() if "messages_total" in name and '"duplicate"' in name)
+
+
+def test_a_will_keeps_no_device_seen(tmp_path):
+    """Said once when it has left, and again and again after that."""
+    rules = Rules(gather=2, quorum=1, grace_seconds=10.0, straggler_factor=0.0)
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
+        gate = []
+        coordinator = f.coordinator()
+        f.raw("one", lambda task: honest(task) if gate else None)
+        two = f.raw("two", lambda task: None)
+        two.wait("task")
+        two.die()
+        died = time.time()
+        f.wait_until(lambda: wills(f, "two", "left"), "its leave, after the grace")
+        will = f.proxy.wills["two"]
+        for _ in range(5):
+            f.proxy.tell("coordinator", will.topic, will.data)
+        hello = f.proxy.frames("hello", "two")[0]
+        f.proxy.tell("coordinator", hello.topic, hello.data)
+        f.wait_until(lambda: heard_again(f), "an old hello of it, behind its wills")
+        assert 0 < last_seen(f, "two") < died + 8 < last_seen(f, "one")
+        gate.append("open")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
