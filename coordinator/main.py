@@ -62,6 +62,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
             will=made.will(topics.coord_state),
             subscriptions=topics.coordinator_subscriptions(),
             returns=lambda: made.hears_itself,
+            failures=made.failures,
         )
         return made
 

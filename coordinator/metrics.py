@@ -15,7 +15,7 @@ from coordinator.doubts import OUTCOMES
 from coordinator.journal import ByView, RoundRecord
 from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from coordinator.service import Service
-from protocol.exposition import Endpoint, MeterCollector, exposed
+from protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
 from protocol.vitals import Check
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
@@ -125,6 +125,7 @@ class Metrics:
         self._service, self._method = service, service.plan.method
         self._device_names, self._domain_names = Names(MAX_DEVICES), Names(MAX_DEVICES)
         r.register(MeterCollector(service.link.meter, self._method))
+        r.register(ConnectionErrors(service.link.failures))
         self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
         self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
         r.register(service.farewells)

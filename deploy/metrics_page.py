@@ -17,7 +17,8 @@ from coordinator.series import Attendance, Devices, Learned, Progress, Room, Tra
 from edge_client.board import Board
 from edge_client.metrics import Series
 from protocol.broker import BrokerAddress
-from protocol.exposition import MeterCollector
+from protocol.callbacks import Failures
+from protocol.exposition import ConnectionErrors, MeterCollector
 from protocol.meter import Meter
 from protocol.place import Place
 
@@ -62,6 +63,7 @@ def meaning(words: str) -> str:
 
 def of_both(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
+    r.register(ConnectionErrors(Failures()))
     r.register(Place("", "", Path(), BrokerAddress()))
 
 

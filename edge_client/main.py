@@ -67,6 +67,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         subscriptions=topics.device_subscriptions(settings.name),
         session_seconds=settings.session_seconds,
         clean_start=False,
+        failures=link.failures,
     )
 
     # A child has a limit of its own, and its steps are not seen from here.

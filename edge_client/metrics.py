@@ -11,7 +11,7 @@ from edge_client.agent import Agent
 from edge_client.board import PREFIX, Board
 from edge_client.silence import SILENT_SECONDS
 from protocol.disk import LITTLE
-from protocol.exposition import Endpoint, MeterCollector, exposed
+from protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
 from protocol.place import Place
 from protocol.vitals import Check
 
@@ -60,6 +60,7 @@ class DeviceMetrics:
     def __init__(self, agent: Agent, board: Board | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
+        r.register(ConnectionErrors(agent.link.failures))
         self.series = series = Series(r)
         r.register(board or Board())
         series.outbox.set_function(lambda: float(agent.waiting))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily
 
+from protocol.callbacks import Failures
 from protocol.meter import Meter
 from protocol.metrics_server import Page, Request, Response, bound, serving
 from protocol.numbers import OptionalPort
@@ -75,6 +76,26 @@ class MeterCollector:
         for reason in Reason:  # those that have not happened too, so that an alert has a series to watch
             rejected.add_metric([reason.value], self._meter.rejected[reason])
         yield rejected
+
+
+class ConnectionErrors:
+    """Of ours, and the connection goes on or is made again."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = (
+            "Errors in handling what the broker said, and connections that broke over it; the log has a traceback of "
+            "each place an hour"
+        )
+        return [CounterMetricFamily("protofleet_connection_errors", words)]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        family.add_metric([], self._failures.count)
+        yield family
 
 
 def still(counter: Counter[Any]) -> dict[Any, int]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from protocol import blocks, codec
 from protocol.broker import BrokerError
+from protocol.callbacks import Failures
 from protocol.codec import Attachment
 from protocol.keys import Identity, Keyring
 from protocol.messages import Manifest, Message, State
@@ -79,6 +80,7 @@ class Link:
 
     def __post_init__(self) -> None:
         self.meter = Meter()
+        self.failures = Failures()  # of the connection under it
         self.block = blocks.DEFAULT_BLOCK
         self.inline, self._room = INLINE, MAX_FRAME
         self._sequence = 0

@@ -10,7 +10,6 @@ after a reconnect, past every window, and a packet too large among it for ever; 
 
 from __future__ import annotations
 
-import logging
 import queue
 import selectors
 import ssl
@@ -24,7 +23,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
 from protocol.broker import FINAL, TAKEN_OVER, BrokerAddress, BrokerError, explain
-from protocol.callbacks import HeardErrors, never_raises
+from protocol.callbacks import Failures, HeardErrors, never_raises
 from protocol.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
 from protocol.reconnect import Backoff, Ending, Reconnecting
 from protocol.tls import rereading_context, settle
@@ -39,7 +38,6 @@ MAX_PACKET: Final = 268_435_455  # of a broker that states no limit
 RECEIVE_MAX: Final = 65_535  # likewise
 
 Inbox: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
-log = logging.getLogger(__name__)
 
 
 class Mqtt:
@@ -57,8 +55,10 @@ class Mqtt:
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
         returns: Callable[[], bool] = lambda: False,
+        failures: Failures | None = None,
     ) -> None:
         """`returns`: whether to connect again after another process has come under this name."""
+        self.failures = failures or Failures()
         self._broker, self._inbox, self._returns = broker, inbox, returns
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
@@ -118,9 +118,9 @@ class Mqtt:
             self._ending = self._explained(error)
         except BrokerError as error:  # TLS files that somebody has spoilt since
             self._ending = Ending(f"{self._broker}: {error}")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is said there
             # paho raises over packets that no broker should send: the connection is spoilt, we are not.
-            log.exception("the connection to %s broke", self._broker)
+            self.failures.caught(f"the connection to {self._broker}")
             self._ending = Ending(f"{self._broker}: the connection broke ({error!r})")
         self._hang_up()
         return self._ending or Ending(f"{self._broker}: the connection was lost")

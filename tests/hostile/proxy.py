@@ -59,6 +59,9 @@ class TakenOver:
     def __init__(self, broker: BrokerAddress, tls: Callable[[str], TlsFiles]) -> None:
         self._broker, self._tls = broker, tls
         self.passes: Callable[[Frame], bool] = lambda frame: True
+        self.alters: Callable[[str, bytes], bytes] = lambda party, packet: (
+            packet
+        )  # what the broker says to a party
         self.seen: list[Frame] = []
         self.wills: dict[str, Frame] = {}  # the newest of each party
         self._lines: dict[str, Line] = {}
@@ -130,6 +133,8 @@ class TakenOver:
         with contextlib.suppress(*HANG_UPS):
             while True:
                 packet, start = await read_packet(source)
+                if down and packet[0] >> 4 != PUBLISH:
+                    packet = self.alters(line.party, packet)
                 if packet[0] >> 4 == CONNECT and (will := will_in(packet, start)):
                     self.wills[line.party] = Frame(line.party, False, *will)
                 if packet[0] >> 4 == PUBLISH and not self._passes(line, packet, start, down):

@@ -1,0 +1,34 @@
+"""A broker whose packets cannot be what they are: each is counted, and all of them cost one line an hour."""
+
+import pytest
+
+from coordinator.config import Rules
+from protocol.seal import COORDINATOR
+from tests.hostile.federation import Federation
+
+SUBACK = 9
+RULES = Rules(quorum=1, gather=1, straggler_factor=0.0)
+
+
+def acknowledges_no_topic(party, packet):
+    """A SUBACK without a code for what was asked."""
+    return bytes([SUBACK << 4, 3]) + packet[2:4] + b"\0" if packet[0] >> 4 == SUBACK else packet
+
+
+@pytest.mark.slow
+def test_packets_that_our_code_fails_at_are_counted_and_said_once(tmp_path):
+    with Federation(tmp_path, "one", taken_over=True, rounds=1, policy=RULES) as f:
+        f.proxy.alters = acknowledges_no_topic
+        coordinator = f.coordinator()
+
+        def failed():
+            f.proxy.cut(COORDINATOR)
+            return f.answers() and f.metrics()["protofleet_connection_errors_total"] >= 6
+
+        f.wait_until(failed, "six errors")
+        f.proxy.alters = lambda party, packet: packet
+        f.raw("one")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        log = f.log_of(coordinator)
+        assert log.count("Traceback") == 1, log[-3000:]
+        assert len(log) < 20_000
