@@ -3,16 +3,20 @@
 What was learned since the copy was made is gone, and other bits come of it. Of the coordinator's folder the lines of
 the rounds tell, or devices that have answered a later round; whoever conducts the run has to decide. Of a device's
 folder its hello tells, as it names its last answer and that answer's broadcast; the device takes part as it is.
+
+What one device says is counted in its own name: of the coordinator's folder only a majority is believed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
 from coordinator.spool import Place, Spool
+from protocol.admission import Bucket
 from protocol.keyfiles import keep_to_ourselves
 from protocol.messages import Hello
 from protocol.settings import SettingsError
@@ -21,6 +25,9 @@ from protocol.store import DamagedError
 log = logging.getLogger("protofleet.coordinator")
 
 LISTEN_SECONDS: Final = 30.0  # two hellos of everybody: one liar that is first must not speak for all
+SAY_SECONDS: Final = 3600.0  # between lines about what one device says, after the first few
+FEW: Final = 5.0
+OURS, ITS_OWN = "coordinator", "device"  # whose folder it is that a device makes an older copy
 
 
 class OlderCopyError(DamagedError):
@@ -68,6 +75,9 @@ class Copies:
 
     def __init__(self, spool: Spool, patience: float) -> None:
         self._spool, self._listen = spool, min(patience, LISTEN_SECONDS)
+        self.counted: Counter[tuple[str, str]] = Counter()  # device, and whose folder
+        self._words: dict[tuple[str, str], Bucket] = {}  # of each of these
+        self._unheard_of: set[str] = set()  # devices that hold what this folder has never asked with
         self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
         self._judged: dict[str, int] = {}  # devices, and their boots
         self._since = 0.0
@@ -80,10 +90,10 @@ class Copies:
         """An answer of this run to a question of a round that has not begun, as far as this folder knows."""
         if round <= self._spool.furthest or self._ahead.get(device, 0) >= round:
             return
-        self._spool.fallbacks["folder"] = 1
         self._ahead[device] = round
-        log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
-                  self._spool.furthest)  # fmt: skip
+        if self._is_news(device, OURS, now):
+            log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
+                      self._spool.furthest)  # fmt: skip
         self.wake_at = max(now, self._since + self._listen)
 
     def verdict(self, present: Collection[str], known: int, now: float) -> str:
@@ -92,12 +102,13 @@ class Copies:
         A majority has to say so, and two where so many devices are `known`: one device ends nobody's run, though all
         others may be away.
         """
+        self._judge_folder(present, known)
         if now < self.wake_at:
             return ""
         self.wake_at = float("inf")
         ahead = {device: round for device, round in self._ahead.items() if round > self._spool.furthest}
         who = sorted(ahead.keys() & set(present))
-        if 2 * len(who) <= len(present) or len(who) < min(2, known):
+        if not _are_most(who, present, known):
             return ""
         written = max(ahead[device] for device in who)
         named = ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")
@@ -107,32 +118,48 @@ class Copies:
             written,
         )
 
-    def _unheard_of(self, device: str) -> None:
-        """One of an earlier version does not say which rounds it has answered; it may also hold what is not ours."""
-        if self._spool.fallbacks["folder"] or not self._spool.knows_all_that_was_asked:
+    def _judge_folder(self, present: Collection[str], known: int) -> None:
+        """Devices of an earlier version do not say which rounds they have answered; they may also hold what is not
+        ours. So the run waits."""
+        ahead = {device for device, round in self._ahead.items() if round > self._spool.furthest}
+        who = sorted((ahead | self._unheard_of) & set(present))
+        if self._spool.fallbacks["folder"] or not _are_most(who, present, known):
             return
         self._spool.fallbacks["folder"] = 1
         log.error(
-            "%s holds a broadcast that %s has never asked with: where that is an older copy, no round ends, as "
+            "%d of %d devices (%s) know more of this run than %s: where that is an older copy, no round ends, as "
             "devices answer no question of an earlier round than their last. Then put the newest copy back; or see "
             "`protofleet go-on --help`; or begin the run anew under another name",
-            device, self._spool.folder,
+            len(who), len(present), ", ".join(who[:3]), self._spool.folder,
         )  # fmt: skip
 
-    def greeted(self, hello: Hello, boot: int, base: bytes) -> None:
+    def _is_news(self, device: str, whose: str, now: float) -> bool:
+        """Counted each time; whether it is also to be said: one device fills no log."""
+        self.counted[device, whose] += 1
+        return self._words.setdefault((device, whose), Bucket(1 / SAY_SECONDS, FEW)).take(now)
+
+    def _knows_other(self, device: str, now: float) -> None:
+        if device in self._unheard_of or not self._spool.knows_all_that_was_asked:
+            return
+        self._unheard_of.add(device)
+        if self._is_news(device, OURS, now):
+            log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
+
+    def greeted(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
         """Of a device that has started again: whether it stands where its last accepted answer has left it."""
         device, holds = hello.device, hello.holds
         self._spool.noted_holder(device, holds)
         known = {name: place for name in holds if (place := self._spool.asked(name))}
         if holds and not known and base not in holds:
-            self._unheard_of(device)
-        elif self._judged.get(device) != boot:
+            self._knows_other(device, now)
+            return
+        self._unheard_of.discard(device)
+        if self._judged.get(device) != boot:
             lacks = (
                 self._behind(hello, boot) if hello.phase else self._lacks(device, holds, known, boot, base)
             )
             self._judged[device] = boot
-            if lacks:
-                self._spool.fallbacks["device"] += 1
+            if lacks and self._is_news(device, ITS_OWN, now):
                 log.error(
                     "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part as "
                     "it is; what it learned since is lost, and other bits come of it",
@@ -162,3 +189,7 @@ class Copies:
             return ""  # it never says what it holds; or a later answer, that was not accepted
         what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
         return f"round {last.round}, and came back holding {what}"
+
+
+def _are_most(who: Collection[str], present: Collection[str], known: int) -> bool:
+    return 2 * len(who) > len(present) and len(who) >= min(2, known)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
+from coordinator.copies import ITS_OWN, OURS
 from coordinator.doubts import OUTCOMES
 from coordinator.journal import ByView, RoundRecord
 from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
@@ -50,15 +51,14 @@ class Damage:
     def describe() -> list[CounterMetricFamily]:
         words = (
             "Damaged files that this coordinator has gone on without: a snapshot (the round before is replayed), "
-            "the index (its copy is used), an answer (its device is asked again). And older copies: a device that "
-            "came back with less than it had learned, a folder of this coordinator that knows less than devices do "
-            "(1); docs/reliability.md"
+            "the index (its copy is used), an answer (its device is asked again). And its whole folder (1), where "
+            "most devices know more of the run; docs/reliability.md"
         )
         return [CounterMetricFamily("protofleet_checkpoint_fallbacks", words, labels=["what"])]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (found,) = self.describe()
-        for what in ("snapshot", "index", "answer", "device", "folder"):
+        for what in ("snapshot", "index", "answer", "folder"):
             found.add_metric([what], self._fallbacks[what])
         yield found
 
@@ -81,6 +81,31 @@ class Wills:
         summed = Counter({(device, outcome): 0 for device in self._names.known for outcome in OUTCOMES})
         for (device, outcome), number in list(self._counted.items()):
             summed[self._names.label(device), outcome] += number
+        for labels, number in sorted(summed.items()):
+            family.add_metric(list(labels), number)
+        yield family
+
+
+class OlderCopies:
+    """What devices say; 0 from the first that is heard of a device, as for wills."""
+
+    def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
+        self._counted, self._names = counted, names
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = (
+            "Signs of an older copy in what one device says. whose: device (it came back with less than it had "
+            "learned), coordinator (it knows more of the run than the coordinator's folder; what one device says "
+            "proves nothing); docs/reliability.md"
+        )
+        return [CounterMetricFamily("protofleet_older_copies", words, labels=["device", "whose"])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        summed = Counter({(device, whose): 0 for device in self._names.known for whose in (ITS_OWN, OURS)})
+        for (device, whose), number in list(self._counted.items()):
+            summed[self._names.label(device), whose] += number
         for labels, number in sorted(summed.items()):
             family.add_metric(list(labels), number)
         yield family
@@ -131,6 +156,7 @@ class Metrics:
         r.register(service.farewells)
         r.register(Damage(service.spool.fallbacks))
         r.register(Wills(service.doubts.counted, self._device_names))
+        r.register(OlderCopies(service.copies.counted, self._device_names))
         r.register(Errors(service))
         service.link.spoke = self._spoke
         self.attendance.banned.set_function(lambda: float(len(service.bans.banned)))

@@ -308,7 +308,7 @@ class Service:
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
         settle(hello.device, hello.domain, self.domains, self.limits.domains)
         self._holds[hello.device] = hello.holds
-        self.copies.greeted(hello, self.link.heard_of(hello.device)[0], self.machine.base)
+        self.copies.greeted(hello, self.link.heard_of(hello.device)[0], self.machine.base, now)
         self.happen(Joined(hello.device), now)
 
     def _answered(self, update: Update, name: bytes, now: float) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from coordinator.farewells import Farewells
-from coordinator.metrics import MAX_DEVICES, Damage, Errors, Names, Wills
+from coordinator.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
 from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from edge_client.board import Board
 from edge_client.metrics import Series
@@ -27,8 +27,8 @@ INTRO: Final = f"""\
 # Metrics
 
 A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
-Times are Unix times, bytes are bytes. A device's name is a label on two gauges and a counter only. Names and domains
-are labels for {MAX_DEVICES:,} values each and then `other`; views are the
+Times are Unix times, bytes are bytes. A device's name is a label on two gauges and two counters only. Names and
+domains are labels for {MAX_DEVICES:,} values each and then `other`; views are the
 method's own, and a device has one domain for a run.
 
 `python -m deploy.metrics_page` writes this page from the code; `/metrics` gives the same meanings as `HELP`.
@@ -73,6 +73,7 @@ def of_a_coordinator(r: CollectorRegistry) -> None:
     r.register(Farewells())
     r.register(Damage(Counter()))
     r.register(Wills(Counter(), Names(MAX_DEVICES)))
+    r.register(OlderCopies(Counter(), Names(MAX_DEVICES)))
     r.register(Errors(None))
 
 

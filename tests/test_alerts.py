@@ -118,6 +118,10 @@ CASES = {
         {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "0x60",
          'protofleet_device_fallbacks{instance="d1"}': "0x60"}, 15,
     ),
+    "OlderCopies": (
+        {'protofleet_older_copies_total{instance="c", device="d1", whose="coordinator"}': "0x10 1x50"},
+        {'protofleet_older_copies_total{instance="c", device="d1", whose="coordinator"}': "1x60"}, 30,
+    ),
     "DeviceBanned": (
         {'protofleet_banned_devices{instance="c"}': "1x60"}, {'protofleet_banned_devices{instance="c"}': "0x60"}, 15,
     ),

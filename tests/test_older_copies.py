@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.copies import Copies, OlderCopyError, demand_newest, go_on_from
+from coordinator.copies import ITS_OWN, OURS, Copies, OlderCopyError, demand_newest, go_on_from
 from coordinator.metrics import Metrics
 from coordinator.spool import Spool
 from edge_client.state import Memory
-from protocol.messages import Update
+from protocol.messages import Hello, Update
 from protocol.settings import SettingsError
 from tests.test_run import lines, place, protofleet, start, wait_for_rounds
 from tests.worlds import POLICY, assert_same, simulation
@@ -74,7 +74,25 @@ def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_
     agent.link.send_update(Update("device-1", 3, "train", 5, bytes(32), {}, {}), bytes.fromhex(name))
     run.run()
     assert run.service.finished and not run.service.stopped
-    assert run.service.spool.fallbacks["folder"] == 1, "and it is said"
+    assert run.service.spool.fallbacks["folder"] == 0 and run.service.copies.counted["device-1", OURS] == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_path, caplog, devices):
+    spool = Spool(tmp_path)
+    copies, present = Copies(spool, 60.0), ["device-1", "device-2", "device-3"]
+    for hour in range(3):
+        for device in present[:devices]:
+            for number in range(100):  # whatever it says, and however often it starts again
+                hello = Hello(device, 3, 10, holds=(bytes([number] * 32),))
+                copies.greeted(hello, number, b"", 3600.0 * hour + number)
+                copies.answered(device, 2 + 100 * hour + number, 3600.0 * hour + number)
+                copies.verdict([], 3, 0.0)
+    copies.verdict(present, 3, 0.0)
+    assert spool.fallbacks["folder"] == int(devices > 1)
+    assert {device for device, _ in copies.counted} == set(present[:devices])
+    assert len(caplog.records) <= 8 * devices + 1, "each is said five times, and then once an hour"
+    spool.shut()
 
 
 @pytest.mark.parametrize(("known", "ends"), [(2, False), (1, True)])
@@ -117,7 +135,9 @@ def test_nothing_goes_on_where_there_is_no_run(tmp_path):
 
 def went_back(run):
     value = Metrics(run.service).registry.get_sample_value
-    return value("protofleet_checkpoint_fallbacks_total", {"what": "device"})
+    return sum(
+        value("protofleet_older_copies_total", {"device": d, "whose": ITS_OWN}) or 0 for d in run.agents
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])

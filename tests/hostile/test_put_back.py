@@ -47,7 +47,11 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
         shutil.rmtree(mine)
         f.device("one")
         f.wait_until(lambda: "and came back holding nothing" in f.log_of(coordinator), "word of the loss")
-        assert f.metrics()['protofleet_checkpoint_fallbacks_total{what="device"}'] == 2
+        counted = [
+            f.metrics().get(f'protofleet_older_copies_total{{device="{name}",whose="device"}}', 0.0)
+            for name in ("one", "two")
+        ]
+        assert sum(counted) == 2
 
 
 @pytest.mark.slow
