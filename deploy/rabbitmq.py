@@ -21,6 +21,10 @@ EXCHANGE: Final = "amq.topic"
 DIGEST: Final = "[0-9a-f]+"
 ANYBODY: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which are what separates topics here
 
+# Of one name at once. One would lock out whoever comes back before the broker has noticed that he was gone.
+CONNECTIONS: Final = 4
+QUEUED_BYTES: Final = 536_870_912  # of one session, as for Mosquitto; beyond, the oldest go
+
 # Quorum queues survive a node. Retained messages do not cross nodes: nothing of ours depends on them.
 SETTINGS: Final = """\
 listeners.tcp = none
@@ -56,10 +60,11 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 
 def definitions(federation: str, devices: Iterable[str]) -> str:
-    """Users without passwords, each with the topics of its role."""
+    """Users without passwords, each with the topics of its role, and how much each may take."""
     names = [*devices]
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],
+        "policies": [_sessions()],
         "users": [_user(name) for name in (COORDINATOR, *names)],
         "permissions": [_permission(name) for name in (COORDINATOR, *names)],
         "topic_permissions": [_topics(federation, name) for name in (COORDINATOR, *names)],
@@ -73,6 +78,18 @@ def _user(name: str) -> dict[str, Any]:
         "password_hash": "",
         "hashing_algorithm": "rabbit_password_hashing_sha256",
         "tags": [],
+        "limits": {"max-connections": CONNECTIONS},
+    }
+
+
+def _sessions() -> dict[str, Any]:
+    bound = {"max-length-bytes": QUEUED_BYTES, "overflow": "drop-head"}
+    return {
+        "vhost": VHOST,
+        "name": "sessions",
+        "pattern": "^mqtt-subscription-",
+        "apply-to": "queues",
+        "definition": bound,
     }
 
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from deploy.mosquitto import LIMITS
 from deploy.rabbitmq import definitions, settings
 from protocol.seal import COORDINATOR
 from protocol.topics import TABLE
@@ -63,3 +64,11 @@ def test_nobody_has_a_password_and_no_port_is_open_without_tls(tmp_path):
         and "allow_anonymous = false" in text
     )
     assert "nodes.2 = rabbit@b" in text
+
+
+def test_what_one_name_may_take_of_the_broker_is_bounded():
+    table = json.loads(definitions("lab", DEVICES))
+    assert all(2 <= user["limits"]["max-connections"] <= 10 for user in table["users"])
+    (policy,) = table["policies"]
+    assert re.match(policy["pattern"], "mqtt-subscription-lab.d1qos1")
+    assert policy["definition"]["max-length-bytes"] == int(re.search(r"max_queued_bytes (\d+)", LIMITS)[1])
