@@ -171,6 +171,9 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
         def rollback(self, round: int) -> None:
             super().rollback(round)
+            attempt = history.saves[-1].attempt  # which goes on, without its phases, if nobody saves the next
+            for place in [place for place in history.closed if place[:2] == (round, attempt)]:
+                del history.closed[place]
             history.said.asks_no_more(self.mine)
 
         def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
