@@ -38,12 +38,12 @@ def test_every_reason_that_the_page_names_is_one():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"examples": 0}, "limits.examples is 0"),
-        ({"examples": 2**41}, "at most 2"),
+        ({"examples": 0}, "examples is 0, it must be at least 1"),
+        ({"examples": 2**41}, "at most 1_099_511_627_776"),
         ({"answer_bytes": 2**31}, "at most"),
         ({"answer_bytes": 100, "spool_bytes": 99}, "spool_bytes = 99"),
         ({"spool_bytes": -1}, "at least 1"),
-        ({"domains": {"a\nb": ()}}, "limits.domains has 'a.*nb'; a domain has 1 to 64 letters"),
+        ({"domains": {"a\nb": ()}}, "domains has 'a.*nb'; a domain has 1 to 64 letters"),
     ],
 )
 def test_limits_that_cannot_be_are_said_with_the_value_and_what_may_be(change, words):
