@@ -186,7 +186,7 @@ def _record(path: Path) -> While:
     try:
         since, times = path.read_text().split()
         return While(float(int(since)), BAN_SECONDS, max(1, int(times)))
-    except ValueError:
+    except (ValueError, OverflowError):
         return While(written, BAN_SECONDS)
 
 

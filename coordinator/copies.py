@@ -62,6 +62,7 @@ def go_on_from(folder: Path, round: int) -> None:
     keep_to_ourselves(folder)
     spool = Spool(folder)
     try:
+        spool.demand_later(round)  # before it is taken from a coordinator that conducts it
         spool.index.take_over()
         spool.skip_to(round)
     except ValueError as error:

@@ -91,7 +91,10 @@ class Index:
         with self.transaction():  # two that start at once must not claim the same epoch
             row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
             if row and (row[0], row[1]) != (name, settings):
-                raise RunMismatchError(f"{self.folder} holds run {row[0]} with other settings")
+                raise RunMismatchError(
+                    f"{self.folder} holds run {row[0]} with other settings; go on with those that it was "
+                    "begun with, or give this one another name"
+                )
             epoch = max(clock, row[2] + 1 if row else 0)
             self.put("run", 1, name, settings, epoch)
         self.epoch = epoch
@@ -221,18 +224,18 @@ class Index:
         )
 
     def _take_the_copy(self, fault: DamagedError) -> None:
-        way_out = f"put it back from a copy, or remove {self.folder} and let the run begin anew"
         try:
             shutil.copyfile(self._copy, fresh := self.path.with_suffix(".new"))
         except FileNotFoundError:
-            raise DamagedError(f"{self.path} is damaged ({fault}); {way_out}") from None
+            words = f"{self.path} is damaged ({fault}), and there is no {self._copy.name}"
+            raise DamagedError(f"{words}; {way_on(self.folder)}") from None
         try:
             with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
                 check(db)
         except (DamagedError, sqlite3.DatabaseError) as error:
             fresh.unlink(missing_ok=True)
             raise DamagedError(
-                f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error}); {way_out}"
+                f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error}); {way_on(self.folder)}"
             ) from None
         kept = self.path.with_suffix(".damaged")
         if self.path.exists():
@@ -248,6 +251,14 @@ class Index:
         self.disk.sync(fresh)
         self.disk.rename(fresh, target)
         self.disk.sync(self.folder)
+
+
+def way_on(folder: Path) -> str:
+    """Out of a coordinator's folder that cannot be used. What the run has learned is in it alone."""
+    return (
+        f"put {folder} back from a backup, where an older one goes on with `protofleet go-on {folder.parent} "
+        "--from-round N` and loses what came after it; or begin the run anew under another name"
+    )
 
 
 def tables_in(db: sqlite3.Connection) -> set[str]:

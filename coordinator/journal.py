@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -36,6 +36,7 @@ from coordinator.events import (
 )
 from coordinator.lines import read_rounds, restored, sealed_line
 from coordinator.measured import counted, pooled
+from coordinator.record import ByKind, ByView, PhaseRecord, RoundRecord
 from coordinator.service import Service
 from coordinator.story import Step
 from protocol.disk import Disk, is_full
@@ -44,44 +45,9 @@ from protocol.meter import DOWN, UP, Meter
 
 log = logging.getLogger("protofleet.coordinator")
 
-__all__ = ["Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
+__all__ = ["ByView", "Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
 
 SEEN: Final = "seen"  # a moment that only tells that a device lives; nobody keeps it
-
-ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
-ByView = dict[str, dict[str, float]]  # view -> domain -> value
-
-
-@dataclass
-class PhaseRecord:
-    phase: str
-    seconds: float = 0.0
-    server_seconds: float = 0.0  # that the server half thought before it asked
-    asked: list[str] = field(default_factory=list)
-    answered: list[str] = field(default_factory=list)
-
-
-@dataclass
-class RoundRecord:
-    round: int
-    attempt: int
-    kind: str  # training, evaluation
-    resumed: bool = False  # a coordinator died in it: of bytes and seconds up to a minute may be missing
-    seconds: float = 0.0
-    phases: list[PhaseRecord] = field(default_factory=list)
-    participants: list[str] = field(default_factory=list)
-    late: list[str] = field(default_factory=list)
-    dropped: dict[str, str] = field(default_factory=dict)
-    payload: ByKind = field(default_factory=dict)
-    wire: ByKind = field(default_factory=dict)
-    fedavg: dict[str, int] = field(default_factory=dict)
-    accuracy: ByView = field(default_factory=dict)
-    validation: ByView = field(default_factory=dict)
-    loss: ByView = field(default_factory=dict)
-    pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
-    figures: dict[str, float] = field(default_factory=dict)
-    aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
-    rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
 
 
 class Sink(Protocol):

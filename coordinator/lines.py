@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from coordinator.index import seal
+from coordinator.record import believed_round
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -48,8 +49,7 @@ def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_bytes().split(b"\n"):
             with contextlib.suppress(ValueError, RecursionError):
-                table = json.loads(line)
-                if isinstance(table, dict) and _is_whole(table, table.pop("seal", None)):
+                if table := _whole(json.loads(line)):
                     found.append((line, finite(table)))
     return found
 
@@ -80,10 +80,11 @@ def whole_record(text: str, known: Collection[str]) -> dict[str, Any] | None:
     try:
         table = json.loads(text)
         sealed = table.pop("seal", None)
-        whole = table.keys() <= set(known) if sealed is None else _is_whole(table, sealed)
     except (ValueError, RecursionError, AttributeError):
         return None
-    return table if whole else None
+    if sealed is None:
+        return believed_round(table) if table.keys() <= set(known) else None
+    return table if _is_sealed(table, sealed) else None
 
 
 def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> bytes:
@@ -98,7 +99,14 @@ def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> 
     return b"".join(line for _, line in sorted((lines | found).items()))
 
 
-def _is_whole(table: dict[str, Any], sealed: object) -> bool:
+def _whole(table: object) -> dict[str, Any] | None:
+    if not isinstance(table, dict):
+        return None
+    sealed = table.pop("seal", None)
     if sealed is None:
-        return "round" in table and table.keys() <= UNSEALED
+        return believed_round(table) if table.keys() <= UNSEALED else None
+    return table if _is_sealed(table, sealed) else None
+
+
+def _is_sealed(table: dict[str, Any], sealed: object) -> bool:
     return sealed == seal("round", json.dumps(table)).hex()

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from coordinator.crossed import Crossed, read_crossed
 from coordinator.events import Recovered
 from coordinator.guests import guests_in, members_in, names_in
-from coordinator.index import FencedError, Index, RunMismatchError
+from coordinator.index import FencedError, Index, RunMismatchError, way_on
 from methods.base import Member
 from protocol.disk import Disk, is_full, is_held
 from protocol.messages import Arrays
@@ -342,14 +342,23 @@ class Spool:
         row = self._db.execute("SELECT settings FROM run").fetchone()
         return int(json.loads(row[0])["rounds"]) + 1 if row else 0
 
-    def skip_to(self, round: int) -> None:
-        """Go on from an older copy: its state counts as that of the beginning of a later round."""
+    def demand_later(self, round: int) -> None:
+        """ValueError where this folder cannot go on in that round."""
         last = self.last_round
+        if self.furthest >= last:
+            raise ValueError(
+                f"{self.folder} knows of the final evaluation, round {last}: no later round is left to go on in. "
+                "Where the run is not finished, start its coordinator as ever; a finished one needs nothing"
+            )
         if not self.furthest < round <= last:
             raise ValueError(
                 f"--from-round is {round}, it must be above {self.furthest}, the last round that {self.folder} knows "
                 f"of, and at most {last}, the final evaluation"
             )
+
+    def skip_to(self, round: int) -> None:
+        """Go on from an older copy: its state counts as that of the beginning of a later round."""
+        self.demand_later(round)
         _, _, _, cohort, guests, name = self._usable[-1]
         with self.index.transaction():
             made = (self._generations()[0][0] + 1, round, 0, cohort, guests, name)
@@ -417,8 +426,8 @@ class Spool:
         if rows:
             lost = ", ".join(row[5] for row in latest)
             raise DamagedError(
-                f"{self.snapshots.folder} has no snapshot that is whole, of {lost}; put one back from a copy, or "
-                f"remove {self.folder} and let the run begin anew"
+                f"{self.snapshots.folder} has no snapshot that is whole, of {lost}; put one back from a backup; or "
+                f"{way_on(self.folder)}"
             )
         return []
 

@@ -12,6 +12,7 @@ import torch
 
 from coordinator.config import CoordinatorSettings
 from coordinator.index import seal
+from coordinator.record import odd_summary
 from coordinator.service import Service
 from protocol.disk import Disk
 from protocol.meter import DOWN, UP
@@ -128,13 +129,15 @@ def read_summary(path: Path) -> dict[str, Any]:
     """What was written, or DamagedError. Earlier versions put no seal on it."""
     try:
         summary = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read: {str(error)[:80]}; {WAY_OUT}") from None
     if not isinstance(summary, dict):
         raise DamagedError(f"{path} is no summary of a run; {WAY_OUT}")
     sealed = summary.pop("seal", None)
     if sealed is None and (odd := sorted(summary.keys() - UNSEALED)):
         raise DamagedError(f"{path} is damaged: {odd[0][:40]!r} is nothing that it says; {WAY_OUT}")
+    if sealed is None and (words := odd_summary(summary)):
+        raise DamagedError(f"{path} is no summary of a run: {words}; {WAY_OUT}")
     if sealed is not None and sealed != _seal(summary):
         raise DamagedError(f"{path} is damaged: it is not what was written; {WAY_OUT}")
     return summary

@@ -46,6 +46,13 @@ def read_run(folder: Path) -> Finished:
     return Finished([lines[number] for number in sorted(lines)], summary, words)
 
 
+def demand_said(folder: Path, summary: Mapping[str, Any], needed: Sequence[str]) -> None:
+    if missing := [name for name in needed if name not in summary]:
+        raise RunError(
+            f"{folder / 'summary.json'} does not say {missing[0]!r}; it is no summary of a finished run"
+        )
+
+
 def words_of(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int]) -> str:
     """A run that went on from an older copy lacks the lines of the rounds between."""
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []

@@ -39,6 +39,6 @@ def exit_code(error: Exception) -> int | None:
                 "it finish; and run it again",
             )
             return FAILED
-        case PermissionError():
+        case PermissionError() | IsADirectoryError() | NotADirectoryError():
             return FAILED
     return None

@@ -9,7 +9,7 @@ from typing import Any
 
 from coordinator.summary import curve
 from deploy.charts import COLOURS, Bar, Line, bars, lines
-from deploy.finished import Finished, Rounds, read_run
+from deploy.finished import Finished, Rounds, demand_said, read_run
 from deploy.gallery import gallery
 from deploy.progress import human
 from protocol.keyfiles import PUBLIC, write_file
@@ -29,13 +29,21 @@ SECURITY = {
     "sealed": "signed, and sealed from end to end: no broker can read them",
     "off": "signed, but NOT sealed: whoever runs the broker could read them",
 }
+NEEDED = (
+    *("name", "method", "paper", "network", "reports", "rounds", "seed", "devices", "seconds"),
+    *("payload", "wire", "fedavg", "accuracy", "broker", "security"),
+)
 
 
 def write_report(folder: Path) -> Path:
-    run = read_run(folder)
+    run = _read(folder)
     rounds, summary = run.rounds, run.summary
     target = folder / "report.html"
-    settings = (folder / "experiment.toml").read_text() if (folder / "experiment.toml").exists() else ""
+    settings = (
+        (folder / "experiment.toml").read_text(errors="replace")
+        if (folder / "experiment.toml").exists()
+        else ""
+    )
     sections = [
         headline(summary),
         accuracy_section(rounds, summary),
@@ -51,6 +59,12 @@ def write_report(folder: Path) -> Path:
     )
     write_file(target, text.encode(), PUBLIC, durable=False)  # made to be shown around
     return target
+
+
+def _read(folder: Path) -> Finished:
+    run = read_run(folder)
+    demand_said(folder, run.summary, NEEDED)
+    return run
 
 
 def page(title: str, inside: str, width: str = "") -> str:
@@ -133,7 +147,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
         [name, percent(start.get(name)), percent(final.get(name)), percent(best.get(name))]
         for name in [*sorted(n for n in final if n != "mean"), "mean"]
     ]
-    point = f"best by validation (point {best['point']})" if best else "best by validation"
+    point = f"best by validation (point {best['point']})" if "point" in best else "best by validation"
     return table(["domain", "start", "last round", point], rows)
 
 
@@ -234,7 +248,7 @@ def percent(value: float | None) -> str:
 
 def final_table(folder: Path) -> str:
     """The same in a few lines of text."""
-    run = read_run(folder)
+    run = _read(folder)
     summary = run.summary
     accuracy = summary["accuracy"]
     start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]

@@ -156,10 +156,10 @@ def _typed(hint: Any, value: object, where: str) -> Any:
     if origin in (Union, types.UnionType):
         inner = [a for a in arguments if a is not type(None)]
         return None if value is None else _typed(inner[0], value, where)
-    if origin is tuple:
+    if origin in (tuple, list):
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{where} is {_show(value)}, but must be a list")
-        return tuple(_decode(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+        return origin(_decode(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if origin is typing.Literal:
         if not any(value == a and type(value) is type(a) for a in arguments):  # True == 1
             raise SettingsError(

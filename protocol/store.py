@@ -35,7 +35,7 @@ class NewerFormatError(ValueError):
     def __init__(self, path: Path, found: int, known: int) -> None:
         super().__init__(
             f"{path} is of format {found}, and this version knows formats up to {known}: a newer protofleet has "
-            f"written it; run that one, or remove {path.parent} and begin anew"
+            f"written it; run that one, or take {path.parent} from a backup that this version has written"
         )
 
 

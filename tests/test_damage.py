@@ -116,7 +116,7 @@ def test_without_any_whole_snapshot_a_run_does_not_begin_anew_by_itself(tmp_path
     for path in (folder / "snapshots").iterdir():
         DAMAGE[damage](path)
     with pytest.raises(
-        DamagedError, match=r"has no snapshot that is whole.*put one back.*or remove"
+        DamagedError, match=r"has no snapshot that is whole.*put one back.*protofleet go-on"
     ) as error:
         run.boot_coordinator()
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)
@@ -169,7 +169,7 @@ def test_an_index_and_a_copy_that_are_damaged_are_one_line(tmp_path):
     for name in ("spool.sqlite", "spool.copy.sqlite"):
         (folder / name).write_bytes(b"no database at all" * 500)
     with pytest.raises(
-        DamagedError, match=r"spool.sqlite is damaged .* and so is spool.copy.sqlite .* remove"
+        DamagedError, match=r"spool.sqlite is damaged .* and so is spool.copy.sqlite .*protofleet go-on"
     ):
         Spool(folder)
 

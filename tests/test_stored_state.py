@@ -109,7 +109,7 @@ def test_a_coordinator_finds_again_what_it_has_written(coordinator):
 def test_a_damaged_row_of_a_coordinator_is_one_line_and_no_traceback(coordinator, change):
     with sqlite3.connect(coordinator / "spool.sqlite") as db:
         db.execute(f"UPDATE checkpoint SET {change}")
-    with pytest.raises(DamagedError, match="spool.sqlite is damaged.*remove") as error:
+    with pytest.raises(DamagedError, match="spool.sqlite is damaged.*protofleet go-on") as error:
         Spool(coordinator).recover()
     assert "\n" not in str(error.value) and exit_code(error.value) == 1
 
