@@ -112,7 +112,7 @@ def test_a_large_fleet_shares_one_container(tmp_path):
 def test_mistakes_are_one_line(tmp_path, capsys):
     assert main(["down", "--folder", str(tmp_path)]) == 1
     assert "there is no stack in" in capsys.readouterr().err
-    assert main(["up", "--folder", str(tmp_path / "s"), "--with", "GRAFANA=no"]) == 2
+    assert main(["up", "--folder", str(tmp_path / "s"), "--with", "GRAFANA=no"]) == 1
     assert "there is no setting 'GRAFANA'" in capsys.readouterr().err
 
 

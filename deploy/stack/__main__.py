@@ -21,10 +21,14 @@ from protocol.settings import SettingsError
 def main(words: list[str] | None = None) -> int:
     try:
         options = parser().parse_args(words)
+    except SettingsError as error:
+        print(f"stack: {error}", file=sys.stderr)
+        return 2
+    try:
         return int(JOBS[options.job](options))
     except (RunError, SettingsError, PermissionError) as error:
         print(f"stack: {error}", file=sys.stderr)
-        return 2 if isinstance(error, SettingsError) else 1
+        return 1
     except KeyboardInterrupt:
         print(
             "stack: it goes on in the background; `make logs` shows it, `make down` ends it", file=sys.stderr
