@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 from deploy.advisories import pinned
+from deploy.fleet.software import PACKAGES
+from deploy.images.build import build_context
 from deploy.locks import HERE, Locked, normal, read_lock, read_wheel, with_wheels, write_lock
 from protocol.settings import read_toml
 
@@ -118,3 +121,36 @@ def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_p
     assert list(with_wheels(packages, [same]))[0].hashes == ("sha256:" + "0" * 64, same.hash)
     assert list(with_wheels(packages, [newer])) == [Locked("tiny", "1.1", "", (newer.hash,)), packages[1]]
     assert read_wheel(tmp_path / "no.wheel") is None
+
+
+@pytest.mark.slow
+def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
+    """A newer setuptools, wherever pip finds one, is fetched by name and run; unless its hash is asked for."""
+    source, planted = tmp_path / "source", tmp_path / "planted"
+    for package in PACKAGES:
+        shutil.copytree(SOURCE / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(SOURCE / file, source)
+    planted.mkdir()
+    wheel_of(planted, "setuptools", "999.0")
+    making = "from deploy.fleet.software import *; print(make_release(Software(), Path('made')).words)"
+    done = subprocess.run(
+        [sys.executable, "-c", making], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": str(source), "PIP_FIND_LINKS": str(planted)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "made").glob("protofleet-*.whl")
+    with zipfile.ZipFile(wheel) as made:
+        (info,) = (name for name in made.namelist() if name.endswith("/WHEEL"))
+        locked = {p.name: p.version for p in read_lock((HERE / "build.txt").read_text())}
+        assert f"Generator: setuptools ({locked['setuptools']})" in made.read(info).decode()
+
+
+@pytest.mark.parametrize("path", sorted((HERE.parent / "images").glob("*Dockerfile")), ids=lambda p: p.name)
+def test_an_image_s_wheel_is_built_with_locked_tools_alone(path):
+    (line,) = re.findall(r"pip wheel .*", path.read_text())
+    assert "--no-build-isolation --no-index" in line
+    (tools,) = re.findall(r"pip install [^&]*?-r /locks/build.txt", path.read_text(), re.DOTALL)
+    assert "--require-hashes --only-binary=:all: --no-deps" in tools
+    with build_context() as context:
+        assert read_lock((context / "locks" / "build.txt").read_text())

@@ -136,18 +136,17 @@ def _named(path: Path) -> bytes:
 
 
 def _pip_wheel(source: str, target: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--disable-pip-version-check",
-        "-w",
-        target,
-    ]
-    done = subprocess.run([*command, source], capture_output=True, text=True, check=False)
+    """With the locked setuptools: pip would fetch a build's own tools by name, and run what it is given."""
+    with tempfile.TemporaryDirectory() as tools:
+        locked = ["install", "--require-hashes", "--only-binary=:all:", "--no-deps", "--target", tools]
+        _pip(*locked, "-r", str(HERE / "build.txt"))
+        _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", target, source, tools=tools)
+
+
+def _pip(job: str, *words: str, tools: str = "") -> None:
+    command = [sys.executable, "-m", "pip", job, "-q", "--disable-pip-version-check", *words]
+    environment = {**os.environ, "PYTHONPATH": tools} if tools else None
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise RunError(f"our wheel cannot be built: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
 

@@ -99,7 +99,7 @@ def _write_locks(folder: Path, wheels: Sequence[Path], pins: Sequence[tuple[str,
     """Hashes of all but what is pinned elsewhere: nobody here knows the files of other versions."""
     other = {normal(name): version for name, version in pins if name not in ("torch", "torchvision")}
     brought = [wheel for place in wheels for path in place.glob("*.whl") if (wheel := read_wheel(path))]
-    for name in ("device", "data"):
+    for name in ("build", "device", "data"):
         packages = with_wheels(read_lock((LOCKS / f"{name}.txt").read_text()), brought)
         known = [package for package in packages if package.name not in other]
         (folder / f"{name}.txt").write_text(write_lock(known, name))

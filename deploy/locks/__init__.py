@@ -5,6 +5,7 @@ cpu.txt      PyTorch's builds for CPUs alone, taken where pip finds one
 cuda.txt     what PyTorch's build for CUDA loads besides; a build for CPUs needs none of it
 device.txt   what else a device or a coordinator imports
 broker.txt   the extra `broker`        dev.txt    the extra `dev`
+build.txt    what our own wheel is built with
 data.txt     the packages of requirements-data.txt
 """
 

@@ -22,6 +22,7 @@ CONSTRAINTS: Final = HERE.parent / "constraints.txt"
 DATA: Final = HERE.parent / "requirements-data.txt"
 OLDEST: Final = "3.10"
 TORCH: Final = frozenset({"torch", "torchvision"})
+BUILD: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
 FOR_CUDA: Final = ("nvidia-", "cuda-", "triton")
 WORDS: Final = {
     "torch": "torch and torchvision",
@@ -30,6 +31,7 @@ WORDS: Final = {
     "device": "what a device or a coordinator imports besides torch",
     "broker": "the extra `broker`",
     "dev": "the extra `dev`",
+    "build": "what our own wheel is built with",
     "data": "packages that carry pictures",
 }
 
@@ -95,6 +97,7 @@ def grouped(resolve: Callable[..., list[Locked]]) -> dict[str, list[Locked]]:
     locks["device"] = beyond(base, locks.values())
     locks["broker"] = beyond(resolve(project, "--extra", "broker"), locks.values())
     locks["dev"] = beyond(resolve(project, "--extra", "broker", "--extra", "dev"), locks.values())
+    locks["build"] = [p for p in base if p.name in BUILD]
     locks["data"] = resolve("--no-deps", str(DATA))
     return locks
 
