@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 from deploy.enrol.fleet import tls_files
 from edge_client.config import DeviceSettings
 from protocol.numbers import MANY, Bytes, OptionalPort, Seconds, Share, Within
-from protocol.settings import SettingsError, decode, decode_file, encode, read_toml
+from protocol.settings import SettingsError, decode, decode_file, demand_within, encode, read_toml
 from protocol.topics import valid_device
 
 ADDRESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
@@ -88,6 +88,7 @@ class Care:
     metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics
 
     def __post_init__(self) -> None:
+        demand_within(self)
         if self.accuracy_drop and not self.metrics.startswith(("http://", "https://")):
             words = "accuracy_drop needs the coordinator's metrics, such as http://host:9100/metrics"
             raise ValueError(f"metrics is {self.metrics!r}; {words}")

@@ -123,7 +123,8 @@ def test_what_is_no_coordinator_is_said_with_the_way_out(text):
 
 
 @pytest.mark.parametrize(
-    ("drop", "metrics", "words"), [(2.0, URL, "0 .* to 1"), (0.1, "", "needs the coordinator's metrics")]
+    ("drop", "metrics", "words"),
+    [(2.0, URL, "at least 0 and at most 1"), (0.1, "", "needs the coordinator's metrics")],
 )
 def test_settings_that_cannot_be_are_refused(drop, metrics, words):
     with pytest.raises(ValueError, match=words):
