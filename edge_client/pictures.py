@@ -17,6 +17,7 @@ from methods.base import ClientHalf, Payload
 from methods.bridge import to_numpy
 from methods.local import in_batches
 from protocol.numbers import Rounds, Within
+from protocol.settings import demand_within
 
 LARGEST: Final = (
     1 << 20
@@ -31,6 +32,9 @@ class Pictures:
         0  # training samples whose embedding is kept; 0: no pictures
     )
     rounds: tuple[Rounds, ...] = ()  # after whose training; the last evaluation is always one
+
+    def __post_init__(self) -> None:
+        demand_within(self)
 
     def wanted(self, number: int, phase: str) -> bool:
         return self.samples > 0 and (phase == "evaluate" or (phase == "train" and number in self.rounds))

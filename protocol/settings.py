@@ -104,7 +104,11 @@ def _hints(cls: type) -> dict[str, Any]:
 def demand_within(settings: object) -> None:
     """The same bounds for a dataclass that was not decoded, from its __post_init__."""
     for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]  # every class can be hashed
-        _demand(hint, getattr(settings, name), name)
+        value = getattr(settings, name)
+        _demand(hint, value, name)
+        if typing.get_origin(hint) is tuple:
+            for i, element in enumerate(value):
+                _demand(typing.get_args(hint)[0], element, f"{name}[{i}]")
 
 
 def _demand(hint: Any, value: Any, where: str) -> None:

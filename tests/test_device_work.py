@@ -94,7 +94,7 @@ def test_pictures_leave_out_models(tmp_path):
 
 
 def test_a_round_before_the_first_is_no_round():
-    with pytest.raises(ValueError, match=r"rounds is \[0\], rounds count from 1"):
+    with pytest.raises(ValueError, match=r"rounds\[0\] is 0, it must be at least 1"):
         Pictures(10, (0,))
 
 

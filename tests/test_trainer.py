@@ -134,9 +134,8 @@ def test_a_process_that_died_at_rest_is_replaced_without_a_word(tmp_path, traine
 
 def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer):
     child, labels = trainer(trainer_memory_bytes=1_500_000_000)
-    large = Plan(
-        "fedavg", 10, 3, 1, 16, Network("mlp", feature_size=600_000), {"epochs": 1, "batch": 16, "lr": 0.05}
-    )
+    network = Network("mlp", feature_size=65_536, embedding_size=6_000)  # 1.8 GB
+    large = Plan("fedavg", 10, 3, 1, 16, network, {"epochs": 1, "batch": 16, "lr": 0.05})
     with pytest.raises(TrainerDiedError) as death:
         child.build(large)
     assert death.value.why is Farewell.OUT_OF_MEMORY and "memory" in str(death.value)
