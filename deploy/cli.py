@@ -7,11 +7,14 @@ Exit codes: 0 done; 1 the run failed or was stopped; 2 the command or its settin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
 
 from deploy.flags import Parser
 from deploy.orphans import end_with_parent
@@ -45,6 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def leave(code: int) -> NoReturn:
+    """End this process with this code, whatever its threads are at.
+
+    A thread that computes when the interpreter is taken apart is unwound through C++ that does not allow it: the
+    process then aborts, with a core dump and code 134, after all that it had to do was done in good order.
+    """
+    if not any(thread.daemon for thread in threading.enumerate()):
+        sys.exit(code)
+    logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 def told(error: Exception, code: int) -> int:
     print("\n".join(map(plain, f"protofleet: {error}".splitlines())), file=sys.stderr)
     return code
@@ -68,5 +86,10 @@ def software() -> str:
         return "0+checkout"
 
 
+def program() -> NoReturn:
+    """What a shell starts. `main` is for whoever calls a command from Python, and goes on afterwards."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -32,6 +32,7 @@ class Picture:
     bytes: dict[str, int] = field(default_factory=dict)
     fedavg: int = 0
     spent: list[float] = field(default_factory=list)
+    over: bool = False  # and everybody may end now
 
     def take(self, event: dict[str, Any]) -> None:
         match event:
@@ -46,6 +47,8 @@ class Picture:
                 self.accuracy = views.get(self.view) or self.accuracy
                 self.fedavg += sum(event.get("fedavg", {}).values())
                 self.spent.append(event.get("seconds", 0.0))
+            case {"event": "finished" | "diverged"}:
+                self.over = True
 
     @property
     def left(self) -> float | None:
@@ -84,6 +87,10 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._live:
             self._live.__exit__(None, None, None)
+
+    @property
+    def over(self) -> bool:
+        return self._picture.over
 
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)  # a peer's words may look like markup

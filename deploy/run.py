@@ -173,7 +173,12 @@ def watch(experiment: Experiment, processes: Processes, progress: Progress) -> N
     for name in experiment.shards():
         processes.start(name, "device", str(folder / "devices" / name / "device.toml"))
     assert coordinator.stdout is not None
-    for line in lines_of(coordinator.stdout, lambda: check(experiment, processes)):
+
+    def idle() -> None:
+        if not progress.over:  # how a device ends after the run harms nothing
+            check(experiment, processes)
+
+    for line in lines_of(coordinator.stdout, idle):
         progress.line(line)
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.last_word("coordinator"))

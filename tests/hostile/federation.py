@@ -33,16 +33,16 @@ RUN = "run"
 CLASSES, SIZE = 3, 8
 AHEAD = """
 import sys, time
-from deploy.cli import main
+from deploy.cli import leave, main
 clock, ahead = time.time, float(sys.argv[1])
 time.time = lambda: clock() + ahead
-sys.exit(main(sys.argv[2:]))
+leave(main(sys.argv[2:]))
 """
 PLANTED = """
 import sys
-from deploy.cli import main
+from deploy.cli import leave, main
 exec(sys.argv[1])
-sys.exit(main(sys.argv[2:]))
+leave(main(sys.argv[2:]))
 """
 
 

@@ -1,0 +1,49 @@
+"""A party that is told to end while a thread of it computes: it ends in good order, with no core dump."""
+
+from __future__ import annotations
+
+import signal
+
+from coordinator.config import Rules
+from edge_client.status import read_status
+from tests.hostile.federation import Federation
+
+LONG = 1000  # epochs, which take longer than the test
+
+
+def test_a_device_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):
+    with Federation(tmp_path, "one", policy=Rules(quorum=1)) as f:
+        f.coordinator(method={"name": "fedavg", "lr": 0.02, "epochs": LONG})
+        status = tmp_path / "status.json"
+        device = f.device("one", status=str(status))
+        f.wait_until(lambda: (found := read_status(status)) and found.working, "it to train")
+        device.say(signal.SIGTERM)
+        assert f.wait_for_end(device) == 1, f.log_of(device)
+        assert f.log_of(device).splitlines()[-1] == "protofleet: signal: SIGTERM"
+
+
+SAYS_WHEN_IT_TRAINS = """
+from pathlib import Path
+from methods import fedlsa
+cost, steps = fedlsa.anchor_cross_entropy, []
+def said(*given):
+    steps.append(given)
+    if len(steps) == 100:
+        Path({!r}).touch()
+    return cost(*given)
+fedlsa.anchor_cross_entropy = said
+"""
+
+
+def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):
+    with Federation(tmp_path, "one", policy=Rules(quorum=1)) as f:
+        trains = tmp_path / "trains"
+        coordinator = f.coordinator(
+            planted=SAYS_WHEN_IT_TRAINS.format(str(trains)),
+            method={"name": "fedlsa", "server_epochs": 100 * LONG},
+        )
+        f.raw("one")
+        f.wait_until(trains.exists, "the anchors to be trained")
+        coordinator.say(signal.SIGTERM)
+        assert f.wait_for_end(coordinator) == 1, f.log_of(coordinator)
+        assert f.log_of(coordinator).splitlines()[-1] == "protofleet: signal: SIGTERM"
