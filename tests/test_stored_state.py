@@ -65,7 +65,8 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
     path.write_text(damage(path.read_text()), errors="surrogateescape")
     with pytest.raises(DamagedError, match="device.json is damaged.*remove") as error:
         Memory(device)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    words = str(error.value).replace(str(device), "HERE")  # however long the path is
+    assert "\n" not in words and len(words) < 300
     assert exit_code(error.value) == 1
 
 

@@ -47,8 +47,13 @@ def heard_at(federation, name):
     return told.get(f'protofleet_device_last_seen_timestamp_seconds{{device="{name}"}}', 0.0)
 
 
+def present(federation):
+    return federation.metrics()["protofleet_devices_present"]
+
+
 def joined(federation, name):
-    federation.wait_until(lambda: heard_at(federation, name), f"{name} to be there")
+    """The first that does; what it says first is heard before it takes part."""
+    federation.wait_until(lambda: heard_at(federation, name) and present(federation), f"{name} to take part")
 
 
 def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
@@ -152,9 +157,9 @@ def test_a_hello_that_is_said_again_is_seen_and_makes_no_row(tmp_path):
             restless.greet()
         for _ in range(2):
             restless.say("bye", {"reason": "moved"})
-        f.wait_until(lambda: f.metrics()["protofleet_devices_present"] == 0, "it to leave")
+        f.wait_until(lambda: present(f) == 0, "it to leave")
         restless.greet()
-        f.wait_until(lambda: f.metrics()["protofleet_devices_present"] == 1, "it to be back")
+        f.wait_until(lambda: present(f) == 1, "it to be back")
         coordinator.say(signal.SIGTERM)
         f.wait_for_end(coordinator)
         rows = f.ledger("SELECT what FROM moments WHERE device = 'restless' ORDER BY at")
