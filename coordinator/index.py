@@ -162,9 +162,24 @@ class Index:
             if fresh:
                 raise DamagedError("it is gone or empty, and the run has begun")
             return self._connected()
+        except NewerFormatError as fault:
+            if self._copy_is_of_a_later_version():
+                raise
+            self._take_the_copy(DamagedError(f"its format is {fault.found}"))
         except DamagedError as fault:
             self._take_the_copy(fault)
-            return self._connected()
+        return self._connected()
+
+    def _copy_is_of_a_later_version(self) -> bool:
+        """A later version writes both as it begins. If it has not, the number that the index bears is damaged."""
+        if not self._copy.exists():
+            return True
+        place = f"{self._copy.absolute().as_uri()}?mode=ro"
+        try:
+            with contextlib.closing(sqlite3.connect(place, uri=True)) as db:
+                return bool(format_of(db) > FORMAT)
+        except sqlite3.DatabaseError:
+            return True
 
     def _connected(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, factory=Patient)
@@ -185,7 +200,7 @@ class Index:
         return db
 
     def _up_to_date(self, db: sqlite3.Connection) -> None:
-        found: int = db.execute("PRAGMA user_version").fetchone()[0]
+        found = format_of(db)
         if found > FORMAT:
             raise NewerFormatError(self.path, found, FORMAT)
         if found == FORMAT:
@@ -251,6 +266,10 @@ class Index:
         self.disk.sync(fresh)
         self.disk.rename(fresh, target)
         self.disk.sync(self.folder)
+
+
+def format_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def way_on(folder: Path) -> str:

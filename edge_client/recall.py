@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from edge_client.book import Book, read_book
-from protocol.store import DamagedError, ObjectStore
+from protocol.store import DamagedError, NewerFormatError, ObjectStore
 
 log = logging.getLogger("protofleet.device")
+
+Found: TypeAlias = "Book | DamagedError | NewerFormatError | None"  # None: there is no such file
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Files:
 
 
 def recalled(files: Files, store: ObjectStore) -> Recalled:
-    """DamagedError where what is left does not tell how far the device had come."""
+    """DamagedError where what is left does not tell how far the device had come; or NewerFormatError."""
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
@@ -47,6 +50,8 @@ def recalled(files: Files, store: ObjectStore) -> Recalled:
     )  # an earlier version has left its second copy behind
     whole = (found for found in (newest, *copies) if isinstance(found, Book))
     book = next((found for found in whole if found.boot >= least), None)
+    if newer := _of_a_later_version(book, newest, *copies, previous):
+        raise newer
     if book is None:
         raise _stop(files, fault, *map(_words, files.copies, copies))
     if fault:
@@ -54,9 +59,15 @@ def recalled(files: Files, store: ObjectStore) -> Recalled:
     before = previous if isinstance(previous, Book) and not _missing(store, previous.half) else None
     if missing := _missing(store, book.half, *_last(book)):
         return _before(files, book, before, f"{store.folder / missing}.body is gone or damaged", store)
-    if isinstance(previous, DamagedError):
-        log.warning("%s is damaged (%s); it is the older one, the device goes on", files.previous, previous)
+    if isinstance(previous, DamagedError | NewerFormatError):
+        log.warning("%s; it is the older one, the device goes on", _words(files.previous, previous))
     return Recalled(_with_what_is_here(book, store), before.half if before else "", bool(fault))
+
+
+def _of_a_later_version(book: Book | None, *files: Found) -> NewerFormatError | None:
+    """A later version writes the book and all its copies: where one file alone says so, its number is damaged."""
+    found = [file for file in files if isinstance(file, NewerFormatError)]
+    return found[0] if len(found) > 1 or (found and book is None) else None
 
 
 def _before(files: Files, newest: Book, before: Book | None, fault: str, store: ObjectStore) -> Recalled:
@@ -83,20 +94,24 @@ def way_out(folder: Path) -> str:
     return f"put it back from a copy, or remove {folder} and let the device begin anew"
 
 
-def _read(path: Path) -> Book | DamagedError | None:
-    """None where there is no such file."""
+def _read(path: Path) -> Found:
     try:
         return read_book(path.read_bytes(), path)
     except FileNotFoundError:
         return None
-    except DamagedError as error:
+    except (DamagedError, NewerFormatError) as error:
         return error
 
 
-def _words(path: Path, found: Book | DamagedError | None) -> str:
-    if found is None:
-        return f"{path} is gone"
-    return f"{path} is damaged ({found})" if isinstance(found, DamagedError) else ""
+def _words(path: Path, found: Found) -> str:
+    match found:
+        case None:
+            return f"{path} is gone"
+        case NewerFormatError():
+            return f"{path} is damaged (its format is {found.found})"
+        case DamagedError():
+            return f"{path} is damaged ({found})"
+    return ""
 
 
 def _last(book: Book) -> list[str]:

@@ -18,7 +18,7 @@ from edge_client.book import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, seal
 from edge_client.recall import Files, recalled, way_out
 from protocol.disk import Disk
 from protocol.messages import Arrays
-from protocol.store import DamagedError, ObjectStore
+from protocol.store import DamagedError, NewerFormatError, ObjectStore
 
 __all__ = ["FORMAT", "Answer", "Book", "Memory", "TakenOverError", "read_book", "sealed", "written"]
 
@@ -41,7 +41,11 @@ class Memory:
     def boot(self, clock: int) -> int:
         """The number of this start, above every earlier one even if the clock went back."""
         with self._alone():
-            boot = max(clock, self.book.boot + 1, self._boot_on_disk() + 1)
+            seen = 0
+            # Where that is raised here, the copies of the book have just told that the number is damaged.
+            with contextlib.suppress(NewerFormatError):
+                seen = self._boot_on_disk()
+            boot = max(clock, self.book.boot + 1, seen + 1)
             self._turn_to(replace(self.book, boot=boot))
             self._own = boot
         return boot

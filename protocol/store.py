@@ -33,6 +33,7 @@ class NewerFormatError(ValueError):
     """A later version of the software has written it."""
 
     def __init__(self, path: Path, found: int, known: int) -> None:
+        self.found = found
         super().__init__(
             f"{path} is of format {found}, and this version knows formats up to {known}: a newer protofleet has "
             f"written it; run that one, or take {path.parent} from a backup that this version has written"
