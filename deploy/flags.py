@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, get_args
 
-from protocol.numbers import Within
+from protocol.numbers import OptionalPort, Part, Port, Rounds, Seed, Within
 from protocol.settings import SettingsError
 
 MOST_DAYS: Final = 36_500.0  # a certificate's dates end with the year 9999
@@ -37,13 +37,18 @@ class Number:
         raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {words}, {self.bound}")
 
 
+def as_in_settings(hint: Any) -> Number:
+    """Of a type of protocol.numbers, as `Annotated[int, Within(1, 10)]`."""
+    return Number(*get_args(hint))
+
+
 DAYS: Final = Number(float, Within(0, MOST_DAYS, above=True))
 DUE: Final = Number(float, Within(0, MOST_DAYS))
 YEARS: Final = Number(float, Within(0, 50, above=True))
 HOURS: Final = Number(float, Within(0, 720, above=True))
-SHARE: Final = Number(float, Within(0, 1, above=True))
+SHARE: Final = as_in_settings(Part)
 DEVICES: Final = Number(int, Within(0, 10_000))
-ROUND: Final = Number(int, Within(1, 1_000_000_000))
-SEED: Final = Number(int, Within(-(1 << 63), (1 << 64) - 1))
-PORT: Final = Number(int, Within(1, 65_535))
-OPTIONAL_PORT: Final = Number(int, Within(1, 65_535, also=((0, "none"),)))
+ROUND: Final = as_in_settings(Rounds)
+SEED: Final = as_in_settings(Seed)
+PORT: Final = as_in_settings(Port)
+OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
