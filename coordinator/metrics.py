@@ -63,52 +63,50 @@ class Damage:
         yield found
 
 
-class Wills:
-    """How often the broker said each device's will, and what came of it; 0 from the first that is heard of a device,
-    as no increase is seen in a series that begins above that."""
+class OfDevices:
+    """What is counted of each device in one of a few ways; 0 from the first that is heard of a device, as no increase
+    is seen in a series that begins above that."""
+
+    name: str
+    words: str
+    way: str
+    ways: tuple[str, ...]
 
     def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
         self._counted, self._names = counted, names
 
-    @staticmethod
-    def describe() -> list[CounterMetricFamily]:
-        meanings = "; ".join(f"{outcome}: {words}" for outcome, words in OUTCOMES.items())
-        words = f"Wills of a device that the broker has said. {meanings}"
-        return [CounterMetricFamily("protofleet_device_wills", words, labels=["device", "outcome"])]
+    @classmethod
+    def describe(cls) -> list[CounterMetricFamily]:
+        return [CounterMetricFamily(cls.name, cls.words, labels=["device", cls.way])]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
-        summed = Counter({(device, outcome): 0 for device in self._names.known for outcome in OUTCOMES})
-        for (device, outcome), number in list(self._counted.items()):
-            summed[self._names.label(device), outcome] += number
+        summed = Counter({(device, way): 0 for device in self._names.known for way in self.ways})
+        for (device, way), number in list(self._counted.items()):
+            summed[self._names.label(device), way] += number
         for labels, number in sorted(summed.items()):
             family.add_metric(list(labels), number)
         yield family
 
 
-class OlderCopies:
-    """What devices say; 0 from the first that is heard of a device, as for wills."""
+class Wills(OfDevices):
+    """How often the broker said each device's will, and what came of it."""
 
-    def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
-        self._counted, self._names = counted, names
+    name, way, ways = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
+    words = "Wills of a device that the broker has said. " + "; ".join(
+        f"{outcome}: {meaning}" for outcome, meaning in OUTCOMES.items()
+    )
 
-    @staticmethod
-    def describe() -> list[CounterMetricFamily]:
-        words = (
-            "Signs of an older copy in what one device says. whose: device (it came back with less than it had "
-            "learned), coordinator (it knows more of the run than the coordinator's folder; what one device says "
-            "proves nothing); docs/reliability.md"
-        )
-        return [CounterMetricFamily("protofleet_older_copies", words, labels=["device", "whose"])]
 
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        (family,) = self.describe()
-        summed = Counter({(device, whose): 0 for device in self._names.known for whose in (ITS_OWN, OURS)})
-        for (device, whose), number in list(self._counted.items()):
-            summed[self._names.label(device), whose] += number
-        for labels, number in sorted(summed.items()):
-            family.add_metric(list(labels), number)
-        yield family
+class OlderCopies(OfDevices):
+    """What devices say."""
+
+    name, way, ways = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
+    words = (
+        "Signs of an older copy in what one device says. whose: device (it came back with less than it had "
+        "learned), coordinator (it knows more of the run than the coordinator's folder; what one device says "
+        "proves nothing); docs/reliability.md"
+    )
 
 
 class Errors:
