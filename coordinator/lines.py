@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -35,7 +34,7 @@ UNSEALED: Final = frozenset(  # what lines could say before they carried seals
 
 def read_rounds(path: Path) -> list[dict[str, Any]]:
     """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
-    return [table for _, table in whole_lines(path)]
+    return [table for _, table in whole_lines(path)[0]]
 
 
 def sealed_line(table: Mapping[str, Any]) -> str:
@@ -43,15 +42,30 @@ def sealed_line(table: Mapping[str, Any]) -> str:
     return json.dumps({**table, "seal": seal("round", text).hex()}, allow_nan=False) + "\n"
 
 
-def whole_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Each as it stands there, and what it says."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().split(b"\n"):
-            with contextlib.suppress(ValueError, RecursionError):
-                if table := _whole(json.loads(line)):
-                    found.append((line, finite(table)))
-    return found
+def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
+    """Each as it stands there, and what it says; and how many say nothing that can be believed."""
+    try:
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except FileNotFoundError:
+        return [], 0
+    whole = [(line, table) for line in lines if (table := whole_record(line, UNSEALED))]
+    return whole, len(lines) - len(whole)
+
+
+def whole_record(text: str | bytes, known: Collection[str]) -> dict[str, Any] | None:
+    """What a line says, or a row of the ledger. Earlier versions gave it no seal, and could say what is `known`."""
+    try:
+        table = json.loads(text)
+        return finite(_believed(table, known)) if isinstance(table, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _believed(table: dict[str, Any], known: Collection[str]) -> dict[str, Any] | None:
+    sealed = table.pop("seal", None)
+    if sealed is None:
+        return believed_round(table) if table.keys() <= set(known) else None
+    return table if sealed == seal("round", json.dumps(table)).hex() else None
 
 
 def finite(value: Any) -> Any:
@@ -68,28 +82,9 @@ def _is_odd(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def damaged_lines(path: Path) -> int:
-    """How many there are that say nothing that can be believed."""
-    if not path.exists():
-        return 0
-    return sum(bool(line.strip()) for line in path.read_bytes().split(b"\n")) - len(whole_lines(path))
-
-
-def whole_record(text: str, known: Collection[str]) -> dict[str, Any] | None:
-    """Of the ledger, which keeps what a line says; earlier versions kept it without a seal."""
-    try:
-        table = json.loads(text)
-        sealed = table.pop("seal", None)
-    except (ValueError, RecursionError, AttributeError):
-        return None
-    if sealed is None:
-        return believed_round(table) if table.keys() <= set(known) else None
-    return table if _is_sealed(table, sealed) else None
-
-
 def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> bytes:
     """The whole lines, in order, and from elsewhere those that are missing of the rounds before `until`."""
-    lines: dict[int, bytes] = {table["round"]: line + b"\n" for line, table in whole_lines(path)}
+    lines: dict[int, bytes] = {table["round"]: line + b"\n" for line, table in whole_lines(path)[0]}
     missing = [number for number in range(1, until) if number not in lines]
     found = {number: sealed_line(known[number]).encode() for number in missing if number in known}
     if found:
@@ -97,16 +92,3 @@ def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> 
     if lost := [number for number in missing if number not in found]:
         log.error("%s lacks the lines of rounds %s, and nothing else has them", path, lost)
     return b"".join(line for _, line in sorted((lines | found).items()))
-
-
-def _whole(table: object) -> dict[str, Any] | None:
-    if not isinstance(table, dict):
-        return None
-    sealed = table.pop("seal", None)
-    if sealed is None:
-        return believed_round(table) if table.keys() <= UNSEALED else None
-    return table if _is_sealed(table, sealed) else None
-
-
-def _is_sealed(table: dict[str, Any], sealed: object) -> bool:
-    return sealed == seal("round", json.dumps(table)).hex()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.ledger import records_in
-from coordinator.lines import damaged_lines, finite, read_rounds
+from coordinator.lines import finite, whole_lines
 from coordinator.summary import read_summary
 from deploy.run_errors import RunError
 from protocol.store import DamagedError
@@ -31,8 +31,9 @@ def read_run(folder: Path) -> Finished:
         summary = finite(read_summary(path))
     except DamagedError as error:
         raise RunError(str(error)) from None
-    lines = {line["round"]: line for line in read_rounds(folder / "rounds.jsonl")}
-    damaged, last = damaged_lines(folder / "rounds.jsonl"), max(lines, default=0)
+    whole, damaged = whole_lines(folder / "rounds.jsonl")
+    lines = {line["round"]: line for _, line in whole}
+    last = max(lines, default=0)
     if summary.get("ended", "finished") == "finished":
         last = max(last, summary.get("rounds", 0) + 1)
     missing = {number for number in range(1, last + 1) if number not in lines}
@@ -41,7 +42,7 @@ def read_run(folder: Path) -> Finished:
         if missing
         else {}
     )
-    lines |= {number: finite(line) for number, line in found.items()}
+    lines |= found
     words = words_of(folder / "rounds.jsonl", damaged, sorted(found), sorted(missing - found.keys()))
     return Finished([lines[number] for number in sorted(lines)], summary, words)
 
