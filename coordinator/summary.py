@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,29 +13,15 @@ import torch
 
 from coordinator.config import CoordinatorSettings
 from coordinator.index import seal
-from coordinator.record import odd_summary
+from coordinator.record import Summary, odd_summary
 from coordinator.service import Service
 from protocol.disk import Disk
 from protocol.meter import DOWN, UP
 from protocol.store import DamagedError
 
 WAY_OUT: Final = "put it back from a copy, or remove it and run the same command again, which writes it anew"
-UNSEALED: Final = frozenset(  # what it could say before it carried a seal
-    {
-        "name",
-        "method",
-        "paper",
-        "network",
-        "reports",
-        "rounds",
-        "seed",
-        "devices",
-        "ended",
-        "seconds",
-        "payload",
-    }
-    | {"wire", "fedavg", "accuracy", "views", "broker", "security", "versions"}
-)
+# What it could say before it carried a seal.
+UNSEALED: Final = frozenset(field.name for field in fields(Summary))
 Lines = Sequence[Mapping[str, Any]]
 Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
 
