@@ -10,7 +10,7 @@ from coordinator.claims import Limits
 from coordinator.events import Left, Policy
 from coordinator.journal import Journal, RoundFile
 from deploy.simulation import Simulation
-from tests.worlds import plan, shard
+from tests.worlds import plan, replace_coordinator, replace_coordinator_in_the_repeated_round, shard
 
 POLICY = Policy(
     rounds=3, quorum=5, gather=5, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,
@@ -126,9 +126,7 @@ def test_a_round_is_repeated_with_devices_that_left_before_the_coordinator_died(
     run.kill("device-4")
     run.service.happen(Left("device-4"), run.world.now)
     run.run(until=lambda: machine.round == 3)
-    run.kill("coordinator")
-    run.boot_coordinator()
-    run.service.watchers = [Journal(run.service, [file], 1)]
+    replace_coordinator(run, file)
     run.run()
     assert run.service.finished and not run.service.diverged
     assert [line["aside"].keys() for line in file.records if line["round"] == 3] == [{LIAR}]
@@ -177,10 +175,7 @@ def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both
     struck_prototypes(monkeypatch)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")]})
     if crash:
-        run.run(until=lambda: bool(run.service.spool.recover() and run.service.spool.recover()[0].aside))
-        run.kill("coordinator")
-        run.boot_coordinator()
-        run.service.watchers = [Journal(run.service, [file], 1)]
+        replace_coordinator_in_the_repeated_round(run, file)
     run.run()
     assert run.service.finished and not run.service.diverged
     second = next(line for line in file.records if line["round"] == 2)

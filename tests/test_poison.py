@@ -10,7 +10,7 @@ from coordinator.events import Policy
 from coordinator.journal import Journal, RoundFile
 from methods import names
 from protocol.reasons import Reason
-from tests.worlds import assert_same, final_state, simulation
+from tests.worlds import assert_same, final_state, replace_coordinator_in_the_repeated_round, simulation
 
 POLICY = Policy(
     rounds=3, quorum=3, cohort=0, gather=4, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,
@@ -97,19 +97,12 @@ def test_a_replay_puts_the_same_answers_aside(method, tmp_path):
     assert_same(quiet, broken)
 
 
-def broken_ones(run):
-    return run.service.link.meter.rejected[Reason.NOT_FINITE]
-
-
 @pytest.mark.parametrize("crash", [False, True])
 def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_path, crash):
     """The gate is off: the model is finite, and every honest training on it is not."""
     run, file = attacked(tmp_path, "fedavg", 9e5, rounds=(2,), outlier=0.0)
-    if crash:  # in the repeated round
-        run.run(until=lambda: bool(run.service.spool.recover() and run.service.spool.recover()[0].aside))
-        run.kill("coordinator")
-        run.boot_coordinator()
-        run.service.watchers = [Journal(run.service, [file], 1)]
+    if crash:
+        replace_coordinator_in_the_repeated_round(run, file)
     run.run()
     assert run.service.finished and not run.service.diverged
     clean, _ = attacked(tmp_path / "clean", "fedavg", 1.0, rounds=(), outlier=0.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from coordinator.events import Policy
+from coordinator.journal import Journal, RoundFile
 from deploy.simulation import Simulation
 from deploy.world import Weather
 from methods.plan import Network, Plan
@@ -63,6 +64,19 @@ def simulation(
     shards = {f"device-{i}": shard(i) for i in range(3)}
     made = plan(method, policy.rounds, **(hyper or {}))
     return Simulation(made, shards, policy, folder, weather or Weather(), seed, **more)
+
+
+def replace_coordinator(run: Simulation, file: RoundFile) -> None:
+    """It dies, and the next one writes into the same file."""
+    run.kill("coordinator")
+    run.boot_coordinator()
+    run.service.watchers = [Journal(run.service, [file], 1)]
+
+
+def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundFile) -> None:
+    """As soon as an answer has been put aside."""
+    run.run(until=lambda: bool(run.service.spool.recover() and run.service.spool.recover()[0].aside))
+    replace_coordinator(run, file)
 
 
 def final_state(sim: Simulation) -> dict[str, torch.Tensor]:

@@ -362,14 +362,19 @@ def sample(text, name, **labels):
     raise AssertionError(f"no {name} {labels}")
 
 
-def test_metrics_say_what_the_meter_says(tmp_path):
-    run, _ = observed(tmp_path)
+def scraped(folder):
+    """A run, and what its coordinator showed at the end."""
+    run, _ = observed(folder)
     metrics = Metrics(run.service)
     run.service.watchers[-1]._sinks.append(metrics)
     run.run()
     port = free_port()
     with metrics.exposed(Endpoint("127.0.0.1", port)):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+        return run, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+
+
+def test_metrics_say_what_the_meter_says(tmp_path):
+    run, text = scraped(tmp_path)
     meter = run.service.link.meter
     found = sample(text, "protofleet_message_bytes_total", direction="up", kind="weights", method="fedavg")
     assert found == meter.payload["up", "weights"]
@@ -378,13 +383,7 @@ def test_metrics_say_what_the_meter_says(tmp_path):
 
 
 def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tmp_path):
-    run, _ = observed(tmp_path)
-    metrics = Metrics(run.service)
-    run.service.watchers[-1]._sinks.append(metrics)
-    run.run()
-    port = free_port()
-    with metrics.exposed(Endpoint("127.0.0.1", port)):
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    run, text = scraped(tmp_path)
     for device in run.agents:
         for outcome in OUTCOMES:
             assert sample(text, "protofleet_device_wills_total", device=device, outcome=outcome) == 0

@@ -149,21 +149,23 @@ def test_nobody_speaks_in_the_name_of_another(tmp_path):
     assert reason_of(ends, TOPICS.up("a"), forged) is Reason.BAD_SIGNATURE
 
 
-def test_an_older_process_of_the_same_device_is_fenced(tmp_path):
-    ends = Ends(tmp_path, "a")
+def replaced(folder):
+    """A later process of "a" has been heard; and a frame of the one before."""
+    ends = Ends(folder, "a")
     old = frame_of(ends, "a", Hello("a", 10, 5))
     ends.boot_device("a", boot=2)
     ends.links["a"].send(Hello("a", 10, 5))
     ends.run()
+    return ends, old
+
+
+def test_an_older_process_of_the_same_device_is_fenced(tmp_path):
+    ends, old = replaced(tmp_path)
     assert reason_of(ends, TOPICS.up("a"), old) is Reason.STALE_BOOT
 
 
 def test_the_older_of_two_processes_of_one_device_is_told_so_and_the_frame_is_counted(tmp_path):
-    ends = Ends(tmp_path, "a")
-    old = frame_of(ends, "a", Hello("a", 10, 5))
-    ends.boot_device("a", boot=2)
-    ends.links["a"].send(Hello("a", 10, 5))
-    ends.run()
+    ends, old = replaced(tmp_path)
     reason_of(ends, TOPICS.up("a"), old)
     ends.run()
     assert [said.message.boot for said in ends.heard["a"] if isinstance(said.message, Refusal)] == [2]
