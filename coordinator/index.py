@@ -13,7 +13,7 @@ import json
 import logging
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,8 +56,11 @@ class FencedError(RunMismatchError):
 class Patient(sqlite3.Connection):
     """A read outlasts another program's lock: what asks for it is in the middle of a frame or a step.
 
-    A write raises. It is begun by a command, which can wait and be performed again.
+    A write raises. It is begun by a command, which can wait and be performed again. `waits_on` is asked whenever the
+    lock has not gone for 5 s; a read raises too where it says no.
     """
+
+    waits_on: Callable[[], bool] = staticmethod(lambda: True)
 
     def execute(self, words: str, values: Any = (), /) -> sqlite3.Cursor:
         said = False
@@ -65,7 +68,9 @@ class Patient(sqlite3.Connection):
             try:
                 found = super().execute(words, values)
             except sqlite3.OperationalError as error:
-                if self.in_transaction or not (words.startswith("SELECT") and is_held(error)):
+                if not (is_held(error) and self.waits_on()):
+                    raise
+                if self.in_transaction or not words.startswith("SELECT"):
                     raise
                 if not said:
                     log.error("the run's index is held by another program (%s): waiting to read it", error)
@@ -154,7 +159,7 @@ class Index:
     def close(self) -> None:
         self.db.close()
 
-    def _opened(self) -> sqlite3.Connection:
+    def _opened(self) -> Patient:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh and not self._copy.exists() and not any((self.folder / "snapshots").glob("*.body")):
             return self._connected()
@@ -181,7 +186,7 @@ class Index:
         except sqlite3.DatabaseError:
             return True
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self) -> Patient:
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, factory=Patient)
         try:
             # FULL would leave the last commit to the folder's next sync: a power cut could take it back.

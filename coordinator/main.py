@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -75,7 +77,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         with observed(service, settings, folder, software, events, checks) as watchers, watched:
             service.watchers.extend(watchers)
             wait_for_broker(inbox, settings.patience_seconds)
-            stop_on_signals(inbox)
+            spool.index.db.waits_on = until(stop_on_signals(inbox), pulse)
             with spool.index.alone():
                 serve(service, inbox, time.monotonic, pulse)
         if service.diverged:
@@ -84,6 +86,16 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     finally:
         service.link.transport.close()
         spool.shut()
+
+
+def until(stopped: threading.Event, pulse: Pulse) -> Callable[[], bool]:
+    """For what waits in the middle of a turn of the loop: it is no hang, and a signal ends it."""
+
+    def waits_on() -> bool:
+        pulse.step("loop")
+        return not stopped.is_set()
+
+    return waits_on
 
 
 def health(service: Service, pulse: Pulse, folder: Path) -> dict[str, Check]:

@@ -94,14 +94,18 @@ def wait_for_broker(
     raise BrokerError(f"{words or 'no answer from the broker'}; gave up after {seconds:.0f} s")
 
 
-def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> None:
-    """An interrupt from the terminal or from the service manager ends a party in good order."""
+def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> threading.Event:
+    """An interrupt from the terminal or from the service manager ends a party in good order. The event is for what
+    takes no item meanwhile."""
+    stopped = threading.Event()
 
     def stop(number: int, frame: object) -> None:
+        stopped.set()
         inbox.put(Stop(f"{Farewell.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
+    return stopped
 
 
 def serve(

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import signal
 import sqlite3
+import time
 
 import pytest
 
@@ -58,6 +60,42 @@ def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode):
         assert said.count("can be written again; the run goes on") == said.count("the run waits")
         assert said.count("can be read again") == said.count("waiting to read")
         assert [line["round"] for line in f.rounds()] == list(range(1, 22))
+
+
+@contextlib.contextmanager
+def unreadable(federation):
+    """A coordinator in the middle of a run, whose loop waits to read the index."""
+    coordinator, one = federation.coordinator(), federation.raw("one")
+    federation.wait_until(lambda: federation.rounds(), "a round")
+    with held(federation.run / "coordinator" / "spool.sqlite", "exclusive"):
+        one.greet()
+        federation.wait_until(
+            lambda: "waiting to read it" in federation.log_of(coordinator), "word of the lock"
+        )
+        yield coordinator
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_waits_to_read_its_index_is_not_ended_as_stuck(tmp_path):
+    watchdog = 8.0
+    with Federation(tmp_path, "one", rounds=100, watchdog_seconds=watchdog) as f:
+        with unreadable(f) as coordinator:
+            until = time.monotonic() + 2 * watchdog
+            while time.monotonic() < until:
+                assert coordinator.child.poll() is None, f.last_words()
+                time.sleep(0.1)
+        f.wait_until(lambda: "can be read again" in f.log_of(coordinator), "it to be read")
+        at = len(f.rounds())
+        f.wait_until(lambda: len(f.rounds()) > at, "a round after the lock")
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_waits_to_read_its_index_can_be_stopped(tmp_path):
+    with Federation(tmp_path, "one", rounds=100) as f, unreadable(f) as coordinator:
+        coordinator.say(signal.SIGTERM)
+        assert f.wait_for_end(coordinator) == 1
+        last = f.log_of(coordinator).splitlines()[-1]
+        assert "database is held by another program" in last and "Traceback" not in f.log_of(coordinator)
 
 
 @pytest.mark.slow
