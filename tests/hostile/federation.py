@@ -116,7 +116,8 @@ class Federation:
         made = DeviceSettings(
             name=name, federation=self.name, folder=str(self.folder / "devices" / name), threads=1,
             enrolled=str(self.fleet.party(name)), broker=self.address(name), compute="cpu",
-            data=DataSettings(source="folder", root=str(data), size=SIZE, split="iid"), **{"stays": False, **more},
+            data=DataSettings(source="folder", root=str(data), size=self.settings.get("size", SIZE), split="iid"),
+            **{"stays": False, **more},
         )  # fmt: skip
         return self._start(name, "device", encode(made), planted=planted)
 

@@ -10,9 +10,9 @@ from edge_client.bounds import Limits
 from methods.plan import Network
 from tests.hostile.federation import Federation
 
-WIDE = (
-    65_536  # of a hidden layer, the most that a run may have: 55 MB of weights, and so much four times over
-)
+# The most of a hidden layer that a run may have: 385 MB of weights, and as much for each of gradients, momentum and
+# what came.
+WIDE, SIZE = 65_536, 22
 
 
 def most_memory(number):
@@ -50,11 +50,11 @@ def refused(log, words):
 
 @pytest.mark.parametrize("trainer", ["inside", "child"])
 def test_a_network_that_is_too_wide_is_declined_and_no_memory_is_taken(tmp_path, trainer):
-    with Federation(tmp_path, "d", rounds=1, network=Network("mlp", feature_size=WIDE)) as f:
+    with Federation(tmp_path, "d", rounds=1, size=SIZE, network=Network("mlp", feature_size=WIDE)) as f:
         f.coordinator()
-        device = f.device("d", trainer=trainer, limits=Limits(memory_bytes=100_000_000))
+        device = f.device("d", trainer=trainer, limits=Limits(memory_bytes=1_000_000_000))
         code, log, most = ends_with(f, device)
-        assert code == 1 and refused(log, "over this device's limits.memory_bytes = 100,000,000"), log
+        assert code == 1 and refused(log, "over this device's limits.memory_bytes = 1,000,000,000"), log
         assert 0 < most < 600_000_000, "what its imports take, and no network"
         f.wait_until(lambda: farewells(f, "cannot_follow"), "the coordinator to hear of it")
 
