@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from deploy.flags import Parser
 from deploy.orphans import end_with_parent
-from protocol.plain import log_plainly, plain
+from protocol.plain import end_plainly, log_plainly, plain
 from protocol.settings import SettingsError
 
 # What a person may see; anything else that escapes is our own fault and keeps its traceback.
@@ -88,6 +88,7 @@ def software() -> str:
 
 def program() -> NoReturn:
     """What a shell starts. `main` is for whoever calls a command from Python, and goes on afterwards."""
+    end_plainly()
     leave(main())
 
 

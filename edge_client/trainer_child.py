@@ -25,7 +25,7 @@ from methods.plan import read_plan
 from protocol.faults import NO_MEMORY
 from protocol.memory import return_large_blocks
 from protocol.messages import Arrays
-from protocol.plain import log_plainly
+from protocol.plain import end_plainly, log_plainly
 from protocol.settings import decode
 
 PR_SET_PDEATHSIG: Final = 1
@@ -35,6 +35,7 @@ def main(number: int) -> int:
     """Serve until the agent closes its end, or ends in whatever way."""
     die_with_the_agent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the agent ends us
+    end_plainly()
     log_plainly(sys.stderr)
     with socket.socket(fileno=number) as door, contextlib.suppress(ClosedError):
         words, _ = hear(door)

@@ -36,10 +36,15 @@ class PlainFormatter(logging.Formatter):
 
 
 def log_plainly(stream: TextIO, level: int = logging.INFO) -> None:
-    """For a whole process, whatever its libraries log too, and whatever ends it or a thread of it."""
+    """For a whole process, whatever its libraries log too."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(PlainFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def end_plainly() -> None:
+    """For a program, not for who calls one of its commands from Python: whatever ends it, or a thread of it, is a
+    message of the log."""
     sys.excepthook = _last_words
     threading.excepthook = lambda said: _last_words(
         said.exc_type, said.exc_value or said.exc_type(), said.exc_traceback

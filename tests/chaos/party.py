@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import signal
-import sys
 import time
 from typing import Any
 
 from coordinator.service import Service
-from deploy.cli import main
+from deploy.cli import program
 from edge_client.agent import Agent
 from protocol.fetch import Fetch
 
@@ -72,4 +71,4 @@ def hex8(name: bytes) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, tell)
-    sys.exit(main())
+    program()

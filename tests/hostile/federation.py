@@ -33,16 +33,16 @@ RUN = "run"
 CLASSES, SIZE = 3, 8
 AHEAD = """
 import sys, time
-from deploy.cli import leave, main
-clock, ahead = time.time, float(sys.argv[1])
+from deploy.cli import program
+clock, ahead = time.time, float(sys.argv.pop(1))
 time.time = lambda: clock() + ahead
-leave(main(sys.argv[2:]))
+program()
 """
 PLANTED = """
 import sys
-from deploy.cli import leave, main
-exec(sys.argv[1])
-leave(main(sys.argv[2:]))
+from deploy.cli import program
+exec(sys.argv.pop(1))
+program()
 """
 
 

@@ -2,9 +2,12 @@
 
 import io
 import logging
+import sys
+import threading
 
 import pytest
 
+from deploy.cli import main
 from protocol.plain import FORMAT, LONGEST, PlainFormatter, plain
 
 
@@ -45,3 +48,9 @@ def test_no_line_of_a_traceback_looks_like_a_message():
 def test_a_long_message_is_cut_and_says_so():
     (line,) = lines(lambda log: log.warning("%s", "x" * 100_000))
     assert len(line) < LONGEST + 100 and line.endswith("and 95904 letters more")
+
+
+def test_a_command_that_is_called_from_python_leaves_its_callers_hooks_alone(tmp_path):
+    before = sys.excepthook, threading.excepthook
+    assert main(["health", str(tmp_path / "none.toml")]) == 2
+    assert (sys.excepthook, threading.excepthook) == before
