@@ -40,6 +40,7 @@ CREATE TABLE IF NOT EXISTS accuracy (round INTEGER, view TEXT, domain TEXT, spli
 """
 PRESENCE: Final = frozenset({"joined", "left"})
 PER_DEVICE: Final = 64
+PATIENCE: Final = 5000  # milliseconds; a lock is waited for once, not for each row
 MOMENT: Final = "INSERT INTO moments VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -120,6 +121,7 @@ class Ledger:
             return
         gap = [moment_row("gap", {"rows": self._missing})] if self._missing else []
         try:
+            self._db.execute(f"PRAGMA busy_timeout = {0 if self._missing else PATIENCE}")
             with self._db:
                 self._db.execute("BEGIN")
                 for statement, rows in ((MOMENT, gap), *batches):
