@@ -17,7 +17,7 @@ from coordinator.doubts import OUTCOMES
 from coordinator.events import Phase
 from coordinator.index import seal
 from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
-from coordinator.ledger import PER_DEVICE, Ledger
+from coordinator.ledger import PER_DEVICE, Ledger, records_in
 from coordinator.metrics import Metrics
 from coordinator.observers import model_bytes
 from coordinator.summary import best, curve, summarise, totals
@@ -258,6 +258,17 @@ def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without
     path.write_text(json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()}) + "\n")
     assert "Infinity" in path.read_text()
     assert read_rounds(path) == [{**table, "loss": {"global": {"b": 2.0}}}]
+
+
+def test_a_lost_line_comes_back_from_a_ledger_with_numbers_that_are_none_without_them(tmp_path):
+    """As earlier versions wrote it; a line with them cannot be written any more."""
+    path, table = tmp_path / "ledger.sqlite", {"round": 1, "kind": "training", "loss": {"a": {"b": 1e999}}}
+    Ledger(path, 1, "1.0", "{}").close()
+    text = json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()})
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO rounds (round, record) VALUES (1, ?)", (text,))
+    rounds = RoundFile(tmp_path / "rounds.jsonl", until=2, known=records_in(path))
+    assert rounds.records == [{**table, "loss": {"a": {}}}]
 
 
 def test_no_number_that_is_none_can_be_written(tmp_path):
