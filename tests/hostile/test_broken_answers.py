@@ -80,7 +80,8 @@ def story(tmp_path_factory):
     with Federation(tmp_path_factory.mktemp("broken"), "honest", *names, rounds=1, policy=policy) as f:
         coordinator, began = f.coordinator(), time.monotonic()
         f.raw("honest")
-        devices = {name: f.raw(name, BROKEN[name][0]) for name in names}
+        # What is said once is counted once, however long a busy machine takes to answer.
+        devices = {name: f.raw(name, BROKEN[name][0], again=15.0) for name in names}
         code, seconds = f.wait_for_end(coordinator, 120), time.monotonic() - began
         verdicts = {name: device.verdicts() for name, device in devices.items()}
         return Story(code, seconds, f.rounds(), verdicts, f.log_of(coordinator))
