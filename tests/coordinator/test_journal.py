@@ -355,7 +355,7 @@ def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
 
 def test_late_and_refused_answers_are_in_the_record(tmp_path):
     moments = Moments()
-    policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=10.0, straggler_factor=0.0)
+    policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=10.0)
     run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
     run.world.run(lambda: len(run.service.machine.roster) == 3)
     run._workers["device-1"].seconds = 14.5

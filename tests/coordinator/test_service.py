@@ -4,24 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.events import Close, Drop, Policy
+from coordinator.events import Close, Drop
 from coordinator.spool import FencedError
 from deploy.world import Weather
 from protocol.messages import Hello, Receipt
 from protocol.reasons import Reason, Rejected
 from protocol.store import ObjectStore
 from protocol.transport import Arrived
-from tests.worlds import assert_same, part, shard, simulation
+from tests.worlds import POLICY, assert_same, part, shard, simulation
 
-PATIENT = Policy(
-    rounds=2,
-    quorum=2,
-    cohort=3,
-    patience_seconds=30.0,
-    grace_seconds=3.0,
-    settle_seconds=1.0,
-    straggler_factor=0.0,
-)
+PATIENT = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
 
 
 def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tmp_path):

@@ -68,7 +68,7 @@ def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
     method, run = unbroken
-    patient = {"patience_seconds": 3000.0, "grace_seconds": 1000.0, "straggler_factor": 0.0}
+    patient = {"patience_seconds": 3000.0, "grace_seconds": 1000.0}
     policy = Policy(**{**vars_of(POLICY), **patient})
     lossy = simulation(tmp_path, method, LOSSY, seed, policy).run()
     assert lossy.service.finished
