@@ -52,6 +52,7 @@ from coordinator.watcher import Aside, Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload
 from methods.plan import Plan
+from methods.wants import table_of
 from protocol.admission import STRANGER, Bucket
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
@@ -59,15 +60,17 @@ from protocol.disk import NoRoom, is_full
 from protocol.link import Received
 from protocol.messages import (
     HERE,
+    About,
     Bye,
     Finished,
     Hello,
-    Manifest,
+    Offer,
     Receipt,
     Refusal,
     State,
     Task,
     Update,
+    Wanted,
     Welcome,
 )
 from protocol.party import Worker
@@ -77,6 +80,7 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 
 log = logging.getLogger("protofleet.coordinator")
 
+FORMS: Final = ("inline", "manifest", "many", "names", "wants")  # that were added in minor version 1
 HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
 
 
@@ -107,11 +111,14 @@ class Service:
         self.connected = False
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
-        self._broadcast: Manifest | None = None  # what the open ask stands on
+        self._broadcast: Offer | None = None  # what the open ask stands on
+        self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
         self._resumed = False
         self._here_at = float("inf")  # when to say again that it is here
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
+        self.link.metric_names = tuple(sorted(self.measures))
+        self._about = About(FORMS, (), (), self.story.server.model.embedding_size, self.link.metric_names)
         self._digest = plan.digest
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
@@ -144,6 +151,7 @@ class Service:
         self.now = now
         self._take(item, now)
         self._part_from_the_unheard()
+        self.link.flush(now)
 
     def unwanted(self, topic: str) -> bool:
         """Whether what comes there is dropped unseen. Any thread may ask."""
@@ -201,6 +209,7 @@ class Service:
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
         self._part_from_the_unheard()
+        self.link.flush(now)
 
     def _flooded(self, who: str) -> None:
         if who in self.bans.unheard:
@@ -274,7 +283,7 @@ class Service:
         """A device that is there answers a welcome with a hello, whatever it is at."""
         known = device in self.machine.roster
         if known and self.doubts.raise_about(device, self.link.heard_of(device), now):
-            self.link.send(device, Welcome(self.plan.encode()))
+            self.link.send(device, Welcome(self.plan.encode(), self._about))
 
     def _is_there(self, topic: str) -> None:
         place = self.link.topics.parse(topic)
@@ -302,8 +311,9 @@ class Service:
             self.link.meter.rejected[problem.reason] += 1
             self.link.send(hello.device, Refusal(problem.words))
             return
+        self.link.can[hello.device] = frozenset(hello.can)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
-            self.link.send(hello.device, Welcome(self.plan.encode()))
+            self.link.send(hello.device, Welcome(self.plan.encode(), self._about))
             return
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
         settle(hello.device, hello.domain, self.domains, self.limits.domains)
@@ -380,12 +390,18 @@ class Service:
                 self.link.meter.rejected[problem.reason] += 1
                 self.link.send(device, Receipt(round, phase, verdict, problem.words))
             case Send(device, round, phase, seconds):
-                self.link.send(device, Task(round, phase, self._broadcast, seconds))
+                self._send_task(device, round, phase, seconds)
             case Dismiss(device):
                 self.link.send(device, Finished(self.machine.policy.rounds))
             case Finish():
                 self._announce(State(False, "finished"))
                 self.finished = True
+
+    def _send_task(self, device: str, round: int, phase: str, seconds: float) -> None:
+        told = "wants" in self.link.can.get(device, ()) and self.ask is not None
+        rows = self._rows if told else ()
+        holds = self._broadcast is not None and self._broadcast.object in self._holds.get(device, ())
+        self.link.task(device, Task(round, phase, self._broadcast, seconds, rows), holds)
 
     def _part_from_the_unknown(self) -> None:
         """Devices whose enrolment has ended since they joined are in no later cohort, and get no later key."""
@@ -440,6 +456,7 @@ class Service:
         manifest, self.ask = step.manifest, step.ask
         if step.ask is not None:
             self.intake.open(step.ask, len(self.machine.cohort))
+            self._rows = table_of(step.ask.wants, step.ask.payload, self.limits.norm)
         if manifest is not None:
             holders = {device for device, names in self._holds.items() if manifest.object in names}
             cohort = list(self.machine.cohort)

@@ -30,7 +30,7 @@ from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.faults import OURS
 from protocol.link import Received
-from protocol.messages import HERE, Bye, Finished, Message, Receipt, Refusal, State, Task, Welcome
+from protocol.messages import HERE, About, Bye, Finished, Message, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
 from protocol.plain import plain
 from protocol.reasons import Farewell, Reason, Rejected
@@ -72,6 +72,7 @@ class Agent:
         self._silence = Silence()
         self._words = Bucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
+        self._told_by = 0  # epoch of the coordinator whose welcome was the last
         self._question = ""  # being worked on
         self._next: Received | None = None
         self._outgoing: Outgoing | None = None
@@ -195,7 +196,8 @@ class Agent:
         if isinstance(received.message, (Welcome, Task, Receipt)):
             self._refused.contradicted()
         match received.message:
-            case Welcome(text):
+            case Welcome(text, about):
+                self._told(about, received.epoch)
                 self._welcomed(text, received.run)
             case Task() as task:
                 self._asked(task, received)
@@ -216,9 +218,16 @@ class Agent:
         if self._now < self._rest.until:
             self._hello_at = self._rest.until
             return
-        self.link.send(hello_of(self.link.me.name, self.software, self.data, self.plan, self.memory.book))
+        plan = (
+            self.plan if self._told_by == self.link.epoch else None
+        )  # another coordinator may know other forms
+        self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.memory.book))
         self._refused.hello_said(self._now)
         self._hello_at = self._now + HELLO_SECONDS
+
+    def _told(self, about: About, epoch: int) -> None:
+        self._told_by = epoch
+        self.link.peer_can, self.link.metric_names = frozenset(about.can), about.metrics
 
     def _welcomed(self, text: bytes, run: str) -> None:
         try:

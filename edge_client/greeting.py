@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from edge_client.evaluate import Splits
 from edge_client.state import Book
 from methods.plan import Plan, read_plan
 from protocol.messages import NO_ANSWER, Hello
 from protocol.settings import SettingsError
+
+FORMS: Final = ("inline", "many", "manifest", "names")  # that were added in minor version 1
 
 
 def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Book) -> Hello:
@@ -27,6 +31,7 @@ def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Bo
         round=round,
         phase=phase,
         base=base,
+        can=FORMS,
     )
 
 

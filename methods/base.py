@@ -58,13 +58,11 @@ class Ask:
     phase: str
     payload: Payload = field(default_factory=dict)
     wants: Mapping[str, Want] = field(default_factory=dict)
-    judge: Callable[[Payload], Problem | None] | None = None  # what the arrays must be to each other
 
     def problem_with(
         self, payload: Payload, examples: int | None = None, norm: float = math.inf
     ) -> Problem | None:
-        problem = problem_with(self.wants, payload, examples, norm)
-        return self.judge(payload) if problem is None and self.judge is not None else problem
+        return problem_with(self.wants, payload, examples, norm)
 
 
 Round: TypeAlias = Generator[Ask, Sequence[Reply], None]

@@ -43,7 +43,6 @@ from methods.nets.base import Net
 from methods.wants import Want
 from methods.weights import load_weights, weight_wants, weights_of
 from protocol.numbers import Batch, Epochs, Part, Temperature, Weight
-from protocol.reasons import Problem, Reason
 
 Negative = Literal["clamp", "signed"]
 Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]
@@ -84,21 +83,21 @@ class Server(fedavg.Server):
 
     def round(self) -> Round:
         weights = weight_wants(self.model)
-        replies = yield Ask("train", self.payload(), {**weights, **self.wants()}, crowded)
+        replies = yield Ask("train", self.payload(), {**weights, **self.wants()})
         load_weights(self.model, weighted_mean(replies, weights))
         sent = joined(table_of(reply.payload, "counts") for reply in replies)
         self.table = joined(self.global_clusters(label, sent) for label in range(self.model.classes))
 
     def wants(self) -> Mapping[str, Want]:
         """FINCH leaves no cluster of one where there are two samples: half as many rows, and one each of classes
-        with one sample."""
+        with one sample. So where a class has several rows, each stands for two samples or more."""
         most = max((member.examples for member in self.cohort), default=1)
         most, classes = max(most, 1), self.model.classes
         rows = min((most + classes) // 2, MOST_ROWS)
         return {
             "prototypes": Want(("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=rows),
             "labels": Want(("J",), "int64", low=0, high=classes - 1, most=rows),
-            "counts": Want(("J",), "int64", low=1, high=most, most=rows, of_examples=True),
+            "counts": Want(("J",), "int64", low=1, high=most, most=rows, of_examples=True, repeated="labels"),
         }
 
     def global_clusters(self, label: int, sent: Table) -> Table:
@@ -183,16 +182,6 @@ class Client(fedavg.Client):
         cosines = unit(self.model.embed(x)) @ unit(G).T
         scores = cosines.new_full((len(x), self.model.classes), -2.0)
         return scores.scatter_reduce(1, labels.expand(len(x), -1), cosines, "amax")
-
-
-def crowded(payload: Payload) -> Problem | None:
-    """A class of several rows that has one with a single sample behind it: FINCH makes no such cluster."""
-    labels, counts = payload["labels"], payload["counts"]
-    several = labels.bincount() > 1
-    if len(alone := labels[several[labels] & (counts < 2)]):
-        words = f"class {int(alone[0])} has several prototypes, one of a single sample"
-        return Problem(Reason.BAD_CLAIM, f"{words}; FINCH puts two or more behind each")
-    return None
 
 
 def table_of(payload: Payload, weights: str) -> Table:

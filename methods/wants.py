@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from protocol.messages import Wanted
 from protocol.reasons import Problem, Reason
+
+OPTIONAL = "optional"
+SUM = "sum<=examples"
+ROWS = "rows<=examples"
+TWO = ">=2 where repeated: "
 
 SLICE = 1 << 20  # numbers looked at together: an array may be a whole model, or a whole data set's features
 
@@ -32,10 +39,78 @@ class Want:
     optional: bool = False
     of_examples: bool = False  # whole numbers that count samples: together no more than the device has
     row_per_example: bool = False  # its rows are samples: no more of them than the device has
+    repeated: str = (
+        ""  # another array: in a row whose value there stands in several rows, these are 2 or more
+    )
 
     def most_bytes(self) -> int:
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]
         return math.prod(lengths) * ITEM_BYTES[self.dtype]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
+        rules = tuple(rule for rule, holds in said.items() if holds)
+        return (*rules, TWO + self.repeated) if self.repeated else rules
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith("float")
+
+
+def table_of(wants: Mapping[str, Want], payload: Mapping[str, Tensor], norm: float) -> tuple[Wanted, ...]:
+    """What `problem_with` judges by, as rows for whoever makes an answer and knows no method.
+
+    The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the broadcast.
+    """
+    alike = {
+        name: _row(want, norm, alike=True)
+        for name, want in wants.items()
+        if _comes_back(want, payload.get(name))
+    }
+    exact = {name: _row(want, norm, alike=False) for name, want in wants.items() if name not in alike}
+    patterns: dict[str, Wanted] = {}
+    for prefix in sorted({name.partition(".")[0] for name in alike}):
+        mine = {name: row for name, row in alike.items() if name.partition(".")[0] == prefix}
+        sent = {name for name in payload if name.partition(".")[0] == prefix}
+        patterns |= _patterns(prefix, mine) if sent == mine.keys() and len(mine) > 1 else mine
+    ordered = sorted(patterns, key=lambda name: (name.count("*"), -len(name), name))
+    return tuple(
+        replace(row, name=name) for name, row in (*exact.items(), *((n, patterns[n]) for n in ordered))
+    )
+
+
+def _comes_back(want: Want, sent: Tensor | None) -> bool:
+    return sent is not None and (_dtype(sent), tuple(sent.shape)) == (want.dtype, want.shape)
+
+
+def _row(want: Want, norm: float, alike: bool) -> Wanted:
+    free = any(isinstance(dim, str) for dim in want.shape)
+    bound = norm if want.is_float and math.isfinite(norm) else None
+    return Wanted(
+        "", None if alike else want.dtype, None if alike else want.shape, want.most if free else None, want.low,
+        want.high, bound, want.is_float, want.rules,
+    )  # fmt: skip
+
+
+def _patterns(prefix: str, rows: Mapping[str, Wanted]) -> dict[str, Wanted]:
+    """One row for most, one for each last part of a name under which another holds, and single names beside."""
+    counts = Counter(rows.values())
+    usual = max(counts, key=lambda row: (counts[row], repr(row)))
+    found = {f"{prefix}.*": usual}
+    by_end: dict[str, dict[str, Wanted]] = {}
+    for name, row in rows.items():
+        by_end.setdefault(name.rpartition(".")[2], {})[name] = row
+    for end, named in by_end.items():
+        if set(named.values()) == {usual}:
+            continue
+        whole = len(set(named.values())) == 1 and all(name.count(".") > 1 for name in named)
+        found |= {f"{prefix}.*.{end}": next(iter(named.values()))} if whole else named
+    return found
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def like(payload: Mapping[str, Tensor]) -> dict[str, Want]:
@@ -92,7 +167,19 @@ def problem_with(
     for name, want in here.items():
         if problem := _numbers_problem(name, want, sent, examples, norm):
             return problem
+    for name, want in here.items():
+        if want.repeated and (problem := _repeated_problem(name, payload[name], want.repeated, payload)):
+            return problem
     return None
+
+
+def _repeated_problem(name: str, values: Tensor, other: str, payload: Mapping[str, Tensor]) -> Problem | None:
+    keys = payload[other]
+    several = keys.bincount() > 1
+    if not len(alone := keys[several[keys] & (values < 2)]):
+        return None
+    words = f"{other} has {int(alone[0])} in several rows, in one of which {name} is below 2"
+    return Problem(Reason.BAD_CLAIM, words)
 
 
 def _form_problem(

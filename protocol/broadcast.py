@@ -19,6 +19,7 @@ LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohor
 MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
 QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
 
+NOW: Final = ""  # to all who hear it without asking, and not to all who have asked
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
 Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what is done for one device
 
@@ -42,8 +43,23 @@ class Broadcast:
         self.wake_at = float("inf")
 
     def expect(self, cohort: list[str], holders: set[str]) -> None:
+        """`holders` will not ask: they have it, or it follows its task."""
         self._invited |= set(cohort)
         self._expected |= set(cohort) - holders - set(self._asked)
+
+    def follow(self, devices: list[str], now: float) -> bool:
+        """One block, unasked, behind the task of each of these: to a single one alone. False where it is longer."""
+        if self._blocks > 1:
+            return False
+        for device in devices:
+            self._invited.add(device)
+            self._expected.discard(device)
+        if len(devices) > 1:
+            self._send(NOW, 0, 0 not in self._ever)
+        elif self._again.setdefault(devices[0], Bucket(AGAIN_RATE, AGAIN_BURST)).take(now):
+            self._send(devices[0], 0, 0 not in self._ever)
+        self._ever.add(0)
+        return True
 
     def wanted(self, device: str, want: Want, now: float) -> int:
         """How many blocks it asks for that it had not asked for before; those it gets for nothing."""
@@ -63,12 +79,13 @@ class Broadcast:
     def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
         """A want is about 200 bytes, what it names up to 4 MiB: only the first time is free."""
         sent_at = self._published.get(i)
-        if again or (sent_at is not None and sent_at < self._since[device]):
+        late = sent_at is not None and sent_at < self._since[device]
+        if again or (late and not fresh):
             bucket = self._again.setdefault(device, Bucket(AGAIN_RATE, AGAIN_BURST))
             if not (fresh or bucket.take(now)):
                 return  # it will ask again
             self._emit(device, i)
-        elif sent_at is None and i not in self._pending:
+        elif (late or sent_at is None) and i not in self._pending:  # those who are late share one more copy
             if len(self._pending) >= MAX_PENDING:
                 return
             self._pending[i], self._wanted_by[i] = now + LINGER_SECONDS, device
@@ -80,7 +97,8 @@ class Broadcast:
         due = [
             i
             for i, latest in self._pending.items()
-            if now >= latest or (not self._expected and all(i in self._asked[d] for d in waiting))
+            if now >= latest
+            or (i not in self._published and not self._expected and all(i in self._asked[d] for d in waiting))
         ]
         for i in sorted(due):
             del self._pending[i]

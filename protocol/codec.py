@@ -7,19 +7,21 @@ ignored: a later minor version may say more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from protocol import arrays
+from protocol import arrays, tables
 from protocol.messages import (
+    Boxed,
     Bye,
     Finished,
     Hello,
     Manifest,
     Message,
+    Offer,
     Receipt,
     Refusal,
     State,
@@ -29,6 +31,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.reasons import Reason, Rejected
+from protocol.tables import number, typed, whole
 
 MAX_PAYLOAD: Final = 1 << 20
 MAX_TEXT: Final = 512
@@ -45,8 +48,9 @@ MAX_PARTS: Final = 32
 HASH: Final = 32
 SHORT_HASH: Final = 16
 
-Attachment: TypeAlias = bytes | Manifest | None
+Attachment: TypeAlias = bytes | Offer | None
 Fields: TypeAlias = dict[str, Any]
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,13 @@ def place_of(message: Message) -> Place:
     return Place()
 
 
-def encode(message: Message, attachment: Attachment = None) -> bytes:
-    packed: bytes = msgpack.packb(_fields(message, attachment), use_bin_type=True)
+def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
+    """`metrics` are names that the other side knows by their places."""
+    packed: bytes = msgpack.packb(_fields(message, attachment, metrics), use_bin_type=True)
     return packed
 
 
-def _fields(message: Message, attachment: Attachment) -> Fields:
+def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) -> Fields:
     match message:
         case Hello():
             return {
@@ -100,31 +105,62 @@ def _fields(message: Message, attachment: Attachment) -> Fields:
                 "plan": message.plan,
                 "counts": list(message.counts),
                 "holds": b"".join(message.holds),
+                **_said(can=list(message.can), names=list(message.names), names_hash=message.names_hash),
             }
         case Task():
-            return {"broadcast": _manifest_fields(message.broadcast), "seconds": message.seconds}
+            wants = _said(wants=tables.wanted_rows(message.wants))
+            return {**_offered("broadcast", message.broadcast), "seconds": message.seconds, **wants}
         case Update():
-            body = attachment if isinstance(attachment, bytes) else _manifest_fields(attachment)
-            return {"examples": message.examples, "metrics": dict(message.metrics), "arrays": body}
-        case Welcome():
-            return {"plan": message.plan}
+            said: Fields = {"examples": message.examples, **_measured(message.metrics, metrics)}
+            return said | (
+                {"arrays": attachment} if isinstance(attachment, bytes) else _offered("arrays", attachment)
+            )
+        case Welcome(plan, about):
+            return {"plan": plan, **_said(about=tables.about_fields(about))}
         case Receipt():
             return {"verdict": message.verdict, "reason": _cut(message.reason)}
         case Refusal(reason, boot) if boot:
             return {"reason": _cut(reason), "boot": boot}
         case Refusal(reason) | Bye(reason):
             return {"reason": _cut(reason)}
-        case State():
-            return {"online": message.online, "reason": _cut(message.reason)}
+        case State(online, reason, who, now):
+            more = _said(who=_cut(who), now=tables.now_fields(now) if now else None)
+            return {"online": online, "reason": _cut(reason), **more}
         case Finished():
             return {}
         case Want():
-            flat = [n for pair in message.ranges for n in pair]
-            return {"object": message.object, "ranges": flat, "again": message.again}
+            others = [[name, _flat(ranges)] for name, ranges in message.more]
+            first = {"object": message.object, "ranges": _flat(message.ranges), "again": message.again}
+            return {**first, **_said(more=others)}
 
 
-def decode(kind: str, payload: bytes, sender: str, place: Place) -> tuple[Message, Attachment]:
-    """The message and what is attached to it, or Rejected. `sender` and `place` come from the header."""
+def _said(**fields: Any) -> Fields:
+    """What was added later, where there is something to say: other bytes stay what they were."""
+    return {key: value for key, value in fields.items() if value}
+
+
+def _flat(ranges: Ranges) -> list[int]:
+    return [n for pair in ranges for n in pair]
+
+
+def _offered(key: str, what: Offer | None) -> Fields:
+    if isinstance(what, Boxed):
+        return {key: None, "manifest": [what.object, what.size, what.key, manifest_fields(what.box)]}
+    return {key: None if what is None else manifest_fields(what)}
+
+
+def _measured(metrics: Mapping[str, float], known: Sequence[str]) -> Fields:
+    if not known:
+        return {"metrics": dict(metrics)}
+    places = {name: place for place, name in enumerate(known)}
+    return {"metrics": {}, "numbers": {places[name]: v for name, v in metrics.items() if name in places}}
+
+
+def decode(
+    kind: str, payload: bytes, sender: str, place: Place, metrics: Sequence[str] = ()
+) -> tuple[Message, Attachment]:
+    """The message and what is attached to it, or Rejected. `sender` and `place` come from the header, `metrics` are
+    names that the other side has been told."""
     decoder = DECODERS.get(kind)
     if decoder is None:
         raise Rejected(Reason.MALFORMED, f"there is no message kind {kind[:32]!r}")
@@ -133,9 +169,14 @@ def decode(kind: str, payload: bytes, sender: str, place: Place) -> tuple[Messag
     _judge_place(place)
     try:
         fields = msgpack.unpackb(
-            payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT
-        )
-        return decoder(_typed(fields, dict), sender, place)
+            payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT,
+            strict_map_key=False,  # numbers are keyed by places
+        )  # fmt: skip
+        if any(type(key) is not str for key in typed(fields, dict)):
+            raise TypeError("a key that is no str")
+        if kind == "update":
+            fields = _named(fields, metrics)
+        return decoder(fields, sender, place)
     except Rejected:
         raise
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
@@ -148,94 +189,138 @@ def _judge_place(place: Place) -> None:
         raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
 
 
+def _named(fields: Fields, known: Sequence[str]) -> Fields:
+    """Numbers by their names; a place that nobody was told of is passed over, as a metric of another version is."""
+    numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
+    named = {known[place]: value for place, value in numbers.items() if place < len(known)}
+    return {**fields, "metrics": {**typed(fields["metrics"], dict), **named}}
+
+
 def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    low, high = (_whole(v) for v in _typed(fields["protocol"], list))
-    plan, holds = _typed(fields.get("plan", b""), bytes), _typed(fields.get("holds", b""), bytes)
+    low, high = (whole(v) for v in typed(fields["protocol"], list))
+    plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
     if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
         raise TypeError(f"{len(holds)} bytes are not at most {MAX_HOLDS} SHA-256s")
     hello = Hello(
         device=sender,
-        classes=_whole(fields["classes"]),
-        examples=_whole(fields["examples"]),
-        domain=_typed(fields.get("domain", ""), str),
-        software=_typed(fields.get("software", ""), str),
+        classes=whole(fields["classes"]),
+        examples=whole(fields["examples"]),
+        domain=typed(fields.get("domain", ""), str),
+        software=typed(fields.get("software", ""), str),
         protocol=(low, high),
         plan=_hash(plan) if plan else b"",
-        counts=tuple(_whole(v) for v in _typed(fields.get("counts", []), list)),
+        counts=tuple(whole(v) for v in typed(fields.get("counts", []), list)),
         holds=tuple(holds[i : i + HASH] for i in range(0, len(holds), HASH)),
         round=place.round,
         phase=place.phase,
         base=place.base,
+        can=tables.forms(fields.get("can", [])),
+        names=tables.class_names(fields.get("names", [])),
+        names_hash=_hash(fields["names_hash"]) if fields.get("names_hash") else b"",
     )
     return hello, None
 
 
+def _welcome(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    return Welcome(typed(fields["plan"], bytes), tables.read_about(fields.get("about", {}))), None
+
+
 def _task(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    manifest = _manifest(fields["broadcast"])
-    return Task(place.round, place.phase, manifest, _number(fields["seconds"])), None
+    manifest = _boxed(fields) or _manifest(fields["broadcast"])
+    wants = tables.read_wanted(fields.get("wants", []))
+    return Task(place.round, place.phase, manifest, number(fields["seconds"]), wants), None
 
 
 def _update(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    metrics = {_typed(k, str): _number(v) for k, v in _typed(fields["metrics"], dict).items()}
-    attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
-    examples = _whole(fields["examples"])
+    metrics = {typed(k, str): number(v) for k, v in typed(fields["metrics"], dict).items()}
+    attachment: Attachment = _boxed(fields)
+    if attachment is None:
+        attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
+    examples = whole(fields["examples"])
     return Update(sender, place.round, place.phase, examples, place.base, {}, metrics), attachment
 
 
 def _receipt(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    said = _typed(fields["verdict"], str), _typed(fields["reason"], str)
+    said = typed(fields["verdict"], str), typed(fields["reason"], str)
     return Receipt(place.round, place.phase, *said), None
 
 
 def _state(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    return State(_typed(fields["online"], bool), _typed(fields.get("reason", ""), str)), None
+    who, now = typed(fields.get("who", ""), str), fields.get("now")
+    said = typed(fields["online"], bool), typed(fields.get("reason", ""), str)
+    return State(*said, who, None if now is None else tables.read_now(now)), None
 
 
 def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    flat = [_whole(v) for v in _typed(fields["ranges"], list)]
+    more = [typed(item, list) for item in typed(fields.get("more", []), list)]
+    others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
+    ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
+    if sum(stop - start for asked in (ranges, *(r for _, r in others)) for start, stop in asked) > MAX_ASKED:
+        raise Rejected(Reason.MALFORMED, f"a want for more than {MAX_ASKED} blocks")
+    return Want(_hash(fields["object"]), ranges, again, others), None
+
+
+def _ranges(value: object) -> Ranges:
+    flat = [whole(v) for v in typed(value, list)]
     ranges = tuple(zip(flat[::2], flat[1::2], strict=True))
     ascending = all(a < b for a, b in ranges) and flat == sorted(flat)  # so no block is asked for twice
     if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
         raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
-    if sum(stop - start for start, stop in ranges) > MAX_ASKED:
-        raise Rejected(Reason.MALFORMED, f"a want for more than {MAX_ASKED} blocks")
-    return Want(_hash(fields["object"]), ranges, _typed(fields.get("again", False), bool)), None
+    return ranges
 
 
 DECODERS: Final[dict[str, Callable[[Fields, str, Place], tuple[Message, Attachment]]]] = {
     "hello": _hello,
-    "welcome": lambda fields, sender, place: (Welcome(_typed(fields["plan"], bytes)), None),
+    "welcome": _welcome,
     "task": _task,
     "update": _update,
     "receipt": _receipt,
     "refusal": lambda fields, sender, place: (
-        Refusal(_typed(fields["reason"], str), _whole(fields.get("boot", 0))),
+        Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0))),
         None,
     ),
     "state": _state,
-    "bye": lambda fields, sender, place: (Bye(_typed(fields["reason"], str)), None),
+    "bye": lambda fields, sender, place: (Bye(typed(fields["reason"], str)), None),
     "finished": lambda fields, sender, place: (Finished(place.round), None),
     "want": _want,
 }
 
 
-def _manifest_fields(manifest: Manifest | None) -> list[object] | None:
-    if manifest is None:
-        return None
+def manifest_fields(manifest: Manifest, key: bool = True) -> list[object]:
     hashes, parts = b"".join(manifest.hashes), [list(part) for part in manifest.parts]
     plain = [manifest.object, manifest.size, manifest.block, hashes, parts]
-    return [*plain, manifest.key] if manifest.key else plain
+    return [*plain, manifest.key] if key and manifest.key else plain
+
+
+def _boxed(fields: Fields) -> Boxed | None:
+    if (value := fields.get("manifest")) is None:
+        return None
+    name, size, key, box, *_ = typed(value, list)
+    if not isinstance(inside := _manifest(box), Manifest):
+        raise TypeError("no manifest of the manifest")
+    return Boxed(_hash(name), whole(size), _hash(key) if key else b"", inside)
+
+
+def read_manifest(packed: bytes) -> Manifest:
+    """One that was packed alone. Rejected where it is none."""
+    try:
+        found = _manifest(msgpack.unpackb(packed, max_array_len=MAX_PARTS, max_map_len=0, max_ext_len=0))
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise Rejected(Reason.MALFORMED, f"no manifest: {type(error).__name__} {str(error)[:80]}") from None
+    if found is None:
+        raise Rejected(Reason.MALFORMED, "no manifest")
+    return found
 
 
 def _manifest(fields: object) -> Manifest | None:
     if fields is None:
         return None
-    name, size, block, packed, parts, *more = _typed(fields, list)
-    packed, parts = _typed(packed, bytes), [_typed(part, list) for part in _typed(parts, list)]
+    name, size, block, packed, parts, *more = typed(fields, list)
+    packed, parts = typed(packed, bytes), [typed(part, list) for part in typed(parts, list)]
     hashes = tuple(packed[i : i + SHORT_HASH] for i in range(0, len(packed), SHORT_HASH))
-    sizes = tuple((_typed(kind, str), _whole(n)) for kind, n in parts)
+    sizes = tuple((typed(kind, str), whole(n)) for kind, n in parts)
     key = _hash(more[0]) if more else b""
-    manifest = Manifest(_hash(name), _whole(size), _whole(block), hashes, sizes, key)
+    manifest = Manifest(_hash(name), whole(size), whole(block), hashes, sizes, key)
     blocks = -(-manifest.size // manifest.block) if manifest.block else 0
     if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
         raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
@@ -246,24 +331,6 @@ def _manifest(fields: object) -> Manifest | None:
     if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > MAX_PARTS:
         raise Rejected(Reason.MALFORMED, f"the parts do not add up to {manifest.size} bytes")
     return manifest
-
-
-def _typed(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{str(value)[:40]!r} is not {kind.__name__}")
-    return value
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise TypeError(f"{str(value)[:40]!r} is not a whole number from 0")
-    return value
-
-
-def _number(value: object) -> float:
-    if type(value) not in (int, float):
-        raise TypeError(f"{str(value)[:40]!r} is not a number")
-    return float(value)  # type: ignore[arg-type]
 
 
 def _hash(value: object) -> bytes:

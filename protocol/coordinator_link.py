@@ -8,15 +8,15 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final, Protocol
 
-from protocol import blocks, codec
+from protocol import blocks, boxes, codec
 from protocol.admission import Admission
 from protocol.arrays import Body
-from protocol.broadcast import Alone, Broadcast
+from protocol.broadcast import NOW, Alone, Broadcast
 from protocol.codec import Attachment
 from protocol.fetch import RETRY_SECONDS, Fetch
 from protocol.keys import Identity, Keyring
 from protocol.link import INLINE, WINDOW, Link, Received, Taken
-from protocol.messages import Bye, Hello, Manifest, Message, Refusal, State, Update, Want
+from protocol.messages import Boxed, Bye, Hello, Manifest, Message, Offer, Refusal, State, Task, Update, Want
 from protocol.meter import DOWN
 from protocol.reasons import Reason, Rejected
 from protocol.seal import COORDINATOR, Header, verified
@@ -73,7 +73,12 @@ class CoordinatorLink(Link):
         self._fetches: dict[str, tuple[Fetch, Received]] = {}
         self._paces: dict[str, float] = {}  # of devices whose fetch was given up while the question is open
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
+        self._boxed: dict[
+            str, Boxed
+        ] = {}  # the answer that each offered last, where its manifest is an object
         self.hears_itself = False  # so it would hear a later coordinator too
+        self.can: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
+        self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
 
     @property
     def wake_at(self) -> float:
@@ -107,15 +112,40 @@ class CoordinatorLink(Link):
             if (known := self.keyring.get(device)) is not None:
                 self.say(self.topics.down(device), message, device, receive=known.receive)
 
-    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Manifest:
+    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Offer:
         """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back."""
-        broadcast = self._broadcasts.get(manifest.object)
-        if broadcast is None:
-            keyed = self.keyed(manifest)
-            broadcast = Broadcast(keyed, self._sender(keyed, store), self.alone)
-            self._broadcasts = {manifest.object: broadcast}
-        broadcast.expect(cohort, holders)
-        return broadcast.manifest
+        if manifest.object not in self._broadcasts:
+            served = [self.keyed(manifest)]
+            if not self.fits(manifest):
+                served.append(self.keyed(boxes.box(manifest, store, self.block)))
+            self._broadcasts = {
+                one.object: Broadcast(one, self._sender(one, store), self.alone) for one in served
+            }
+        self._followers = []
+        for broadcast in self._broadcasts.values():
+            asks_nothing = {device for device in cohort if self._follows(device, broadcast.manifest)}
+            broadcast.expect(cohort, holders | asks_nothing)
+        whole, *box = (broadcast.manifest for broadcast in self._broadcasts.values())
+        return Boxed(whole.object, whole.size, whole.key, box[0]) if box else whole
+
+    def _follows(self, device: str, manifest: Manifest) -> bool:
+        return len(manifest.hashes) == 1 and "inline" in self.can.get(device, ())
+
+    def task(self, device: str, task: Task, holds: bool) -> None:
+        """Say a task; what it stands on follows, where the device does not ask for so little."""
+        self.send(device, task)
+        offer = task.broadcast
+        if isinstance(offer, Manifest) and not holds and self._follows(device, offer):
+            self._followers.append(device)
+
+    def flush(self, now: float) -> None:
+        """After the tasks of one turn: what follows them, once for all."""
+        followers, self._followers = self._followers, []
+        if not followers:
+            return
+        for broadcast in list(self._broadcasts.values())[:1]:
+            with self.alone(followers[0]):
+                broadcast.follow(followers, now)
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
         """What is complete after this frame. Raises Rejected where the frame was at fault."""
@@ -223,13 +253,18 @@ class CoordinatorLink(Link):
         received = Received(header.sender, message, header.run, header.epoch, sequence=header.sequence)
         match message:
             case Want():
-                broadcast = self._broadcasts.get(message.object)
-                if broadcast and broadcast.wanted(header.sender, message, now):
+                wants = [Want(message.object, message.ranges, message.again)]
+                wants += [Want(name, ranges, message.again) for name, ranges in message.more]
+                if sum(self._wanted(header.sender, want, now) for want in wants):
                     self.admission.frame_was_useful(header.sender)
                 return []
             case Update():
                 return self._update(received, message, attachment, now)
         return [received]
+
+    def _wanted(self, device: str, want: Want, now: float) -> int:
+        broadcast = self._broadcasts.get(want.object)
+        return broadcast.wanted(device, want, now) if broadcast else 0
 
     def _update(
         self, received: Received, update: Update, attachment: Attachment, now: float
@@ -246,7 +281,15 @@ class CoordinatorLink(Link):
             return self._complete(received, update, store.put_bytes(attachment))
         if store.has(attachment.object):
             return self._complete(received, update, attachment.object)
-        device = received.sender
+        return self._fetch(received, attachment, store, now)
+
+    def _fetch(self, received: Received, offer: Offer, store: ObjectStore, now: float) -> list[Received]:
+        """The answer's blocks, after those of its manifest where that is an object."""
+        if isinstance(offer, Boxed):
+            self._boxed[received.sender] = offer
+            boxed = store.has(offer.box.object)
+            offer = boxes.unboxed(offer, store) if boxed else offer.box
+        attachment, device = offer, received.sender
         held = self._fetches.get(device)
         if held and held[0].rekeyed(attachment):
             self._fetches[device] = (held[0], received)
@@ -336,6 +379,9 @@ class CoordinatorLink(Link):
         assert isinstance(received.message, Update)
         try:
             fetch.partial.finish()
+            boxed = self._boxed.get(device)
+            if boxed and boxed.box.object == fetch.object:
+                return self._fetch(received, boxed, self._stores(device), now)
         except Rejected as fault:
             if fault.reason is Reason.NO_ROOM:
                 raise  # our fault: the answer is good, and will be offered again
@@ -360,7 +406,9 @@ class CoordinatorLink(Link):
         everyone = self.topics.broadcast(manifest.wire_name.hex())
 
         def send(device: str | None, index: int, fresh: bool) -> None:
-            topic = everyone if device is None else self.topics.down(device)
+            topic = everyone
+            if device is not None:
+                topic = self.topics.down(device) if device != NOW else self.topics.broadcast_now
             self.send_block(topic, store, manifest, index, fresh)
 
         return send
@@ -373,7 +421,7 @@ class CoordinatorLink(Link):
                 raise Rejected(Reason.MALFORMED, "an update without arrays")
             if isinstance(attachment, bytes) and len(attachment) > INLINE:
                 raise Rejected(Reason.TOO_LARGE, f"an inline body of {len(attachment)} bytes, over {INLINE}")
-            if isinstance(attachment, Manifest):
+            if isinstance(attachment, (Manifest, Boxed)):
                 self._demand(attachment)
 
     def _check(self, header: Header, topic: str) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from protocol import blocks, codec
+from protocol import blocks, boxes, codec
+from protocol.broker import BrokerError
 from protocol.codec import Attachment
 from protocol.fetch import Fetch, indices
 from protocol.keys import Identity, Keyring
 from protocol.link import WINDOW, Link, Received, Taken
-from protocol.messages import Manifest, Message, Task, Update, Want
+from protocol.messages import Boxed, Manifest, Message, Offer, Task, Update, Want
 from protocol.meter import UP
 from protocol.reasons import Reason, Rejected
 from protocol.seal import COORDINATOR, Header
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
+
+INLINE_FORM: Final = "inline"
+MANIFEST: Final = "manifest"
 
 
 class DeviceLink(Link):
@@ -26,7 +31,11 @@ class DeviceLink(Link):
         self.store = store
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
-        self._offered: dict[bytes, Manifest] = {}
+        self._now = topics.broadcast_now
+        self.peer_can: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
+        self._early: tuple[str, bytes] | None = None  # a block that came before the task that names it
+        self._offered: dict[bytes, Offer] = {}  # by what an update says
+        self._served: dict[bytes, Manifest] = {}
         self._sent: dict[bytes, bytearray] = {}
         self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
         self._fetch: Fetch | None = None
@@ -62,14 +71,34 @@ class DeviceLink(Link):
             self.say(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
             return
         if name not in self._offered:
-            self._offered[name] = self.keyed(self.store.manifest(name, self.block))
-            self._sent[name] = bytearray(len(self._offered[name].hashes))
+            self._offered[name] = self._offer(self.keyed(self.store.manifest(name, self.block)))
         self.say(self._up, update, COORDINATOR, self._offered[name])
+
+    def _offer(self, manifest: Manifest) -> Offer:
+        self._serve_from_now(manifest)
+        if self.fits(manifest):
+            return manifest
+        if MANIFEST not in self.peer_can:
+            raise BrokerError(
+                f"the manifest of an answer of {manifest.size} bytes fits no packet of this broker, and this "
+                "coordinator takes none as an object; raise the broker's packet limit to 131072"
+            )
+        box = self.keyed(boxes.box(manifest, self.store, self.block))
+        self._serve_from_now(box)
+        return Boxed(manifest.object, manifest.size, manifest.key, box)
+
+    def _serve_from_now(self, manifest: Manifest) -> None:
+        self._served[manifest.object], self._sent[manifest.object] = manifest, bytearray(len(manifest.hashes))
 
     def forget(self, name: bytes) -> None:
         """An answer has its receipt: serve its blocks no more."""
-        self._offered.pop(name, None)
-        self._sent.pop(name, None)
+        names = {name}
+        if isinstance(offer := self._offered.pop(name, None), Boxed):
+            names.add(offer.box.object)
+            self.store.drop(offer.box.object)
+        for known in names:
+            self._served.pop(known, None)
+            self._sent.pop(known, None)
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
         """What is complete after this frame. Raises Rejected where the frame was at fault."""
@@ -102,7 +131,12 @@ class DeviceLink(Link):
     def _no_more_of(self, manifest: Manifest) -> None:
         """Blocks of it that are still on their way are repeats, not strangers."""
         self._complete_lately.append(manifest.wire_name[: codec.SHORT_HASH])
-        self.transport.unsubscribe(self._topic_of(manifest))
+        if not self._follows(manifest):
+            self.transport.unsubscribe(self._topic_of(manifest))
+
+    def _follows(self, manifest: Manifest) -> bool:
+        """Whether it comes without being asked for."""
+        return INLINE_FORM in self.peer_can and len(manifest.hashes) == 1
 
     def _taken_over(self, fetch: Fetch, manifest: Manifest) -> bool:
         """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""
@@ -111,7 +145,8 @@ class DeviceLink(Link):
             return False
         if before != manifest:
             self._no_more_of(before)
-            self.transport.subscribe(self._topic_of(manifest))
+            if not self._follows(manifest):
+                self.transport.subscribe(self._topic_of(manifest))
         return True
 
     def _topic_of(self, manifest: Manifest) -> str:
@@ -123,11 +158,18 @@ class DeviceLink(Link):
             case Want():
                 self._serve(message)
                 return []
-            case Task(broadcast=Manifest() as manifest) if not self.store.has(manifest.object):
-                return self._begin(received, manifest, now)
-            case Task(broadcast=Manifest() as manifest):
-                return [replace(received, object=manifest.object)]
+            case Task(broadcast=Manifest() | Boxed() as offer):
+                return self._asked(received, offer, now)
         return [received]
+
+    def _asked(self, received: Received, offer: Offer, now: float) -> list[Received]:
+        """On with a task: what it stands on is here, or is fetched, after its manifest where that is an object."""
+        if self.store.has(offer.object):
+            return [replace(received, object=offer.object)]
+        if isinstance(offer, Boxed):
+            boxed = self.store.has(offer.box.object)
+            offer = boxes.unboxed(offer, self.store) if boxed else offer.box
+        return self._begin(received, offer, now)
 
     def _begin(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
         if self._fetch and self._taken_over(self._fetch, manifest):
@@ -135,13 +177,25 @@ class DeviceLink(Link):
             return []
         self.stop_fetching()
         self._fetch, self._waiting = Fetch(self.store.begin(manifest), self.send), received
-        self.transport.subscribe(self._topic_of(manifest))
+        follows = self._follows(manifest)
+        if not follows:
+            self.transport.subscribe(self._topic_of(manifest))
         if self._fetch.partial.complete:  # an earlier process had it all, and died before it had a name
-            return self._here(self._fetch)
-        self._fetch.fill(WINDOW, now)
-        return []
+            return self._here(self._fetch, now)
+        if not follows:
+            self._fetch.fill(WINDOW, now)
+            return []
+        self._fetch.await_unasked(now)
+        early, self._early = self._early, None
+        return self._block(*early, now) if early else []
 
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        if topic == self._now and self._comes_early(frame):
+            before, self._early = self._early, (topic, frame)
+            if before is None:
+                return []
+            topic, frame = before  # nobody will name it any more, or its task comes after a later one
+
         def take() -> Taken:
             prefix, index, data = blocks.unpack(frame)
             fetch = self._fetch
@@ -151,7 +205,7 @@ class DeviceLink(Link):
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
-            if topic not in (self._down, self._topic_of(fetch.manifest)):
+            if topic not in (self._down, self._now, self._topic_of(fetch.manifest)):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
             return Taken(*fetch.take(index, data, now))
 
@@ -161,23 +215,33 @@ class DeviceLink(Link):
         if not fetch.partial.complete:
             fetch.fill(WINDOW, now)
             return []
-        return self._here(fetch)
+        return self._here(fetch, now)
 
-    def _here(self, fetch: Fetch) -> list[Received]:
-        """All blocks are here: give the object its name, and pass on the task that waits for it."""
+    def _comes_early(self, frame: bytes) -> bool:
+        """A broadcast that follows its task on another topic, and has overtaken it."""
+        prefix, _, _ = blocks.unpack(frame)
+        fetched = self._fetch is not None and self._fetch.goes_by(prefix)
+        return not fetched and prefix not in self._complete_lately
+
+    def _here(self, fetch: Fetch, now: float) -> list[Received]:
+        """All blocks are here: give the object its name, and go on with the task that waits for it."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
         self._no_more_of(fetch.manifest)
         fetch.partial.finish()
-        return [replace(waiting, object=fetch.object)] if waiting else []
+        if waiting is None:
+            return []
+        assert isinstance(waiting.message, Task) and waiting.message.broadcast
+        return self._asked(waiting, waiting.message.broadcast, now)
 
     def _serve(self, want: Want) -> None:
-        manifest = self._offered.get(want.object)
-        if manifest is None or not self.store.has(want.object):
-            return  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
-        sent = self._sent[want.object]
-        for index in indices(want.ranges, len(manifest.hashes)):
-            self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
-            sent[index] = 1
+        for name, ranges in ((want.object, want.ranges), *want.more):
+            manifest = self._served.get(name)
+            if manifest is None or not self.store.has(name):
+                continue  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
+            sent = self._sent[name]
+            for index in indices(ranges, len(manifest.hashes)):
+                self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
+                sent[index] = 1
 
     def _judge(self, message: Message, attachment: Attachment) -> None:
         if isinstance(message, Task) and message.round < self.least_round:

@@ -69,6 +69,12 @@ class Fetch:
     def is_silent(self) -> bool:
         return self.retry >= SILENT_SECONDS
 
+    def await_unasked(self, now: float) -> None:
+        """It comes by itself; what has not come after a while is asked for."""
+        self._next = len(self.partial.have)
+        self.asked = dict.fromkeys(range(self._next), now)
+        self.wake_at = now + self.retry
+
     def fill(self, window: int, now: float) -> None:
         """Ask for more when at most half of the window is still in flight."""
         if len(self.asked) * 2 > window:

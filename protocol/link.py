@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protocol import blocks, codec
+from protocol import blocks, boxes, codec
 from protocol.broker import BrokerError
 from protocol.callbacks import Failures
 from protocol.codec import Attachment
 from protocol.keys import Identity, Keyring
-from protocol.messages import Manifest, Message, State
+from protocol.messages import Boxed, Manifest, Message, Offer, State
 from protocol.meter import DOWN, UP, Meter
 from protocol.reasons import Reason, Rejected
 from protocol.seal import (
@@ -81,6 +81,7 @@ class Link:
     def __post_init__(self) -> None:
         self.meter = Meter()
         self.failures = Failures()  # of the connection under it
+        self.metric_names: tuple[str, ...] = ()  # those that both ends know by their places
         self.block = blocks.DEFAULT_BLOCK
         self.inline, self._room = INLINE, MAX_FRAME
         self._sequence = 0
@@ -122,23 +123,41 @@ class Link:
         )  # fmt: skip
         if suite == SEALED and not receive:
             receive = self.keyring[recipient].receive
-        return seal(header, codec.encode(message, attachment), self.me.keys.sign, receive)
+        return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
 
     def keyed(self, manifest: Manifest) -> Manifest:
-        """For a new cutting of an object that is about to be served; its manifest must go into one packet."""
-        if (needed := codec.SHORT_HASH * len(manifest.hashes)) > self._room:
-            raise BrokerError(
-                f"an object of {manifest.size} bytes in blocks of {manifest.block} needs a manifest of {needed}, the "
-                f"broker takes packets of {self._room + FRAME_ROOM}; raise its packet limit to 131072"
-            )
+        """For a new cutting of an object that is about to be served."""
+        if manifest.block > self._room:
+            raise BrokerError(self.too_large(manifest.size))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
-    def _demand(self, manifest: Manifest) -> None:
+    def fits(self, manifest: Manifest) -> bool:
+        """Whether a message has room for it; else it is an object itself."""
+        return codec.SHORT_HASH * len(manifest.hashes) <= self._room
+
+    def needs_box(self, size: int) -> bool:
+        """Whether the manifest of so many bytes would fit no packet."""
+        block = blocks.block_size(size, self.block)
+        return codec.SHORT_HASH * -(-size // block) > self._room
+
+    def too_large(self, size: int) -> str:
+        """Why this broker cannot carry an object at all, and what it would have to take."""
+        block = blocks.block_size(size, self.block)
+        return (
+            f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
+            f"broker takes packets of {self._room + FRAME_ROOM}; raise its limit to {block + FRAME_ROOM} or more"
+        )
+
+    def _demand(self, offer: Offer) -> None:
         """Of an object: not too large, and sealed where messages have to be."""
-        if manifest.size > self.max_object:
-            raise Rejected(Reason.TOO_LARGE, f"{manifest.size} bytes, over {self.max_object}")
-        if self.sealed and not manifest.key:
-            raise Rejected(Reason.NOT_SEALED, f"blocks of {manifest.object.hex()[:16]} without a key")
+        if offer.size > self.max_object:
+            raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {self.max_object}")
+        if isinstance(offer, Boxed):
+            if offer.box.size > boxes.MOST:
+                raise Rejected(Reason.TOO_LARGE, f"a manifest of {offer.box.size} bytes, over {boxes.MOST}")
+            self._demand(offer.box)
+        if self.sealed and not offer.key:
+            raise Rejected(Reason.NOT_SEALED, f"blocks of {offer.object.hex()[:16]} without a key")
 
     def will(self, topic: str) -> Will:
         """It has number 0, as nobody knows whether it will ever be said."""
@@ -186,7 +205,7 @@ class Link:
             )
         payload = contents(frame, header, start, self.me.keys.receive)
         place = codec.Place(header.round, header.phase, header.base)
-        message, attachment = codec.decode(header.kind, payload, header.sender, place)
+        message, attachment = codec.decode(header.kind, payload, header.sender, place, self.metric_names)
         self._judge(message, attachment)
         return message, attachment
 

@@ -46,6 +46,19 @@ NO_ANSWER: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
+class Boxed:
+    """An object whose manifest fits no packet: the manifest is an object too, and this says how to get that one."""
+
+    object: bytes
+    size: int
+    key: bytes  # of the object's blocks
+    box: Manifest  # of the body that holds the manifest, without the key
+
+
+Offer: TypeAlias = Manifest | Boxed
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """A device is here and ready for work. Said after every connect."""
 
@@ -61,6 +74,20 @@ class Hello:
     round: int = 0  # of its last answer in this run
     phase: str = ""  # of the same; NO_ANSWER: it has none; empty: it does not say
     base: bytes = b""  # what that answer was computed from
+    can: tuple[str, ...] = ()  # forms of messages that were added later and that it understands
+    names: tuple[str, ...] = ()  # of its classes; only in the first hello of a connection
+    names_hash: bytes = b""  # of them, in all that follow
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What informs a device of a run and changes no computation: that stands in the plan, whose bytes are hashed."""
+
+    can: tuple[str, ...] = ()  # forms of messages that were added later and that this coordinator understands
+    uses: tuple[str, ...] = ()  # those without which a device cannot take part in this run
+    names: tuple[str, ...] = ()  # of the classes
+    embedding: int = 0  # width of the network's embedding: what prototypes are made of
+    metrics: tuple[str, ...] = ()  # an update may name each by its place here
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +95,27 @@ class Welcome:
     """What this run is about: method, settings, network, seed. A device takes it on or says Bye."""
 
     plan: bytes  # JSON
+    about: About = About()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an answer must hold under one name, as the coordinator judges it.
+
+    A name that ends with `.*` stands for all arrays of the broadcast that begin so and have no row of their own.
+    """
+
+    name: str
+    dtype: str | None  # None: as in the broadcast
+    shape: (
+        tuple[int | str, ...] | None
+    )  # None: as in the broadcast; a name is a free length, the same for equal names
+    most: int | None  # the largest length that is free
+    low: float | None
+    high: float | None
+    norm: float | None  # the largest Euclidean one
+    finite: bool
+    rules: tuple[str, ...] = ()  # what else; docs/protocol.md lists them
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +124,9 @@ class Task:
 
     round: int
     phase: str
-    broadcast: Manifest | None = None
+    broadcast: Offer | None = None
     seconds: float = 0.0  # until the deadline; a hint, the coordinator decides
+    wants: tuple[Wanted, ...] = ()  # what the answer must hold, only for a device that asks to be told
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +163,36 @@ class Refusal:
 HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it
 
 
+MOST_NAMED: Final = 64  # devices that a `here` names
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Where the coordinator is, said to everybody: who is waited for and knows of no question asks at once."""
+
+    round: int
+    phase: str
+    attempt: int
+    waits: (
+        tuple[bytes, ...] | None
+    )  # for whom, by the first four bytes of the SHA-256 of the name; None: for many
+
+    def names(self, device: str) -> bool:
+        return self.waits is None or short_name(device) in self.waits
+
+
+def short_name(device: str) -> bytes:
+    return hashlib.sha256(device.encode()).digest()[:4]
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Birth and will: the broker says this in the sender's name when its connection dies."""
 
     online: bool
     reason: str = ""
+    who: str = ""  # host, process and folder of a coordinator: what a second one is told
+    now: Now | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +216,7 @@ class Want:
     object: bytes
     ranges: tuple[tuple[int, int], ...]  # [first, past the last), at most MAX_RANGES of them
     again: bool = False  # asked before and never came: send it to me alone
+    more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()  # further objects, and ranges of each
 
 
 Message: TypeAlias = Hello | Welcome | Task | Update | Receipt | Refusal | State | Bye | Finished | Want

@@ -10,7 +10,7 @@ from protocol.seal import COORDINATOR
 
 PREFIX: Final = "protofleet/1"
 
-Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "bcast"]
+Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
 Party: TypeAlias = Literal["coordinator", "device"]
 
 
@@ -23,14 +23,16 @@ class Row:
     writer: Party
     reader: Party
     echoes: bool = False  # its writer hears it too: who else speaks in its name
+    retired: bool = False  # nobody says it any more; devices of minor version 0 subscribe to it
 
 
 TABLE: Final = (
     Row("coord_state", "coord/state", "coordinator", "device", echoes=True),
     Row("device_state", "dev/{device}/state", "device", "coordinator"),
-    Row("round", "round", "coordinator", "device"),
+    Row("round", "round", "coordinator", "device", retired=True),
     Row("down", "down/{device}", "coordinator", "device"),
     Row("up", "up/{device}", "device", "coordinator"),
+    Row("now", "bcast/now", "coordinator", "device"),
     Row("bcast", "bcast/{digest}", "coordinator", "device"),
 )
 
@@ -80,6 +82,11 @@ class Topics:
     def round(self) -> str:
         return self._topic("round")
 
+    @property
+    def broadcast_now(self) -> str:
+        """Of one block, for everybody who hears it without asking."""
+        return self._topic("now")
+
     def device_state(self, device: str) -> str:
         return self._topic("device_state", device=valid_device(device))
 
@@ -97,7 +104,7 @@ class Topics:
     def device_subscriptions(self, device: str) -> tuple[str, ...]:
         """What a device always hears. A broadcast is subscribed to while it is being fetched."""
         mine = valid_device(device)
-        rows = [row for row in TABLE if row.reader == "device" and row.kind != "bcast"]
+        rows = [row for row in TABLE if row.reader == "device" and row.kind != "bcast" and not row.retired]
         return tuple(self.prefix + row.pattern.format(device=mine) for row in rows)
 
     def coordinator_subscriptions(self) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def test_a_field_of_a_wrong_type_is_refused_and_a_missing_one_unless_it_may_be_l
 
 @pytest.mark.parametrize("position", range(5))
 def test_a_manifest_with_any_part_of_a_wrong_type_is_refused(position):
-    good = codec._manifest_fields(MANIFEST)
+    good = codec.manifest_fields(MANIFEST)
     assert reason_for(ONE_OF_EACH[2], broadcast=good) is None
     for value in [
         *STRANGE,
@@ -140,7 +140,7 @@ def test_a_manifest_with_any_part_of_a_wrong_type_is_refused(position):
 )  # fmt: skip
 def test_a_manifest_that_contradicts_itself_is_refused(change):
     broken = replace(MANIFEST, **change)
-    assert reason_for(ONE_OF_EACH[2], broadcast=codec._manifest_fields(broken)) is Reason.MALFORMED
+    assert reason_for(ONE_OF_EACH[2], broadcast=codec.manifest_fields(broken)) is Reason.MALFORMED
 
 
 def blocks(n):
@@ -178,7 +178,7 @@ def test_what_is_bounded_is_taken_up_to_its_bound(most, one_more):
 @pytest.mark.parametrize("kind_of_part", ["bytes", "", "weights.x", "x" * 500])
 def test_a_part_of_a_kind_that_does_not_exist_is_refused_or_a_device_could_invent_counters(kind_of_part):
     broken = replace(MANIFEST, parts=((kind_of_part, 150),))
-    assert reason_for(ONE_OF_EACH[2], broadcast=codec._manifest_fields(broken)) is Reason.MALFORMED
+    assert reason_for(ONE_OF_EACH[2], broadcast=codec.manifest_fields(broken)) is Reason.MALFORMED
 
 
 @pytest.mark.parametrize(

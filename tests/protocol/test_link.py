@@ -5,8 +5,9 @@ import pytest
 
 from deploy.world import Weather
 from protocol.broker import BrokerError
-from protocol.messages import Bye, Hello, Refusal, Task, Update
+from protocol.messages import Boxed, Bye, Hello, Refusal, Task, Update
 from protocol.reasons import Reason
+from protocol.seal import COORDINATOR
 from protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
 
@@ -211,18 +212,34 @@ def test_an_update_that_is_not_wanted_costs_one_small_message(tmp_path):
     assert not ends.heard["coordinator"] and sum(ends.coordinator.meter.frames.values()) < 1500
 
 
-def test_an_object_whose_manifest_the_broker_cannot_take_is_refused_with_the_way_out(tmp_path):
-    """Else its task is dropped by the outbox again and again, and nobody ever answers."""
+@pytest.mark.parametrize("numbers", [20_000, 250_000])
+def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
+    """A model of 1 MB at a broker that takes 5,120 bytes, both ways."""
     ends = Ends(tmp_path)
     for link in ends.links.values():
         link.adapt(5120)  # blocks of 1 kB, 64 of them in a manifest
+    ends.links["a"].peer_can = frozenset({"manifest"})
+    offer = ends.broadcast(weights(numbers), ["a"])
+    name = ends.update("a", weights(numbers))
+    assert isinstance(offer, Boxed)
+    ends.run()
+    ((down,), (up,)) = ends.heard["a"], ends.heard[COORDINATOR]
+    assert (down.object, up.object) == (offer.object, name)
+    assert not ends.rejected["a"] and not ends.rejected[COORDINATOR]
+
+
+def test_where_a_coordinator_takes_no_manifest_as_an_object_the_way_out_is_said(tmp_path):
+    ends = Ends(tmp_path)
+    ends.links["a"].adapt(5120)
+    with pytest.raises(BrokerError, match="raise the broker's packet limit to 131072"):
+        ends.update("a", weights(20_000))
+
+
+def test_an_object_of_more_blocks_than_there_can_be_is_refused_with_the_limit_that_it_needs(tmp_path):
+    ends = Ends(tmp_path)
+    ends.coordinator.adapt(5120)
     words = (
-        r"an object of \d+ bytes in blocks of 1024 needs a manifest of \d+, the broker takes packets of 5120"
+        r"an object of \d+ bytes goes in at most 4096 blocks, so of 2048 bytes each, .*packets of 5120; raise"
     )
     with pytest.raises(BrokerError, match=words):
-        ends.broadcast(weights(20_000), ["a"])
-    with pytest.raises(BrokerError, match="raise its packet limit to"):
-        ends.update("a", weights(20_000))
-    ends.broadcast(weights(10_000), ["a"])
-    ends.run()
-    assert [type(received.message) for received in ends.heard["a"]] == [Task]
+        ends.broadcast(weights(1_500_000), ["a"])

@@ -212,12 +212,14 @@ def test_whoever_asks_at_another_pace_is_waited_for_unless_it_has_fallen_quiet()
     assert server.asks("a", 0.1 + QUIET_SECONDS, ((4, 8),)) == TO_ALL[4:]
 
 
-def test_a_late_joiner_is_served_alone_what_has_gone_out_and_shares_the_rest():
+def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
     server = Server("a")
     assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
-    server.broadcast.expect(["late"], {"late"})
-    assert server.asks("late", 5.0, ((0, 6),)) == [("late", i, False) for i in range(4)] + TO_ALL[4:6]
-    assert server.asks("a", 5.1, ((4, 6),)) == [], "it came by when it was published for all"
+    server.broadcast.expect(["late", "later"], {"late", "later"})
+    assert server.asks("late", 5.0, ((0, 6),)) == TO_ALL[4:6]
+    assert server.asks("later", 5.1, ((0, 4),)) == []
+    assert server.wakes(5.3) == [(None, i, False) for i in range(4)]
+    assert server.asks("a", 5.4, ((4, 6),)) == [], "it came by when it was published for all"
 
 
 def test_what_did_not_come_is_sent_again_to_the_one_who_missed_it():
