@@ -109,6 +109,8 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             }
         case Task():
             wants = _said(wants=tables.wanted_rows(message.wants))
+            if message.follows and isinstance(message.broadcast, Manifest):
+                return {**_following(message.broadcast), "seconds": _short(message.seconds), **wants}
             return {**_offered("broadcast", message.broadcast), "seconds": message.seconds, **wants}
         case Update():
             said: Fields = {"examples": message.examples, **_measured(message.metrics, metrics)}
@@ -149,11 +151,24 @@ def _offered(key: str, what: Offer | None) -> Fields:
     return {key: None if what is None else manifest_fields(what)}
 
 
+def _following(one: Manifest) -> Fields:
+    """Of one block: its hash is the object's, and the body says what is in it."""
+    return {"broadcast": None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
+
+
+def _short(value: float) -> float:
+    """A whole number takes fewer bytes, and is the same number."""
+    return int(value) if value.is_integer() else value
+
+
 def _measured(metrics: Mapping[str, float], known: Sequence[str]) -> Fields:
     if not known:
         return {"metrics": dict(metrics)}
     places = {name: place for place, name in enumerate(known)}
-    return {"metrics": {}, "numbers": {places[name]: v for name, v in metrics.items() if name in places}}
+    return {
+        "metrics": {},
+        "numbers": {places[name]: _short(v) for name, v in metrics.items() if name in places},
+    }
 
 
 def decode(
@@ -226,9 +241,20 @@ def _welcome(fields: Fields, sender: str, place: Place) -> tuple[Message, Attach
 
 
 def _task(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    manifest = _boxed(fields) or _manifest(fields["broadcast"])
+    follows = fields.get("follows")
+    manifest = _boxed(fields) or _manifest(fields["broadcast"]) if follows is None else _follower(follows)
     wants = tables.read_wanted(fields.get("wants", []))
-    return Task(place.round, place.phase, manifest, number(fields["seconds"]), wants), None
+    return Task(
+        place.round, place.phase, manifest, number(fields["seconds"]), wants, follows is not None
+    ), None
+
+
+def _follower(value: object) -> Manifest:
+    name, size, *key = typed(value, list)
+    name, size = _hash(name), whole(size)
+    if not 0 < size <= MAX_BLOCK:
+        raise Rejected(Reason.MALFORMED, f"a block of {size} bytes follows, not 1 to {MAX_BLOCK}")
+    return Manifest(name, size, size, (name[:SHORT_HASH],), (), _hash(key[0]) if key else b"")
 
 
 def _update(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:

@@ -133,9 +133,10 @@ class CoordinatorLink(Link):
 
     def task(self, device: str, task: Task, holds: bool) -> None:
         """Say a task; what it stands on follows, where the device does not ask for so little."""
-        self.send(device, task)
         offer = task.broadcast
-        if isinstance(offer, Manifest) and not holds and self._follows(device, offer):
+        follows = isinstance(offer, Manifest) and self._follows(device, offer)
+        self.send(device, replace(task, follows=follows))
+        if follows and not holds:
             self._followers.append(device)
 
     def flush(self, now: float) -> None:

@@ -19,7 +19,6 @@ from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
 
-INLINE_FORM: Final = "inline"
 MANIFEST: Final = "manifest"
 
 
@@ -134,9 +133,10 @@ class DeviceLink(Link):
         if not self._follows(manifest):
             self.transport.unsubscribe(self._topic_of(manifest))
 
-    def _follows(self, manifest: Manifest) -> bool:
-        """Whether it comes without being asked for."""
-        return INLINE_FORM in self.peer_can and len(manifest.hashes) == 1
+    @staticmethod
+    def _follows(manifest: Manifest) -> bool:
+        """Whether it comes without being asked for: then nothing but the body says what is in it."""
+        return not manifest.parts
 
     def _taken_over(self, fetch: Fetch, manifest: Manifest) -> bool:
         """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
+from protocol.arrays import Body
 from protocol.blocks import kinds_in, opened
 from protocol.codec import MAX_RANGES
 from protocol.messages import Manifest, Want
@@ -56,6 +57,8 @@ class Fetch:
         """A block as it came: the tensor bytes in it by kind, and whether it is new."""
         plain = opened(self.manifest, index, data)
         fresh = self.got(index, plain, now)
+        if not self.manifest.parts:  # one block, which is the whole body
+            return Body(lambda first, stop: plain[first:stop], len(plain)).kinds, fresh
         start = index * self.manifest.block
         return kinds_in(self.manifest, start, start + len(plain)), fresh
 

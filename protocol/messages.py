@@ -33,7 +33,9 @@ class Manifest:
     size: int
     block: int  # bytes in every block but the last
     hashes: tuple[bytes, ...]  # per block: the first 16 bytes of its SHA-256
-    parts: tuple[tuple[str, int], ...]  # (kind, bytes) in order, so that every byte has a kind
+    parts: tuple[
+        tuple[str, int], ...
+    ]  # (kind, bytes) in order, so that every byte has a kind; (): the body says
     key: bytes = b""  # of its blocks; empty: they travel as they are
 
     @property
@@ -127,6 +129,7 @@ class Task:
     broadcast: Offer | None = None
     seconds: float = 0.0  # until the deadline; a hint, the coordinator decides
     wants: tuple[Wanted, ...] = ()  # what the answer must hold, only for a device that asks to be told
+    follows: bool = False  # the broadcast is of one block, which comes without being asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,11 @@ HANDLERS = {
 }  # fmt: skip
 
 
+def asking(monkeypatch):
+    """Devices of minor version 0, which ask for all that they get."""
+    monkeypatch.setattr("edge_client.greeting.FORMS", ())
+
+
 def in_blocks(run, monkeypatch):
     """Honest answers of the tiny network travel as objects too."""
     monkeypatch.setattr("protocol.link.INLINE", 64)
@@ -73,6 +78,8 @@ def in_blocks(run, monkeypatch):
 
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, caplog, handler):
+    if handler == "want":
+        asking(monkeypatch)
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
     if handler == "bye":
@@ -107,6 +114,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
 
 def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, monkeypatch, caplog):
     """One device asks late, so blocks wait a while for it, and go out in nobody's turn."""
+    asking(monkeypatch)
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     link = run.agents[BAD].link
     send = link.send

@@ -192,7 +192,7 @@ def test_more_rows_or_counts_than_samples_are_refused():
 
     assert problem([0, 0, 0, 1], [2, 2, 3, 2]) is None
     assert problem([2, 0, 1], [1, 1, 1]) is None, "a class may have one sample"
-    assert "class 1 has several prototypes, one of a single sample" in problem([0, 1, 1], [2, 3, 1])
+    assert "labels has 1 in several rows, in one of which counts is below 2" in problem([0, 1, 1], [2, 3, 1])
     assert "over the limit of 6" in problem([0] * 7, [2] * 7)
     assert "add up to 10" in problem([0] * 5, [2] * 5)
     assert "above 9" in problem([0], [10]) and "below 1" in problem([0], [0])
