@@ -62,12 +62,14 @@ def is_domain(name: str) -> bool:
     return 0 < len(name) <= MAX_DOMAIN and name.isprintable()
 
 
-def unfit(hello: Hello, plan: Plan, limits: Limits) -> Problem | None:
-    """Why a device cannot take part, or None."""
+def unfit(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}) -> Problem | None:
+    """Why a device cannot take part, or None. `uses`: forms of messages that this run needs, and why."""
     low, high = hello.protocol
     words = None
     if not low <= 1 <= high:
         words = f"it speaks protocol {low} to {high}, this coordinator speaks 1"
+    elif lacks := [form for form in uses if form not in hello.can]:
+        words = f"it does not know {', '.join(lacks)}, without which it cannot take part: {uses[lacks[0]]}"
     elif hello.classes != plan.classes:
         words = f"it has {hello.classes} classes, this run has {plan.classes}"
     elif hello.counts and len(hello.counts) != plan.classes:

@@ -50,10 +50,11 @@ from coordinator.story import Step, Story
 from coordinator.trial import Trial
 from coordinator.watcher import Aside, Watcher
 from methods.base import Ask, Member
-from methods.bridge import LazyPayload
+from methods.bridge import LazyPayload, to_numpy
 from methods.plan import Plan
 from methods.wants import table_of
 from protocol.admission import STRANGER, Bucket
+from protocol.arrays import parts
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.disk import NoRoom, is_full
@@ -72,6 +73,7 @@ from protocol.messages import (
     Update,
     Wanted,
     Welcome,
+    objects_of,
 )
 from protocol.party import Worker
 from protocol.reasons import Reason, Rejected
@@ -112,6 +114,7 @@ class Service:
         self.stopped = ""  # why, where it ended before the run did
         self.ask: Ask | None = None
         self._broadcast: Offer | None = None  # what the open ask stands on
+        self.uses: dict[str, str] = {}  # forms without which no device can take part, and why
         self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
         self._resumed = False
         self._here_at = float("inf")  # when to say again that it is here
@@ -170,6 +173,7 @@ class Service:
             case Connected(max_packet):
                 self.spool.check_claim()
                 self.link.adapt(max_packet)
+                self._fit_broadcasts()
                 self.connected = True
                 self._hear()
                 self._announce(State(True))
@@ -305,7 +309,7 @@ class Service:
 
     def _greeted(self, hello: Hello, now: float) -> None:
         self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
-        if problem := unfit(hello, self.plan, self.limits):
+        if problem := unfit(hello, self.plan, self.limits, self.uses):
             if self._words.take(now):
                 log.warning("%s cannot take part: %s", hello.device, problem.words)
             self.link.meter.rejected[problem.reason] += 1
@@ -397,6 +401,13 @@ class Service:
                 self._announce(State(False, "finished"))
                 self.finished = True
 
+    def _fit_broadcasts(self) -> None:
+        """What this broker's packets demand of devices, found before anybody is asked anything."""
+        arrays = to_numpy(self.story.server.payload())
+        size = sum(n for _, n in parts(arrays)) if arrays else 0
+        self.uses = self.link.demands(size)
+        self._about = replace(self._about, uses=tuple(self.uses))
+
     def _send_task(self, device: str, round: int, phase: str, seconds: float) -> None:
         told = "wants" in self.link.can.get(device, ()) and self.ask is not None
         rows = self._rows if told else ()
@@ -461,7 +472,7 @@ class Service:
             holders = {device for device, names in self._holds.items() if manifest.object in names}
             cohort = list(self.machine.cohort)
             self._broadcast = self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
-            self.spool.broadcasts.keep({manifest.object})
+            self.spool.broadcasts.keep(objects_of(self._broadcast))
         for device, words in step.aside.items():
             log.warning(
                 "round %d %s: the answer of %s is put aside: %s", step.round, step.phase, device, words

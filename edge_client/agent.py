@@ -13,7 +13,7 @@ from typing import Final
 
 from edge_client.answering import Watcher, build_up, work_out
 from edge_client.evaluate import Splits
-from edge_client.greeting import hello_of, plan_for
+from edge_client.greeting import FORMS, hello_of, plan_for
 from edge_client.heard import Ending, Heard, Refused
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures
@@ -198,7 +198,12 @@ class Agent:
         match received.message:
             case Welcome(text, about):
                 self._told(about, received.epoch)
-                self._welcomed(text, received.run)
+                if lacks := [form for form in about.uses if form not in FORMS]:
+                    self._cannot_follow(
+                        ValueError(f"it needs {', '.join(lacks)}; bring this device up to date")
+                    )
+                else:
+                    self._welcomed(text, received.run)
             case Task() as task:
                 self._asked(task, received)
             case Receipt() as receipt:
@@ -294,7 +299,7 @@ class Agent:
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
         self._notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
-        self.memory.tidy({self._next.object} if self._next else set())
+        self.memory.tidy(self.link.served | ({self._next.object} if self._next else set()))
         if self._next:
             received, self._next = self._next, None
             assert isinstance(received.message, Task)

@@ -86,6 +86,11 @@ class DeviceLink(Link):
         self._serve_from_now(box)
         return Boxed(manifest.object, manifest.size, manifest.key, box)
 
+    @property
+    def served(self) -> set[bytes]:
+        """Objects that the coordinator may ask for."""
+        return set(self._served)
+
     def _serve_from_now(self, manifest: Manifest) -> None:
         self._served[manifest.object], self._sent[manifest.object] = manifest, bytearray(len(manifest.hashes))
 

@@ -135,10 +135,17 @@ class Link:
         """Whether a message has room for it; else it is an object itself."""
         return codec.SHORT_HASH * len(manifest.hashes) <= self._room
 
-    def needs_box(self, size: int) -> bool:
-        """Whether the manifest of so many bytes would fit no packet."""
+    def demands(self, size: int) -> dict[str, str]:
+        """Which forms devices need for an object of so many bytes, and why. BrokerError where nothing helps."""
         block = blocks.block_size(size, self.block)
-        return codec.SHORT_HASH * -(-size // block) > self._room
+        if block > self._room:
+            raise BrokerError(self.too_large(size))
+        needed = codec.SHORT_HASH * -(-size // block)
+        if needed <= self._room:
+            return {}
+        why = f"the broker takes packets of {self._room + FRAME_ROOM} bytes, the manifest of {size} bytes in blocks"
+        out = f"raise the broker's limit to {needed + FRAME_ROOM}, or bring the device up to date"
+        return {"manifest": f"{why} of {block} takes {needed}; {out}"}
 
     def too_large(self, size: int) -> str:
         """Why this broker cannot carry an object at all, and what it would have to take."""

@@ -60,6 +60,11 @@ class Boxed:
 Offer: TypeAlias = Manifest | Boxed
 
 
+def objects_of(offer: Offer) -> set[bytes]:
+    """All that is served for it."""
+    return {offer.object, offer.box.object} if isinstance(offer, Boxed) else {offer.object}
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """A device is here and ready for work. Said after every connect."""

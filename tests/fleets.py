@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,12 +28,12 @@ class Enrolled:
         return replace(self.broker.address, tls=self.fleet.tls(name))
 
 
-def start_enrolled(folder: Path, *devices: str) -> Enrolled:
-    """The caller stops its broker."""
+def start_enrolled(folder: Path, *devices: str, more: Sequence[str] = ()) -> Enrolled:
+    """The caller stops its broker. `more` are further lines of its settings."""
     federation = f"f{uuid.uuid4().hex[:8]}"
     fleet = enrol_fleet(folder, federation, devices)
     secured = Secured(fleet.party("broker"), fleet.tls(COORDINATOR))
-    broker = LocalBroker(folder / "logs", "mosquitto", secured=secured)
+    broker = LocalBroker(folder / "logs", "mosquitto", secured=secured, more=more)
     broker.start()
     return Enrolled(fleet, federation, broker)
 

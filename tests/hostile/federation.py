@@ -49,12 +49,15 @@ program()
 class Federation:
     """`settings` go to every coordinator; what `coordinator` and `device` are given beside stands above them.
 
-    With `taken_over`, everybody meets at a broker in hostile hands, which is `proxy`.
+    With `taken_over`, everybody meets at a broker in hostile hands, which is `proxy`. `broker` are further
+    lines of its settings.
     """
 
-    def __init__(self, folder: Path, *devices: str, taken_over: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *devices: str, taken_over: bool = False, broker: Sequence[str] = (), **settings: Any
+    ) -> None:  # fmt: skip
         self.folder, self.settings = folder, settings
-        made = start_enrolled(folder / "enrolled", *devices)
+        made = start_enrolled(folder / "enrolled", *devices, more=broker)
         self.name: str = made.federation
         self.fleet: SimulatedFleet = made.fleet
         self.broker: LocalBroker = made.broker
