@@ -1,0 +1,399 @@
+"""A device in one file, which knows no method: python device.py HOST PORT KEYS FOLDER CLASSES EXAMPLES
+
+Written from docs/protocol.md, with nothing of protofleet; docs/write-a-client.md goes through it part by part. What
+it answers is made up within the bounds that the task states: put your own computation into `answer_to`."""
+
+import base64
+import hashlib
+import os
+import queue
+import random
+import signal
+import ssl
+import struct
+import sys
+import time
+from collections import namedtuple
+from fnmatch import fnmatchcase
+from math import inf, prod, sqrt
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import paho.mqtt.client as paho
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+CAN = ["inline", "manifest", "many", "wants"]  # what it understands beside version 1.0
+HPKE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+FINAL = {132, 133, 134, 135, 138, 140, 142, 149, 152, 154, 155, 156, 157}  # after these nobody connects again
+FAULTS = ValueError, TypeError, LookupError, AttributeError, struct.error, InvalidSignature, InvalidTag  # of others
+KEPT = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+KEPT.SessionExpiryInterval = 600
+Fields = dict[str, Any]
+
+# -- 1. Keys: what `protofleet enrol install` has left in keys/current
+Keys = namedtuple("Keys", "folder federation name sign receive coordinator_signs coordinator_receives")
+def read_keys(folder: Path) -> Keys:
+    sign, receive = (load_pem_private_key((folder / f).read_bytes(), None) for f in ("identity.key", "receive.key"))
+    federation, name, *_ = read_record(folder / "identity.record")
+    _, _, _, signs, receives = read_record(folder / "coordinator.record")
+    public = Ed25519PublicKey.from_public_bytes(signs), X25519PublicKey.from_public_bytes(receives)
+    return Keys(folder, federation.decode(), name.decode(), sign, receive, *public)
+
+def read_record(path: Path) -> list[bytes]:
+    """Federation, name, role, two keys. Whoever installed it has checked the root's signature."""
+    data = base64.b64decode("".join(path.read_text().splitlines()[1:-1]))
+    at = 5 + data[4]  # behind the magic and the kind
+    at += 1 + 8 * data[at] + 4  # behind the signers and the length of the body
+    fields: list[bytes] = []
+    for _ in range(5):
+        length = int.from_bytes(data[at : at + 4], "little")
+        fields, at = [*fields, data[at + 4 : at + 4 + length]], at + 4 + length
+    return fields
+
+# -- 2. Memory: what outlives this process
+Answer = namedtuple("Answer", "question round phase base body parts")
+class Memory:
+    def __init__(self, path: Path) -> None:
+        self.path, empty = path, msgpack.packb([0, 0, 0, "", []])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        *numbers, self.run, answers = msgpack.unpackb(path.read_bytes() if path.exists() else empty)
+        self.boot, self.epoch, self.sequence = numbers  # ours, and the coordinator's highest
+        self.answers = [Answer(*answer) for answer in answers]
+
+    def write(self) -> None:  # the old file or the new one, after a power cut too
+        with self.path.with_suffix(".new").open("wb") as file:
+            file.write(msgpack.packb([self.boot, self.epoch, self.sequence, self.run, self.answers]))
+            file.flush()
+            os.fsync(file.fileno())
+        self.path.with_suffix(".new").replace(self.path)
+
+# -- 3. Envelopes
+Header = namedtuple("Header", ["major", "minor", "suite", "kind", "federation", "run", "epoch", "sender", "boot",
+                               "sequence", "recipient", "round", "phase", "base"])
+def envelope(header: Header, fields: Fields, keys: Keys) -> bytes:
+    packed, payload = msgpack.packb(header), msgpack.packb(fields)
+    head = b"PF\x01" + struct.pack("<H", len(packed)) + packed
+    if header.suite == 1:
+        payload = HPKE.encrypt(payload, keys.coordinator_receives, info=b"protofleet/1 sealed\0" + head)
+    return bytes(head + payload + keys.sign.sign(b"protofleet/1 envelope\0" + head + payload))
+
+def opened(topic: str, frame: bytes, keys: Keys) -> tuple[Header, Fields]:  # or an error
+    start, state = 5 + int.from_bytes(frame[3:5], "little"), topic.endswith("/coord/state")
+    h = Header._make(msgpack.unpackb(frame[5:start])[:14])  # a later version may say more
+    keys.coordinator_signs.verify(frame[-64:], b"protofleet/1 envelope\0" + frame[:-64])
+    expected = 1, keys.federation, "coordinator", "*" if state else keys.name, 0 if state else 1, state
+    if (h.major, h.federation, h.sender, h.recipient, h.suite, h.kind == "state") != expected:
+        raise ValueError(f"a {h.kind} that is not for us")
+    info, payload = b"protofleet/1 sealed\0" + frame[:start], frame[start:-64]
+    return h, msgpack.unpackb(payload if state else HPKE.decrypt(payload, keys.receive, info=info))
+
+# -- 4. Bodies: named arrays
+CODES = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i", "int64": "q",
+         "uint8": "B", "bool": "?"}
+KINDS = {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
+Array = namedtuple("Array", "dtype shape numbers")  # the last index runs fastest
+Arrays = dict[str, Array]
+def kind_of(name: str) -> str:
+    return first if (first := name.partition(".")[0]) in KINDS else "control"
+
+def decode(body: bytes) -> Arrays:
+    found, at = {}, 4 + int.from_bytes(body[:4], "little")
+    for name, dtype, shape in msgpack.unpackb(body[4:at]):
+        form = f"<{prod(shape)}{CODES[dtype]}"
+        found[name] = Array(dtype, shape, struct.unpack_from(form, body, at))
+        at += struct.calcsize(form)
+    return found
+
+def encode(arrays: Arrays) -> tuple[bytes, list[list[Any]]]:  # the body, and how many bytes it has of which kind
+    ordered = sorted(arrays.items(), key=lambda item: (kind_of(item[0]), item[0]))
+    table = msgpack.packb([[name, a.dtype, a.shape] for name, a in ordered])
+    pieces, kinds = [struct.pack("<I", len(table)) + table], dict[str, int]()
+    for name, (dtype, _, numbers) in ordered:
+        pieces.append(struct.pack(f"<{len(numbers)}{CODES[dtype]}", *numbers))
+        kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + len(pieces[-1])
+    return b"".join(pieces), [["control", len(pieces[0])], *(list(part) for part in kinds.items())]
+
+# -- 5. Objects: bodies that travel in blocks
+Manifest = namedtuple("Manifest", "object size block hashes parts key")
+def manifest_of(body: bytes, parts: list[list[Any]], room: int) -> Manifest:  # under a key of its own
+    block = 1 << max(min(16, room.bit_length() - 1), ((len(body) - 1) // 4096).bit_length())
+    hashes = (hashlib.sha256(body[i : i + block]).digest()[:16] for i in range(0, len(body), block))
+    return Manifest(hashlib.sha256(body).digest(), len(body), block, b"".join(hashes), parts, os.urandom(32))
+
+def name_of(manifest: Manifest) -> bytes:  # on the wire
+    return hashlib.sha256(b"protofleet/1 object\0" + manifest.key + manifest.object).digest()
+
+def block_frame(manifest: Manifest, index: int, body: bytes) -> bytes:
+    head = b"PF\x02" + name_of(manifest)[:16] + struct.pack("<I", index)
+    data = body[index * manifest.block : (index + 1) * manifest.block]
+    return head + AESGCM(manifest.key).encrypt(index.to_bytes(12, "little"), data, head)
+
+# -- 6. The answer: whatever keeps to the rows of `wants`
+Row = namedtuple("Row", "name dtype shape most low high norm finite rules")
+def answer_to(wants: list[Row], sent: Arrays, examples: int, dice: random.Random) -> Arrays:
+    """Arrays of the broadcast a little changed, and made-up ones. Put your own computation here."""
+    names = [*sent, *(row.name for row in wants if "*" not in row.name and row.name not in sent)]
+    first = {name: next((row for row in wants if fnmatchcase(name, row.name)), None) for name in names}
+    rows = {name: row for name, row in first.items() if row and "optional" not in row.rules}
+    lengths: Fields = {}  # of free axes: no more than examples, and no label twice
+    for r, axis in [(row, dim) for row in rows.values() for dim in row.shape or [] if isinstance(dim, str)]:
+        labels = r.high + 1 if r.dtype.startswith("int") and r.high is not None else inf
+        lengths[axis] = int(min(lengths.get(axis, examples), r.most, labels))
+    return {name: array_for(row, sent.get(name), lengths, examples, dice) for name, row in rows.items()}
+
+def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice: random.Random) -> Array:
+    dtype, shape, numbers = sent if sent and row.dtype is None else (row.dtype, row.shape, None)
+    real, count = dtype.startswith("float"), prod(shape := [lengths.get(dim, dim) for dim in shape])
+    low, high = (end if bound is None else bound for bound, end in ((row.low, -inf), (row.high, inf)))
+    most = min(1.0, inf if row.norm is None else row.norm / sqrt(count or 1))
+    if numbers is None:
+        numbers = [dice.uniform(-most, most) for _ in range(count)] if real else range(count)
+    if "sum<=examples" in row.rules:
+        numbers = [examples // count] * count
+    changed = [n * dice.uniform(0.998, 1.0) for n in numbers] if real else numbers
+    return Array(dtype, shape, [(float if real else int)(min(max(n, low), high)) for n in changed])
+
+# -- 7. The conversation
+class Device:
+    def __init__(self, keys: Keys, folder: Path, classes: int, examples: int) -> None:
+        self.keys, self.classes, self.examples = keys, classes, examples
+        self.memory, self.inbox = Memory(folder / "memory"), queue.SimpleQueue[Any]()
+        self.memory.boot = max(self.memory.boot + 1, int(time.time()))
+        self.memory.write()  # before anything is said
+        self.prefix, self.room, self.birth = f"protofleet/1/{keys.federation}/", 0, 0
+        self.up, self.my_state = f"{self.prefix}up/{keys.name}", f"{self.prefix}dev/{keys.name}/state"
+        self.run, self.sequence, self.floor, self.seen = "", 0, self.memory.sequence, set[int]()
+        self.plan, self.planned_by, self.counts, self.metrics = b"", 0, list[int](), list[str]()
+        self.task = self.coming = self.answer = None  # type: Any
+        self.offers, self.served = dict[bytes, Fields](), dict[bytes, tuple[Manifest, bytes]]()
+        self.blocks, self.asked, self.bodies, self.early = dict[int, bytes](), set[int](), dict[bytes, bytes](), b""
+        self.pauses, self.refused, self.ended = {"update": 5.0, "want": 1.0}, False, -1
+        self.at = {"hello": inf, "update": inf, "want": inf}
+
+    def frame(self, number: int, kind: str, fields: Fields, place: tuple[int, str, bytes] = (0, "", b"")) -> bytes:
+        k, m, (suite, to) = self.keys, self.memory, (0, "*") if kind == "state" else (1, "coordinator")
+        who = 1, 1, suite, kind, k.federation, self.run, m.epoch, k.name, m.boot, number, to
+        return envelope(Header(*who, *place), fields, k)
+
+    def say(self, kind: str, fields: Fields, *place: Any) -> None:
+        self.sequence += 1
+        self.publish(self.frame(self.sequence, kind, fields, *place), kind == "state")
+
+    def publish(self, frame: bytes, state: bool = False) -> None:
+        if self.client.is_connected():  # what is dropped is said again
+            self.client.publish(self.my_state if state else self.up, frame, 1, state)
+
+    def wait(self, what: str, seconds: float, most: float) -> None:
+        self.at[what], self.pauses[what] = time.monotonic() + seconds, min(2 * seconds, most)
+
+    def hello(self) -> None:
+        plan = self.plan if self.planned_by == self.memory.epoch else b""  # each coordinator says what it can
+        self.say("hello", {"classes": self.classes, "examples": self.examples, "protocol": [1, 1], "can": CAN,
+                           "plan": plan, "counts": self.counts})
+        self.wait("hello", 15, 15)
+
+    def take(self, topic: str, frame: bytes) -> None:
+        try:
+            if frame[:3] == b"PF\x02":
+                return self.block(frame, topic.endswith("/bcast/now"))
+            header, fields = opened(topic, frame, self.keys)
+            if self.is_new(header.epoch, header.sequence):
+                self.run = header.run
+                self.wait("hello", 15, 15)
+                getattr(self, f"on_{header.kind}".replace("finished", "state"))(header, fields)
+        except FAULTS as fault:
+            print(f"dropped what came on {topic}: {type(fault).__name__} {fault}", flush=True)
+
+    def is_new(self, epoch: int, number: int) -> bool:
+        m = self.memory
+        if epoch > m.epoch:
+            m.epoch, m.sequence, self.floor, self.seen = epoch, 0, 0, set()
+        new = epoch == m.epoch and number > max(self.floor, m.sequence - 1024) and number not in self.seen
+        self.seen |= {number} if new else set()
+        m.sequence = max(m.sequence, number if new else 0)
+        return new or (number == 0 and epoch == m.epoch)  # a will may be said more than once
+
+    def on_state(self, header: Header, fields: Fields) -> None:
+        if "finished" not in (header.kind, fields.get("reason")):
+            self.wait("hello", 0 if fields["online"] and fields.get("reason") != "here" else 15, 15)
+        elif header.run == self.memory.run:
+            self.end(0, "the run is finished")
+
+    def on_welcome(self, header: Header, fields: Fields) -> None:
+        about, digest = fields.get("about", {}), hashlib.sha256(fields["plan"]).digest()
+        if lacking := {*about.get("uses", [])} - {*CAN} | {"wants"} - {*about.get("can", [])}:
+            return self.end(1, f"not known to both, this device and this coordinator: {', '.join(lacking)}")
+        if (digest, header.epoch) == (self.plan, self.planned_by):  # it wants counts; here as even as can be
+            self.counts = [(self.examples + i) // self.classes for i in range(self.classes)]
+        if header.run != self.memory.run:
+            self.memory.run, self.memory.answers, self.answer = header.run, [], None
+        self.plan, self.planned_by, self.metrics = digest, header.epoch, about.get("metrics", [])
+        self.hello()
+
+    def on_task(self, header: Header, fields: Fields) -> None:
+        m, offer = self.memory, fields.get("follows") or fields.get("manifest") or fields["broadcast"] or [b""]
+        question = hashlib.sha256(msgpack.packb([header.run, header.round, header.phase, offer[0]])).digest()
+        if header.run != m.run or not self.plan or (m.answers and header.round < m.answers[-1].round):
+            return  # before the plan, the hello after it brings the task again
+        self.task, self.refused = (header, fields), False
+        if said := [answer for answer in m.answers if answer.question == question]:
+            self.answer, self.pauses["update"] = said[0], 5.0  # the same question, the same answer
+            self.update()
+        elif not offer[0] or offer[0] in self.bodies:
+            self.work(offer[0], question)
+        else:
+            self.fetch(fields, fields.get("follows"), fields.get("manifest"))
+
+    def fetch(self, fields: Fields, follows: Any, boxed: Any) -> None:  # first a manifest that is an object itself
+        if follows:
+            parts = [*follows[:2], follows[1], follows[0][:16], [], follows[2]]
+        elif boxed and (box := self.bodies.get(boxed[3][0])):
+            parts = [*msgpack.unpackb(bytes(decode(box)["manifest"].numbers))[:5], boxed[2]]
+        else:
+            parts = boxed[3] if boxed else fields["broadcast"]
+        manifest = Manifest._make(parts[:6])
+        if self.coming is None or name_of(self.coming) != name_of(manifest):
+            self.coming, self.blocks, self.asked = manifest, {}, set()
+            self.wait("want", 1, 20)
+            if follows:
+                return self.block(self.early, False)
+            self.client.subscribe(f"{self.prefix}bcast/{name_of(manifest).hex()}", 1)
+            self.want(False)
+
+    def want(self, again: bool = True) -> None:
+        known = {*self.blocks} if again else {*self.blocks, *self.asked}
+        missing = [i for i in range(len(self.coming.hashes) // 16) if i not in known][:64]
+        self.asked.update(missing)
+        ranges = [n for i in missing for n in (i, i + 1)]
+        self.say("want", {"object": self.coming.object, "ranges": ranges, "again": again})
+        self.wait("want", self.pauses["want"] if again else 1, 20)
+
+    def block(self, frame: bytes, unasked: bool) -> None:
+        index, coming = int.from_bytes(frame[19:23], "little"), self.coming
+        if not coming or frame[3:19] != name_of(coming)[:16] or index >= len(coming.hashes) // 16:
+            self.early = frame if unasked else self.early  # it has overtaken its task
+            return
+        self.blocks[index] = AESGCM(coming.key).decrypt(index.to_bytes(12, "little"), frame[23:], frame[:23])
+        self.wait("want", 1, 20)
+        body = b"".join(self.blocks[i] for i in sorted(self.blocks))
+        if len(body) == coming.size:
+            self.client.unsubscribe(f"{self.prefix}bcast/{name_of(coming).hex()}")
+            self.bodies = {coming.object: body} if hashlib.sha256(body).digest() == coming.object else {}
+            self.coming, self.at["want"] = None, inf
+            self.on_task(*self.task)
+        elif self.asked <= {*self.blocks}:
+            self.want(False)
+
+    def work(self, base: bytes, question: bytes) -> None:
+        header, fields = self.task
+        rows, sent = [Row(*row[:9]) for row in fields.get("wants", [])], decode(self.bodies[base]) if base else {}
+        body, parts = encode(answer_to(rows, sent, self.examples, random.Random(question)))
+        self.answer, self.pauses["update"] = Answer(question, header.round, header.phase, base, body, parts), 5.0
+        self.memory.answers = [*(a for a in self.memory.answers if a.round == header.round), self.answer]
+        self.memory.write()  # before it is said
+        self.update()
+
+    def update(self) -> None:
+        if a := self.answer:
+            self.offers[a.question] = offer = self.offers.get(a.question) or self.offered(a.body, a.parts)
+            numbers = {place: 0 for place, name in enumerate(self.metrics) if name == "seconds.work"}
+            fields = {"examples": self.examples, "metrics": {}, "numbers": numbers, **offer}
+            self.say("update", fields, (a.round, a.phase, a.base))
+            self.wait("update", self.pauses["update"], 60)
+
+    def offered(self, body: bytes, parts: list[list[Any]]) -> Fields:
+        if len(body) <= min(48 * 1024, self.room):
+            return {"arrays": body}
+        whole = manifest_of(body, parts, self.room)
+        self.served[whole.object] = whole, body
+        if len(whole.hashes) <= self.room:
+            return {"arrays": whole}
+        plain = msgpack.packb(whole[:5])
+        body, parts = encode({"manifest": Array("uint8", [len(plain)], plain)})
+        box = manifest_of(body, parts, self.room)
+        self.served[box.object] = box, body
+        return {"arrays": None, "manifest": [whole.object, whole.size, whole.key, box]}
+
+    def on_want(self, header: Header, fields: Fields) -> None:
+        for name, ranges in [(fields["object"], fields["ranges"]), *fields.get("more", [])]:
+            for first, last in zip(*[iter(ranges if name in self.served else [])] * 2, strict=True):
+                for i in range(first, last):
+                    self.publish(block_frame(self.served[name][0], i, self.served[name][1]))
+
+    def on_receipt(self, header: Header, fields: Fields) -> None:
+        print(f"round {header.round} {header.phase}: {fields['verdict']} {fields['reason']}", flush=True)
+        if self.answer and (self.answer.round, self.answer.phase) == (header.round, header.phase):
+            self.answer, self.offers, self.served, self.at["update"] = None, {}, {}, inf
+            self.memory.write()
+
+    def on_refusal(self, header: Header, fields: Fields) -> None:
+        boot = fields.get("boot", 0)
+        if boot > self.memory.boot or (self.refused and not boot):
+            self.memory.boot = max(self.memory.boot, boot)
+            return self.end(1, f"refused: {fields['reason']}")
+        self.refused = not boot  # it may be of an earlier start: the answer to the next hello tells
+        self.wait("hello", 2, 2)
+
+    def end(self, code: int, why: str) -> None:
+        print(why, flush=True)
+        self.memory.write()
+        self.say("bye", {"reason": why})
+        self.say("state", {"online": False, "reason": why})
+        self.ended = code
+
+    # -- 8. The connection
+    def live(self, host: str, port: int) -> int:
+        self.client = self.connection()
+        self.client.connect_async(host, port, 30, clean_start=False, properties=KEPT)
+        self.client.loop_start()
+        while self.ended < 0:
+            try:
+                self.inbox.get(timeout=max(0.0, min(1.0, min(self.at.values()) - time.monotonic())))()
+            except queue.Empty:
+                for what in [what for what, at in self.at.items() if at <= time.monotonic()]:
+                    self.at[what] = inf
+                    getattr(self, what)()
+        time.sleep(0.5)  # for the last words
+        self.client.disconnect()
+        return self.ended
+
+    def connection(self) -> paho.Client:
+        k, context = self.keys, ssl.create_default_context(cafile=self.keys.folder / "ca.crt")
+        context.load_cert_chain(k.folder / "tls.crt", k.folder / "tls.key")
+        client = paho.Client(CallbackAPIVersion.VERSION2, f"{k.federation}.{k.name}", protocol=paho.MQTTv5)
+        client.tls_set_context(context)
+        client.will_set(self.my_state, self.frame(0, "state", {"online": False, "reason": "lost"}), 1, True)
+        client.on_connect, client.on_subscribe = self.connected, self.subscribed
+        client.on_disconnect = lambda c, d, f, code, p: self.lost(code)
+        client.on_message = lambda c, d, m: self.inbox.put(lambda: self.take(m.topic, bytes(m.payload)))
+        return client
+
+    def connected(self, client: paho.Client, data: Any, flags: Any, code: Any, told: Any) -> None:
+        self.lost(code)
+        self.room = getattr(told, "MaximumPacketSize", 1 << 28) - 4096
+        topics = "coord/state", f"down/{self.keys.name}", "bcast/now"
+        self.birth = client.subscribe([(self.prefix + topic, 1) for topic in topics])[1] or 0
+
+    def subscribed(self, client: paho.Client, data: Any, mid: int, codes: Any, told: Any) -> None:
+        if mid == self.birth:  # now nothing that answers the hello is missed
+            self.inbox.put(lambda: self.say("state", {"online": True}))
+            self.inbox.put(self.hello)
+
+    def lost(self, code: Any) -> None:
+        if code.value in FINAL:
+            self.inbox.put(lambda: self.end(1, f"the broker does not take us: {code}"))
+
+if __name__ == "__main__":
+    host, port, keys, folder, classes, examples = sys.argv[1:]
+    device = Device(read_keys(Path(keys)), Path(folder), int(classes), int(examples))
+    signal.signal(signal.SIGTERM, lambda *_: device.inbox.put(lambda: device.end(0, "told to stop")))
+    sys.exit(device.live(host, int(port)))

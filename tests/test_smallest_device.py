@@ -1,0 +1,141 @@
+"""docs/examples/device.py, which knows no method, beside our own devices at a secured Mosquitto."""
+
+import ast
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import methods
+from coordinator.config import Rules
+from methods.plan import Network
+from protocol.broker import BrokerError
+from protocol.enrolled import CURRENT, load_enrolled
+from protocol.seal import COORDINATOR
+from tests.chaos.world import Process
+from tests.conftest import missing
+from tests.hostile import wire
+from tests.hostile.federation import CLASSES, Federation
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "device.py"
+TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2)
+SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fedplcc": {}}
+EXAMPLES = 10
+PAIR = Rules(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """Two of our devices that stay from run to run, and a name for the foreign one."""
+    try:
+        made = Federation(
+            tmp_path_factory.mktemp("fleet"), "one", "two", "foreign", policy=TOGETHER, rounds=2
+        )
+    except BrokerError as error:
+        missing(error)
+    with made:
+        for name in ("one", "two"):
+            made.device(name, stays=True)
+        yield made
+
+
+def foreign(fleet, method):
+    address, keys = fleet.address("foreign"), fleet.fleet.party("foreign") / CURRENT
+    given = [address.host, address.port, keys, fleet.folder / f"foreign-{method}", CLASSES, EXAMPLES]
+    command = [sys.executable, "-I", str(EXAMPLE), *map(str, given)]
+    made = Process(f"foreign {method}", command, fleet.folder / f"foreign-{method}.log")
+    fleet.processes.append(made)
+    made.start()
+    return made
+
+
+def test_it_is_one_short_file_and_imports_nothing_of_ours():
+    text = EXAMPLE.read_text()
+    tree = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    named = [a.name for n in tree if isinstance(n, ast.Import) for a in n.names]
+    named += [n.module for n in tree if isinstance(n, ast.ImportFrom)]
+    others = {name.partition(".")[0] for name in named} - sys.stdlib_module_names
+    assert others == {"paho", "msgpack", "cryptography"} and len(text.splitlines()) < 400
+
+
+def rounds_of(fleet, name):
+    lines = (fleet.folder / "runs" / name / "rounds.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def verdicts(fleet, process):
+    return re.findall(r"^round (\d+) (\w+): (\w+)", fleet.log_of(process), re.MULTILINE)
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_it_takes_part_in_a_run_of_every_method_to_its_end(fleet, method):
+    coordinator = fleet.coordinator(name=method, method={"name": method, **SETTINGS.get(method, {})})
+    device = foreign(fleet, method)
+    assert fleet.wait_for_end(coordinator) == 0, fleet.last_words()
+    assert fleet.wait_for_end(device) == 0, fleet.log_of(device)
+    said = verdicts(fleet, device)
+    assert {verdict for *_, verdict in said} == {"accepted"} and {r for r, *_ in said} == {"1", "2", "3"}
+    assert "dropped" not in fleet.log_of(device)
+    assert [line["participants"] for line in rounds_of(fleet, method)[:2]] == [["foreign", "one", "two"]] * 2
+
+
+class Ear:
+    """At a broker in hostile hands: frames that do not pass; answers among them are opened, as we hold all keys."""
+
+    def __init__(self, fleet, deaf):
+        self.deaf, self.heard = deaf, []
+        place = fleet.fleet.party(COORDINATOR) / CURRENT
+        self.secret = load_enrolled(place, time.time()).receive
+        fleet.proxy.passes = self.passes
+
+    def passes(self, frame):
+        if not self.deaf(frame):
+            return True
+        self.heard.append(wire.opened(frame.data, self.secret) if frame.kind == "update" else frame)
+        return False
+
+
+def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tmp_path):
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2) as f:
+        ear = Ear(f, lambda frame: frame.party == "foreign" and frame.kind == "update" and not frame.down)
+        coordinator = f.coordinator(method={"name": "fedproto"})
+        f.device("one")
+        device = foreign(f, "fedproto")
+        f.wait_until(lambda: ear.heard, "an answer")
+        device.kill()
+        before = len(ear.heard)
+        device.start()
+        f.wait_until(lambda: len(ear.heard) > before, "the answer of the next start")
+        (first, said), (second, again) = ear.heard[0], ear.heard[-1]
+        assert again["arrays"] == said["arrays"] != wire.EMPTY and second["boot"] > first["boot"]
+        assert [first[key] for key in ("run", "round", "phase", "base")] == [
+            second[key] for key in ("run", "round", "phase", "base")
+        ]
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        assert {verdict for *_, verdict in verdicts(f, device)} == {"accepted"}
+
+
+def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
+        ear = Ear(f, lambda frame: frame.party == "foreign" and frame.topic.endswith("/bcast/now"))
+        coordinator = f.coordinator(method={"name": "fedproto"})
+        f.device("one")
+        device = foreign(f, "fedproto")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        assert ear.heard and f.proxy.frames("want", "foreign")
+        assert len(verdicts(f, device)) == 2
+
+
+def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
+    small = ("max_packet_size 5120",)
+    with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, broker=small) as f:
+        coordinator = f.coordinator(method={"name": "fedavg"}, network=Network("mlp", feature_size=512))
+        f.device("one")
+        device = foreign(f, "fedavg")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        assert [verdict for *_, verdict in verdicts(f, device)] == ["accepted"] * 2
