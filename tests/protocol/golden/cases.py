@@ -9,8 +9,10 @@ from dataclasses import astuple, replace
 
 import msgpack
 
-from protocol import arrays, blocks, codec
+from protocol import arrays, blocks, boxes, codec
 from protocol.messages import (
+    About,
+    Boxed,
     Bye,
     Finished,
     Hello,
@@ -22,6 +24,7 @@ from protocol.messages import (
     Task,
     Update,
     Want,
+    Wanted,
     Welcome,
 )
 from protocol.seal import Header
@@ -187,3 +190,60 @@ def hand_made() -> dict[str, Case]:
 
 
 CASES |= hand_made()
+
+# What minor version 1 has added.
+CAN = ("inline", "many", "manifest", "wants")
+METRICS = ("accuracy.test.global", "loss.test.global", "samples.test", "seconds.work")
+ABOUT = About(CAN, ("manifest",), (), 16, METRICS)
+MEASURED = replace(ANSWER, metrics={"accuracy.test.global": 0.5, "seconds.work": 2.0})
+ROWS = (
+    Wanted("labels", "int64", ("held",), 2, 0, 1, None, False, ()),
+    Wanted(
+        "counts", "int64", ("held",), 2, 1, 7, None, False, ("sum<=examples", ">=2 where repeated: labels")
+    ),
+    Wanted("lacks", "bool", (1,), None, None, None, None, False, ("optional",)),
+    Wanted("weights.*.running_var", None, None, None, 0, None, 1e6, True, ()),
+    Wanted("weights.*", None, None, None, None, None, 1e6, True, ()),
+)
+ONE_BLOCK = manifest(DOWN, len(DOWN.encode()))
+FOLLOWS = Manifest(ONE_BLOCK.object, ONE_BLOCK.size, ONE_BLOCK.block, ONE_BLOCK.hashes, (), HIDDEN.key)
+INSIDE = msgpack.packb(codec.manifest_fields(BROADCAST))
+BOX = body(Array(boxes.ARRAY, "uint8", (len(INSIDE),), tuple(INSIDE)))
+BOXED = Boxed(
+    BROADCAST.object, BROADCAST.size, HIDDEN.key, replace(manifest(BOX, 128), key=bytes(range(32, 64)))
+)
+
+
+def counted(envelope: Envelope) -> Envelope:
+    """Both ends have been told what metrics are called."""
+    return replace(envelope, metrics=METRICS)
+
+
+CASES |= {
+    "will of a device": unheard(says("board-7", 0, State(False, "connection lost"))),
+    "hello, with what it can": says("board-7", 11, replace(HELLO, can=CAN)),
+    "welcome, about the run": says("coordinator", 12, Welcome(PLAN, ABOUT)),
+    "task, with what the answer must hold": says("coordinator", 13, Task(1, "train", BROADCAST, 60.0, ROWS)),
+    "task, whose broadcast follows": says(
+        "coordinator", 14, Task(1, "train", replace(FOLLOWS, key=b""), 60.0, follows=True)
+    ),
+    "body of a manifest": BOX,
+    "task, whose manifest is an object": says("coordinator", 15, Task(1, "train", BOXED, 60.0)),
+    "update, with metrics by their places": counted(says("board-7", 12, MEASURED, UP.encode())),
+    "update, whose manifest is an object": says("board-7", 13, ANSWER, BOXED),
+    "update, offered, with arrays of the kind control": says("board-7", 14, ANSWER, manifest(CORNERS, 64)),
+    "want, of several objects": says(
+        "coordinator", 16, Want(OFFER.object, ((0, 2),), more=((BROADCAST.object, ((0, 1),)),))
+    ),
+    "welcome, about the run, sealed": sealed(says("coordinator", 17, Welcome(PLAN, ABOUT))),
+    "task, whose broadcast follows, sealed": sealed(
+        says("coordinator", 18, Task(1, "train", FOLLOWS, 60.0, ROWS, follows=True))
+    ),
+    "sealed block that follows": Block(FOLLOWS.object, 0, DOWN.encode(), HIDDEN.key),
+    "task, whose manifest is an object, sealed": sealed(
+        says("coordinator", 19, Task(1, "train", BOXED, 60.0))
+    ),
+    "update, with metrics by their places, sealed": counted(
+        sealed(says("board-7", 15, MEASURED, UP.encode()))
+    ),
+}

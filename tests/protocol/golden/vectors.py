@@ -208,7 +208,7 @@ ADDED: dict[type, dict[str, Any]] = {
     Envelope: {"metrics": ()},
     Hello: {"can": (), "names": (), "names_hash": b""},
     Welcome: {"about": About()},
-    Task: {"wants": ()},
+    Task: {"wants": (), "follows": False},
     State: {"who": "", "now": None},
     Want: {"more": ()},
 }
