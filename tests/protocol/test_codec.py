@@ -58,6 +58,14 @@ FIELDS = {
     "finished": {},
     "want": {"object": ({bytes}, False), "ranges": ({list}, False), "again": ({bool}, True)},
 }  # fmt: skip
+# What minor version 1 has added: each may be missing.
+LATER = {
+    "hello": {"can": {list}},
+    "welcome": {"about": {dict}},
+    "task": {"wants": {list}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
+    "update": {"numbers": {dict}, "manifest": {list, type(None)}},
+    "want": {"more": {list}},
+}
 STRANGE = [None, True, -1, 1 << 63, 0.5, "", "x", b"", b"x", [], [None], [[]], [-1], ["x"], {}, {"x": "x"}]
 
 
@@ -110,6 +118,16 @@ def test_a_field_of_a_wrong_type_is_refused_and_a_missing_one_unless_it_may_be_l
                 assert reason_for(message, **{key: value}) is Reason.MALFORMED, (key, value)
         without = {k: v for k, v in sent.items() if k != key}
         assert refused(kind(message), msgpack.packb(without)) is (None if may_miss else Reason.MALFORMED), key
+
+
+@pytest.mark.parametrize(
+    ("kind_of_message", "key"), [(kind, key) for kind, keys in LATER.items() for key in keys]
+)
+def test_a_later_field_of_a_wrong_type_is_refused(kind_of_message, key):
+    message = next(m for m in ONE_OF_EACH if kind(m) == kind_of_message)
+    for value in STRANGE:
+        if type(value) not in LATER[kind_of_message][key]:
+            assert reason_for(message, **{key: value}) is Reason.MALFORMED, value
 
 
 @pytest.mark.parametrize("position", range(5))

@@ -1,22 +1,29 @@
 """docs/protocol.md says what the code does: its tables, its numbers and every byte of its example."""
 
 import importlib
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from coordinator.service import FORMS as coordinators
+from deploy.arrays_page import written
+from edge_client.greeting import FORMS as devices
+from methods.wants import OPTIONAL, ROWS, SUM, TWO
+from protocol import enrolled, tables
 from protocol.arrays import DTYPES, KINDS
 from protocol.broker import FINAL, BrokerError
 from protocol.codec import DECODERS
 from protocol.link import FRAME_ROOM
+from protocol.messages import About, Wanted
 from protocol.reasons import Reason
 from protocol.seal import _TYPES, DOMAIN, Header
 from protocol.topics import PREFIX, TABLE
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
-from tests.protocol.test_codec import FIELDS
+from tests.protocol.test_codec import FIELDS, LATER
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 FLAT = " ".join(TEXT.split())
@@ -71,7 +78,7 @@ def test_a_limit_is_the_one_of_the_code(value, path):
 
 def test_no_limit_of_the_wire_is_left_out():
     named = {path for _, path in LIMITS}
-    for module in ("arrays", "codec", "seal", "fetch", "broadcast"):
+    for module in ("arrays", "codec", "seal", "fetch", "broadcast", "tables"):
         constants = vars(importlib.import_module(f"protocol.{module}"))
         for name in constants:
             if re.fullmatch(r"MAX_\w+|\w+_SECONDS", name) and f"protocol.{module}.{name}" not in named:
@@ -80,7 +87,8 @@ def test_no_limit_of_the_wire_is_left_out():
 
 
 def test_every_reason_is_in_the_table_and_no_other():
-    table = [row[0].strip("`") for row in rows(section("## 7. What is not used"))[1:]]
+    found = [row[0] for row in rows(section("## 7. What is not used"))]
+    table = [cell.strip("`") for cell in found if re.fullmatch("`[a-z_]+`", cell)]
     assert table == [reason.value for reason in Reason]
 
 
@@ -98,8 +106,9 @@ def test_every_key_of_every_message_is_described_with_its_type():
     described, kind = {name: {} for name in DECODERS}, ""
     for row in rows(section("## 5. Messages"))[1:]:
         kind = row[0].strip("`") or kind
-        if len(row) > 4 and row[2]:
+        if len(row) > 4 and row[2] and "." not in row[2]:
             described[kind][row[2].strip("`")] = (set(row[3].split(" or ")), row[4] == "no")
+            assert ("since 1.1" in row[5]) == (row[2].strip("`") in LATER.get(kind, ()))
     number_or = {frozenset({int, float}): {"number"}}
     expected = {
         name: {
@@ -108,6 +117,8 @@ def test_every_key_of_every_message_is_described_with_its_type():
         }
         for name, keys in FIELDS.items()
     }
+    for name, keys in LATER.items():
+        expected[name] |= {key: ({TYPES[t] for t in types}, True) for key, types in keys.items()}
     expected["update"]["arrays"] = (
         {"bin", "array"},
         False,
@@ -115,16 +126,64 @@ def test_every_key_of_every_message_is_described_with_its_type():
     assert described == expected
 
 
+def test_every_key_of_about_is_described():
+    described = {row[2].strip("`") for row in rows(section("## 5. Messages")) if row[2:] and "." in row[2]}
+    about = About(("a",), ("a",), ("a",), 1, ("a",))
+    expected = {f"about.{key}" for key in tables.about_fields(about)}
+    assert {key for key in described if key.startswith("about.")} == expected - {
+        "about.names"
+    } | described & {"about.names"}
+
+
+def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
+    table = rows(section("### What an answer must hold"))
+    entries = [row[1] for row in table if len(row) == 4 and row[0].isdigit()]
+    assert entries == [f.name for f in fields(Wanted)]
+    assert {row[0].strip("`") for row in table if len(row) == 2 and row[0] != "rule"} == {
+        OPTIONAL, SUM, ROWS, f"{TWO}X"
+    }  # fmt: skip
+
+
+def test_every_form_is_described_and_no_other():
+    named = {
+        row[0].strip("`") for row in rows(section("## 5. Messages")) if len(row) == 2 and row[0] != "name"
+    }
+    assert {*coordinators, *devices} == named
+
+
+def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
+    assert written(TEXT) == TEXT, "run python -m deploy.arrays_page"
+
+
+def test_the_files_of_a_device_are_those_that_are_installed():
+    named = re.findall(r"`([\w.]+)`", " ".join(row[0] for row in rows(section("## 1. Parties and names"))))
+    assert set(named) == {
+        *(enrolled.IDENTITY_KEY, enrolled.RECEIVE_KEY, enrolled.TLS_KEY, enrolled.TLS_CERT, enrolled.TLS_CA),
+        *(enrolled.OWN_RECORD, enrolled.ROOTS_FILE, enrolled.REVOKED_FILE, "coordinator.record"),
+    }
+
+
+def test_metering_of_the_kind_control_is_that_of_the_vector():
+    (vector,) = (
+        v for v in load()["vectors"] if v["name"] == "update, offered, with arrays of the kind control"
+    )
+    shown = json.loads(re.search(r'kind control" has (\[\[.*?\]), \.\.\.\]', FLAT)[1] + "]")
+    assert vector["content"]["attachment"]["parts"][: len(shown)] == shown
+    (body,) = (v for v in load()["vectors"] if v["name"] == "body of corners")
+    assert int.from_bytes(bytes.fromhex(body["hex"])[:4], "little") + 4 == shown[0][1]
+
+
 def test_topics_dtypes_and_kinds_are_those_of_the_code():
     table = [(r[0].strip("`"), r[1]) for r in rows(section("## 2. MQTT")) if r[0].startswith("`protofleet")]
+    said = [row for row in TABLE if not row.retired]
     short = {"{device}": "<device>", "{digest}": "<name on the wire in hex>"}
-    for row in TABLE:
+    for row in said:
         pattern = row.pattern
         for placeholder, words in short.items():
             pattern = pattern.replace(placeholder, words)
         writer = "that device" if row.writer == "device" else "coordinator"
         assert (f"{PREFIX}/<federation>/{pattern}", writer) in table
-    assert len(table) == len(TABLE)
+    assert len(table) == len(said)
     listed = re.search(r"dtypes are (.*?) \(one byte", FLAT)[1]
     assert re.findall(r"`(\w+)`", listed) == list(DTYPES)
     listed = re.search(r"if that is one of (.*?), and else `control`", FLAT)[1]
