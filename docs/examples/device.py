@@ -1,5 +1,4 @@
 """A device in one file, which knows no method: python device.py HOST PORT KEYS FOLDER CLASSES EXAMPLES
-
 Written from docs/protocol.md, with nothing of protofleet; docs/write-a-client.md goes through it part by part. What
 it answers is made up within the bounds that the task states: put your own computation into `answer_to`."""
 
@@ -101,11 +100,10 @@ CODES = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "
          "uint8": "B", "bool": "?"}
 KINDS = {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 Array = namedtuple("Array", "dtype shape numbers")  # the last index runs fastest
-Arrays = dict[str, Array]
 def kind_of(name: str) -> str:
     return first if (first := name.partition(".")[0]) in KINDS else "control"
 
-def decode(body: bytes) -> Arrays:
+def decode(body: bytes) -> Fields:
     found, at = {}, 4 + int.from_bytes(body[:4], "little")
     for name, dtype, shape in msgpack.unpackb(body[4:at]):
         form = f"<{prod(shape)}{CODES[dtype]}"
@@ -113,7 +111,7 @@ def decode(body: bytes) -> Arrays:
         at += struct.calcsize(form)
     return found
 
-def encode(arrays: Arrays) -> tuple[bytes, list[list[Any]]]:  # the body, and how many bytes it has of which kind
+def encode(arrays: Fields) -> tuple[bytes, list[list[Any]]]:  # the body, and how many bytes it has of which kind
     ordered = sorted(arrays.items(), key=lambda item: (kind_of(item[0]), item[0]))
     table = msgpack.packb([[name, a.dtype, a.shape] for name, a in ordered])
     pieces, kinds = [struct.pack("<I", len(table)) + table], dict[str, int]()
@@ -139,8 +137,8 @@ def block_frame(manifest: Manifest, index: int, body: bytes) -> bytes:
 
 # -- 6. The answer: whatever keeps to the rows of `wants`
 Row = namedtuple("Row", "name dtype shape most low high norm finite rules")
-def answer_to(wants: list[Row], sent: Arrays, examples: int, dice: random.Random) -> Arrays:
-    """Arrays of the broadcast a little changed, and made-up ones. Put your own computation here."""
+def answer_to(wants: list[Row], sent: Fields, examples: int, dice: random.Random) -> Fields:
+    """Fields of the broadcast a little changed, and made-up ones. Put your own computation here."""
     names = [*sent, *(row.name for row in wants if "*" not in row.name and row.name not in sent)]
     first = {name: next((row for row in wants if fnmatchcase(name, row.name)), None) for name in names}
     rows = {name: row for name, row in first.items() if row and "optional" not in row.rules}
@@ -262,6 +260,8 @@ class Device:
             parts = boxed[3] if boxed else fields["broadcast"]
         manifest = Manifest._make(parts[:6])
         if self.coming is None or name_of(self.coming) != name_of(manifest):
+            if self.coming:
+                self.client.unsubscribe(f"{self.prefix}bcast/{name_of(self.coming).hex()}")
             self.coming, self.blocks, self.asked = manifest, {}, set()
             self.wait("want", 1, 20)
             if follows:

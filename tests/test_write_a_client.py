@@ -1,0 +1,141 @@
+"""docs/write-a-client.md shows what docs/examples/device.py does, and that says the bytes of the golden vectors."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from deploy.enrol.fleet import enrol_fleet
+from protocol.enrolled import CURRENT
+from tests.protocol.golden.vectors import case_of, load, plain
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, CODE = (DOCS / "write-a-client.md").read_text(), (DOCS / "examples" / "device.py").read_text()
+SHOWN = re.findall(
+    r"^\*\*([^*\n]+)\*\*: [^\n]*\n(?:[^\n]+\n)?\n```hex\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+)
+VECTORS = {v["name"]: v for v in load()["vectors"]}
+LINES = re.compile(r"((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  .*)?")
+
+
+def loaded():
+    spec = importlib.util.spec_from_file_location("smallest_device", DOCS / "examples" / "device.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+device = loaded()
+
+
+def keys_of(name, peer):
+    """What the vectors are signed and sealed with, as the example keeps it."""
+    secret = {who: bytes.fromhex(key["private"]) for who, key in load()["keys"].items()}
+    sign, receive = (kind.from_private_bytes(secret[name]) for kind in (Ed25519PrivateKey, X25519PrivateKey))
+    others = (
+        kind.from_private_bytes(secret[peer]).public_key() for kind in (Ed25519PrivateKey, X25519PrivateKey)
+    )
+    return device.Keys(Path(), "lab", name, sign, receive, *others)
+
+
+BOARD = keys_of("board-7", "coordinator")
+
+
+def bytes_of(name):
+    return bytes.fromhex(VECTORS[name]["hex"])
+
+
+def header_of(frame):
+    return device.Header._make(device.msgpack.unpackb(frame[5 : 5 + int.from_bytes(frame[3:5], "little")]))
+
+
+@pytest.mark.parametrize(("name", "block"), SHOWN, ids=[name for name, _ in SHOWN])
+def test_every_byte_that_is_shown_is_that_of_its_vector(name, block):
+    shown = " ".join(LINES.fullmatch(line)[1] for line in block.splitlines())
+    assert bytes.fromhex(shown) == bytes_of(name)
+
+
+def test_every_vector_and_every_line_of_code_that_is_shown_is_checked():
+    assert len(SHOWN) == PAGE.count("```hex") >= 5
+    quoted = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(quoted) >= 8 and all(lines in CODE for lines in quoted)
+
+
+def test_the_page_goes_through_the_file_part_by_part():
+    parts = re.findall(r"# -- (\d)\. ([A-Z][\w ]+)", CODE)
+    assert re.findall(r"^## (\d)\. ([\w ]+)$", PAGE, re.MULTILINE) == [(n, words) for n, words in parts]
+
+
+@pytest.mark.parametrize("name", ["will of a device", "state of a device, its birth"])
+def test_it_says_an_open_envelope_in_the_bytes_of_the_vector(name):
+    frame = bytes_of(name)
+    fields = device.msgpack.unpackb(frame[5 + int.from_bytes(frame[3:5], "little") : -64])
+    assert device.envelope(header_of(frame), fields, BOARD) == frame
+
+
+def test_it_opens_what_is_sealed_to_it_and_nothing_of_another():
+    name = "task, whose broadcast follows, sealed"
+    header, fields = device.opened("protofleet/1/lab/down/board-7", bytes_of(name), BOARD)
+    message = case_of(VECTORS[name]).message
+    assert (header.round, header.phase) == (message.round, message.phase)
+    assert fields["follows"][0] == message.broadcast.object and fields["follows"][2] == message.broadcast.key
+    assert [row[0] for row in fields["wants"]] == [row.name for row in message.wants]
+    spoilt = bytearray(bytes_of(name))
+    spoilt[-70] ^= 1
+    for topic, frame in (("protofleet/1/lab/coord/state", bytes_of(name)), ("x/down/board-7", bytes(spoilt))):
+        with pytest.raises(device.FAULTS):
+            device.opened(topic, frame, BOARD)
+
+
+def test_the_coordinator_opens_what_it_seals():
+    fields = {"classes": 2, "examples": 7, "protocol": [1, 1]}
+    header = header_of(bytes_of("hello, with what it can"))._replace(suite=1)
+    frame = device.envelope(header, fields, BOARD)
+    coordinator = keys_of("coordinator", "board-7")
+    start = 5 + int.from_bytes(frame[3:5], "little")
+    payload = device.HPKE.decrypt(
+        frame[start:-64], coordinator.receive, info=b"protofleet/1 sealed\0" + frame[:start]
+    )
+    assert device.msgpack.unpackb(payload) == fields
+
+
+@pytest.mark.parametrize(
+    "name", ["body of the broadcast", "body of the answer", "body of corners", "body of nothing"]
+)
+def test_it_reads_and_writes_bodies_in_the_bytes_of_the_vector(name):
+    case = case_of(VECTORS[name])
+    found = device.decode(bytes_of(name))
+    assert {n: (a.dtype, tuple(a.shape), tuple(a.numbers)) for n, a in found.items()} == {
+        a.name: (a.dtype, a.shape, a.values) for a in case.arrays
+    }
+    body, parts = device.encode(found)
+    assert body == bytes_of(name)
+    assert [part for part in parts if part[1]] == [part for part in plain(case.parts) if part[1]]
+
+
+@pytest.mark.parametrize("name", ["sealed block 0", "sealed block 1", "sealed block that follows"])
+def test_it_seals_blocks_in_the_bytes_of_the_vector(name):
+    case = case_of(VECTORS[name])
+    block = len(case.data)
+    manifest = device.Manifest(case.object, 0, block, b"", [], case.key)
+    assert device.block_frame(manifest, case.index, bytes(block * case.index) + case.data) == bytes_of(name)
+
+
+def test_it_reads_the_keys_that_enrolment_leaves(tmp_path):
+    fleet = enrol_fleet(tmp_path, "lab", ["board-7"])
+    keys = device.read_keys(fleet.party("board-7") / CURRENT)
+    assert (keys.federation, keys.name) == ("lab", "board-7")
+    theirs = device.read_record(fleet.party("coordinator") / CURRENT / "identity.record")
+    assert theirs[3] == keys.coordinator_signs.public_bytes_raw()
+    assert theirs[4] == keys.coordinator_receives.public_bytes_raw()
+
+
+def test_what_it_remembers_is_there_after_a_restart(tmp_path):
+    memory = device.Memory(tmp_path / "new" / "memory")
+    memory.boot, memory.answers = 7, [device.Answer(b"q", 1, "train", b"base", b"body", [["control", 5]])]
+    memory.write()
+    again = device.Memory(tmp_path / "new" / "memory")
+    assert (again.boot, again.answers) == (7, memory.answers)
