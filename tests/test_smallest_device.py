@@ -87,7 +87,7 @@ class Ear:
     """At a broker in hostile hands: frames that do not pass; answers among them are opened, as we hold all keys."""
 
     def __init__(self, fleet, deaf):
-        self.deaf, self.heard = deaf, []
+        self.deaf, self.heard, self.raw = deaf, [], []
         place = fleet.fleet.party(COORDINATOR) / CURRENT
         self.secret = load_enrolled(place, time.time()).receive
         fleet.proxy.passes = self.passes
@@ -95,6 +95,7 @@ class Ear:
     def passes(self, frame):
         if not self.deaf(frame):
             return True
+        self.raw.append(frame.data)
         self.heard.append(wire.opened(frame.data, self.secret) if frame.kind == "update" else frame)
         return False
 
@@ -115,6 +116,10 @@ def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tm
         assert [first[key] for key in ("run", "round", "phase", "base")] == [
             second[key] for key in ("run", "round", "phase", "base")
         ]
+        garbage = [b"", b"PF\x01", b"PF\x02", b"PF\x01\xff\xff" + bytes(80), ear.raw[0], bytes(5000)]
+        for topic in ("coord/state", "down/foreign", "bcast/now"):
+            for frame in garbage:
+                f.proxy.tell("foreign", f"protofleet/1/{f.name}/{topic}", frame)
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
         assert {verdict for *_, verdict in verdicts(f, device)} == {"accepted"}

@@ -199,17 +199,17 @@ class Device:
                            "plan": plan, "counts": self.counts})
         self.wait("hello", 15, 15)
 
-    def take(self, topic: str, frame: bytes) -> None:
+    def take(self, message: paho.MQTTMessage) -> None:
         try:
-            if frame[:3] == b"PF\x02":
-                return self.block(frame, topic.endswith("/bcast/now"))
-            header, fields = opened(topic, frame, self.keys)
+            if message.payload[:3] == b"PF\x02":
+                return self.block(bytes(message.payload), message.topic.endswith("/bcast/now"))
+            header, fields = opened(message.topic, bytes(message.payload), self.keys)
             if self.is_new(header.epoch, header.sequence):
                 self.run = header.run
                 self.wait("hello", 15, 15)
                 getattr(self, f"on_{header.kind}".replace("finished", "state"))(header, fields)
         except FAULTS as fault:
-            print(f"dropped what came on {topic}: {type(fault).__name__} {fault}", flush=True)
+            print(f"dropped a frame: {type(fault).__name__} {str(fault)[:80]!r}", flush=True)
 
     def is_new(self, epoch: int, number: int) -> bool:
         m = self.memory
@@ -296,7 +296,7 @@ class Device:
     def work(self, base: bytes, question: bytes) -> None:
         header, fields = self.task
         rows, sent = [Row(*row[:9]) for row in fields.get("wants", [])], decode(self.bodies[base]) if base else {}
-        body, parts = encode(answer_to(rows, sent, self.examples, random.Random(question)))
+        body, parts = encode(answer_to(rows, sent, self.examples, random.Random()))
         self.answer, self.pauses["update"] = Answer(question, header.round, header.phase, base, body, parts), 5.0
         self.memory.answers = [*(a for a in self.memory.answers if a.round == header.round), self.answer]
         self.memory.write()  # before it is said
@@ -374,7 +374,7 @@ class Device:
         client.will_set(self.my_state, self.frame(0, "state", {"online": False, "reason": "lost"}), 1, True)
         client.on_connect, client.on_subscribe = self.connected, self.subscribed
         client.on_disconnect = lambda c, d, f, code, p: self.lost(code)
-        client.on_message = lambda c, d, m: self.inbox.put(lambda: self.take(m.topic, bytes(m.payload)))
+        client.on_message = lambda c, d, m: self.inbox.put(lambda: self.take(m))
         return client
 
     def connected(self, client: paho.Client, data: Any, flags: Any, code: Any, told: Any) -> None:
