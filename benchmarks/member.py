@@ -42,6 +42,7 @@ class MadeUp:
     train: Part
     validation: Part
     test: Part
+    names: tuple[str, ...] = ()
 
 
 def made_up(name: str, classes: int, size: int, examples: int) -> MadeUp:

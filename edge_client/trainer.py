@@ -58,6 +58,7 @@ class Labels:
     train: Part
     validation: Part
     test: Part
+    names: tuple[str, ...] = ()
 
 
 class DistantHalf(ClientHalf):
@@ -103,7 +104,7 @@ class Trainer:
         words, arrays = self.ask({"do": "start", "settings": encode(self._settings)})
         ours.settimeout(self._settings.trainer_seconds)
         part = Part(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
-        return Labels(words["domain"], words["classes"], part, part, part)
+        return Labels(words["domain"], words["classes"], part, part, part, tuple(words["names"]))
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
         """For a process that is started from now on; 0 is as the settings have it."""

@@ -45,7 +45,7 @@ def main(number: int) -> int:
             say(door, {"data": str(error)})
             return 1
         data = trainer.data
-        told = {"domain": data.domain, "classes": data.classes}
+        told = {"domain": data.domain, "classes": data.classes, "names": data.names}
         say(door, told, {"labels": data.train.y.cpu().numpy()})
         while True:
             answer(door, trainer, *hear(door))

@@ -16,6 +16,7 @@ from methods.plan import Network, Plan
 
 torch.set_num_threads(1)  # tests run side by side
 CLASSES, SIZE = 3, 8
+NAMES = ("cat", "dog", "owl")
 # Everybody's answers make the bits: nobody is too slow, however busy the machine is.
 POLICY = Policy(
     rounds=3,
@@ -42,6 +43,7 @@ class Shard:
     train: Part
     validation: Part
     test: Part
+    names: tuple[str, ...] = NAMES
 
 
 def part(n: int, seed: int, shift: float, classes=range(CLASSES)) -> Part:

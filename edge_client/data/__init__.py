@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from edge_client.data.errors import DataError
 from edge_client.data.settings import DataSettings
-from edge_client.data.shard import Part, Shard, load
+from edge_client.data.shard import Part, Shard, class_names, load, stated
 from edge_client.data.sources import domains, names
 
-__all__ = ["DataError", "DataSettings", "Part", "Shard", "domains", "load", "names"]
+__all__ = ["DataError", "DataSettings", "Part", "Shard", "class_names", "domains", "load", "names", "stated"]

@@ -48,17 +48,25 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _cifar10(folder: Path, domain: str) -> Domain:
+    classes = _names10(folder, domain)
     folder = _inside(folder, "cifar-10-batches-py")
-    classes = _classes(folder / "batches.meta", "label_names")
     train = [folder / f"data_batch_{i}" for i in range(1, 6)]
     return Domain(domain, classes, _held(train, "labels"), _held([folder / "test_batch"], "labels"))
 
 
 def _cifar100(folder: Path, domain: str) -> Domain:
+    classes = _names100(folder, domain)
     folder = _inside(folder, "cifar-100-python")
-    classes = _classes(folder / "meta", "fine_label_names")
     train, test = (_held([folder / name], "fine_labels") for name in ("train", "test"))
     return Domain(domain, classes, train, test)
+
+
+def _names10(folder: Path, domain: str) -> tuple[str, ...]:
+    return _classes(_inside(folder, "cifar-10-batches-py") / "batches.meta", "label_names")
+
+
+def _names100(folder: Path, domain: str) -> tuple[str, ...]:
+    return _classes(_inside(folder, "cifar-100-python") / "meta", "fine_label_names")
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -101,5 +109,5 @@ def _table(path: Path) -> dict[str, Any]:
     return table
 
 
-CIFAR10 = Source(_cifar10, ("cifar10",))
-CIFAR100 = Source(_cifar100, ("cifar100",))
+CIFAR10 = Source(_cifar10, ("cifar10",), called=_names10)
+CIFAR100 = Source(_cifar100, ("cifar100",), called=_names100)

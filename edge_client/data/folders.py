@@ -40,12 +40,22 @@ def _pacs(folder: Path, domain: str) -> Domain:
 
 def _own(folder: Path, domain: str) -> Domain:
     """80/20, or the halves that are there. The domain is a folder in the root, or without one the root itself."""
-    place = folder if domain == "folder" else folder / domain
+    place = _place(folder, domain)
     if set(found := subfolders(place, OWN_WAY_OUT)) in HALVES:
         return _halves(domain, *(place / name for name in sorted(found, key="train".__ne__)))
     classes, pictures = class_folders(place, OWN_WAY_OUT)
     n = len(pictures.labels)
     return _parted(domain, classes, pictures, stratified(pictures.labels, n // 5, Draws("folder", domain)))
+
+
+def _own_names(folder: Path, domain: str) -> tuple[str, ...]:
+    place = _place(folder, domain)
+    found = subfolders(place, OWN_WAY_OUT)
+    return tuple(subfolders(place / "train", OWN_WAY_OUT) if set(found) in HALVES else found)
+
+
+def _place(folder: Path, domain: str) -> Path:
+    return folder if domain == "folder" else folder / domain
 
 
 def _halves(domain: str, train: Path, test: Path) -> Domain:
@@ -78,4 +88,4 @@ PACS = Source(
     ("art_painting", "cartoon", "photo", "sketch"),
     ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
 )
-FOLDER = Source(_own, ())
+FOLDER = Source(_own, (), called=_own_names)

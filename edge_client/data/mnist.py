@@ -6,13 +6,12 @@ from pathlib import Path
 
 from edge_client.data.domain import Domain
 from edge_client.data.idx import read_pair
-from edge_client.data.source import Source
+from edge_client.data.source import DIGITS, Source, digits
 
 
 def read(folder: Path, domain: str) -> Domain:
     places = [folder, folder / "MNIST" / "raw", folder / "raw"]  # the last two are torchvision's
-    classes = tuple(str(digit) for digit in range(10))
-    return Domain(domain, classes, read_pair(places, "train"), read_pair(places, "test"))
+    return Domain(domain, DIGITS, read_pair(places, "train"), read_pair(places, "test"))
 
 
-SOURCE = Source(read, ("mnist",))
+SOURCE = Source(read, ("mnist",), called=digits)

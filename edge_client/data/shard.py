@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,9 @@ from edge_client.data.resize import Pixels
 from edge_client.data.settings import LEAST, DataSettings
 from edge_client.data.shares import SPLITS, Thin
 from edge_client.data.sources import find
+from protocol.class_names import Names, fault_in, normal
+
+log = logging.getLogger("protofleet.device")
 
 # One scale for all domains, 0..255 to -1..1: each domain's own mean and deviation would take away the very shift
 # that federated methods are compared on.
@@ -40,6 +44,7 @@ class Shard:
     train: Part
     validation: Part
     test: Part
+    names: Names = ()  # of its classes; none: nobody can tell
 
     def counts(self) -> Tensor:
         """int64 [classes]: training samples of each class."""
@@ -60,18 +65,42 @@ def load(settings: DataSettings) -> Shard:
     train, validation = _held_out(settings.validation, train, Draws(*own, "validation"))
     _check(train, test, settings, domain)
     mixed = Draws(*own, "order").order(len(train.labels))
-    parts = (_part(some, settings.size, settings.channels) for some in (take(train, mixed), validation, test))
-    return Shard(domain.name, len(domain.classes), *parts)
+    some = (_part(part, settings.size, settings.channels) for part in (take(train, mixed), validation, test))
+    learnt, held, tested = some
+    return Shard(domain.name, len(domain.classes), learnt, held, tested, _said(domain.classes))
+
+
+def class_names(settings: DataSettings) -> Names:
+    """What its classes are called; no picture is read for it. None where nobody can tell."""
+    domain = settings.domain or settings.source
+    return _said(stated(settings) or find(settings.source).called(_folder(settings), domain))
+
+
+def stated(settings: DataSettings) -> Names:
+    """What its classes are called as far as the settings say it, wherever the data are."""
+    return settings.classes or find(settings.source).classes
+
+
+def _said(classes: tuple[str, ...]) -> Names:
+    """As others are told them, if they can be."""
+    names = normal(classes)
+    if problem := fault_in(names):
+        log.warning("%s; so nobody is told what the classes are called, and nobody can compare", problem)
+        return ()
+    return names
+
+
+def _folder(settings: DataSettings) -> Path:
+    return Path(settings.root).expanduser() if settings.root else default_folder() / settings.source
 
 
 def _domain(settings: DataSettings) -> Domain:
     """The one that the settings name, or all of the source as one."""
     source = find(settings.source)
-    folder = Path(settings.root).expanduser() if settings.root else default_folder() / settings.source
+    folder = _folder(settings)
     whole = settings.domain in ("", settings.source)
     names = (source.domains or (settings.source,)) if whole else (settings.domain,)
-    classes = settings.classes or source.classes
-    return pooled(settings.source, [narrowed(source.read(folder, name), classes) for name in names])
+    return pooled(settings.source, [narrowed(source.read(folder, name), stated(settings)) for name in names])
 
 
 def _share(domain: Domain, settings: DataSettings, draws: Draws, own: Draws) -> tuple[Collection, Collection]:

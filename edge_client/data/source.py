@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from edge_client.data.domain import Domain
+
+DIGITS: Final = tuple(str(digit) for digit in range(10))
+
+
+def digits(folder: Path, domain: str) -> tuple[str, ...]:
+    return DIGITS
+
+
+def unnamed(folder: Path, domain: str) -> tuple[str, ...]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -14,3 +25,4 @@ class Source:
     read: Callable[[Path, str], Domain]  # from the data's folder, one domain
     domains: tuple[str, ...]  # none: the folder decides
     classes: tuple[str, ...] = ()  # that are kept unless the settings name others; none: all
+    called: Callable[[Path, str], tuple[str, ...]] = unnamed  # what all are called; no picture is read for it

@@ -9,14 +9,13 @@ import numpy as np
 
 from edge_client.data.domain import Domain, Held
 from edge_client.data.errors import DataError, reading
-from edge_client.data.source import Source
+from edge_client.data.source import DIGITS, Source, digits
 
 WAY_OUT: Final = "put SVHN's cropped digits (format 2) there, or name their folder in data.root"
 
 
 def read(folder: Path, domain: str) -> Domain:
-    classes = tuple(str(digit) for digit in range(10))
-    return Domain(domain, classes, _held(folder / "train_32x32.mat"), _held(folder / "test_32x32.mat"))
+    return Domain(domain, DIGITS, _held(folder / "train_32x32.mat"), _held(folder / "test_32x32.mat"))
 
 
 def _held(path: Path) -> Held:
@@ -38,4 +37,4 @@ def _held(path: Path) -> Held:
     return Held(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
 
 
-SOURCE = Source(read, ("svhn",))
+SOURCE = Source(read, ("svhn",), called=digits)

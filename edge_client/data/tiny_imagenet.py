@@ -17,8 +17,12 @@ WAY_OUT: Final = "unpack tiny-imagenet-200.zip there, or name its folder in data
 
 
 def read(folder: Path, domain: str) -> Domain:
-    classes = tuple(subfolders(folder / "train", WAY_OUT))
+    classes = names(folder, domain)
     return Domain(domain, classes, _train(folder / "train", classes), _validation(folder / "val", classes))
+
+
+def names(folder: Path, domain: str) -> tuple[str, ...]:
+    return tuple(subfolders(folder / "train", WAY_OUT))
 
 
 def _train(folder: Path, classes: tuple[str, ...]) -> Pictures:
@@ -40,4 +44,4 @@ def _validation(folder: Path, classes: tuple[str, ...]) -> Pictures:
     return Pictures([folder / "images" / name for name, _ in rows], labels)
 
 
-SOURCE = Source(read, ("tiny_imagenet",))
+SOURCE = Source(read, ("tiny_imagenet",), called=names)

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_client.data.domain import Domain, Held
 from edge_client.data.errors import reading
-from edge_client.data.source import Source
+from edge_client.data.source import DIGITS, Source, digits
 
 SIDE: Final = 16
 PIXELS: Final = SIDE * SIDE
@@ -21,8 +21,7 @@ WAY_OUT: Final = "put it there as LIBSVM's data page gives it, or name its folde
 
 
 def read(folder: Path, domain: str) -> Domain:
-    classes = tuple(str(digit) for digit in range(10))
-    return Domain(domain, classes, _held(folder / "usps.bz2"), _held(folder / "usps.t.bz2"))
+    return Domain(domain, DIGITS, _held(folder / "usps.bz2"), _held(folder / "usps.t.bz2"))
 
 
 def _held(path: Path) -> Held:
@@ -48,4 +47,4 @@ def _row(line: str) -> list[float]:
     return row
 
 
-SOURCE = Source(read, ("usps",))
+SOURCE = Source(read, ("usps",), called=digits)

@@ -35,6 +35,7 @@ class Shard:
     validation: Part
     test: Part
     classes: int = 3
+    names: tuple[str, ...] = ()
 
 
 def part(n: int, seed: int) -> Part:
