@@ -9,6 +9,7 @@ from coordinator.claims import Limits
 from coordinator.events import Policy
 from methods.plan import Network, Plan
 from protocol.broker import BrokerAddress
+from protocol.class_names import fault_in, normal
 from protocol.exposition import LOOPBACK, Endpoint
 from protocol.numbers import (
     MANY,
@@ -57,6 +58,7 @@ class CoordinatorSettings:
     classes: Classes
     method: dict[str, Any]  # name, and the method's own settings
     federation: str = "protofleet"
+    class_names: tuple[str, ...] = ()  # in the order of their labels; (): what most devices say
     folder: str = "runs"  # results go to <folder>/<name>/
     seed: Seed = 0
     size: Pixels = 32  # images are size x size
@@ -82,6 +84,10 @@ class CoordinatorSettings:
         valid_name(self.name)
         valid_name(self.federation)
         seals(self.security)
+        if self.class_names and len(self.class_names) != self.classes:
+            raise ValueError(f"class_names has {len(self.class_names)} names, but classes is {self.classes}")
+        if problem := fault_in(normal(self.class_names)):
+            raise ValueError(f"class_names cannot be used: {problem}")
         self.endpoint()
         self.rules()
         self.plan()

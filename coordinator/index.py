@@ -35,6 +35,7 @@ LATER: Final = {  # made where they are missing: to a version that does not know
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has ended there
+    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # what the classes are called
 }
 UNIQUE: Final = {
     "accepted": "round, phase, device",

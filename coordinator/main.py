@@ -69,7 +69,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         return made
 
     machine = RoundMachine(settings.rules(), settings.seed)
-    service = Service(plan, machine, spool, ThreadWorker(inbox, pulse), link, limits=settings.limits)
+    worker, names = ThreadWorker(inbox, pulse), settings.class_names
+    service = Service(plan, machine, spool, worker, link, limits=settings.limits, class_names=names)
     inbox.dropped, inbox.unwanted = service.link.overflowed, service.unwanted
     try:
         checks = health(service, pulse, folder)

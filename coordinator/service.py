@@ -45,6 +45,7 @@ from coordinator.guard import Guard
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
+from coordinator.naming import Naming
 from coordinator.spool import Accepted, Kept, Spool
 from coordinator.story import Step, Story
 from coordinator.trial import Trial
@@ -55,6 +56,7 @@ from methods.plan import Plan
 from methods.wants import table_of
 from protocol.admission import STRANGER, Bucket
 from protocol.arrays import parts
+from protocol.class_names import packed
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink
 from protocol.disk import NoRoom, is_full
@@ -76,13 +78,14 @@ from protocol.messages import (
     objects_of,
 )
 from protocol.party import Worker
-from protocol.reasons import Reason, Rejected
+from protocol.reasons import Problem, Reason, Rejected
 from protocol.seal import COORDINATOR
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
 
-FORMS: Final = ("inline", "manifest", "many", "names", "wants")  # that were added in minor version 1
+NAMES: Final = "names"
+FORMS: Final = ("inline", "manifest", "many", NAMES, "wants")  # that were added in minor version 1
 HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
 
 
@@ -90,6 +93,7 @@ class Service:
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, worker: Worker,
         link: Callable[[Service], CoordinatorLink], watchers: Sequence[Watcher] = (), limits: Limits | None = None,
+        class_names: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.worker = plan, machine, spool, worker
         self.door = Door(self)
@@ -107,6 +111,7 @@ class Service:
         self.members: dict[str, Member] = {}
         self.farewells = Farewells()
         self.doubts = Doubts(machine.policy.grace_seconds)
+        self.naming = Naming(plan.classes, class_names, spool.called(), machine.policy.patience_seconds)
         self.domains: dict[str, str] = {}
         self.finished = False
         self.diverged = ""  # why, where the run has come to nothing
@@ -132,7 +137,7 @@ class Service:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        parts = (self.link, self.backlog, self.bans, self.doubts, self.copies)
+        parts = (self.link, self.backlog, self.bans, self.doubts, self.copies, self.naming)
         return min(*(part.wake_at for part in parts), machine, self._here_at)
 
     def _resume(self, now: float) -> None:
@@ -204,6 +209,8 @@ class Service:
         if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, len(self.members), now):
             self.stopped, self.finished = words, True
             self._announce(State(False, words))
+        self.naming.look(now)
+        self._sort_out(now)
         self.backlog.wake(now)
         for device, since in self.doubts.over(now).items():
             self._gone(device, "connection lost", since)
@@ -280,6 +287,7 @@ class Service:
 
     def _gone(self, device: str, reason: str, since: float | None = None) -> None:
         self.doubts.settle(device, LEFT)
+        self.naming.left(device)
         self.link.abandon(device)
         self.happen(Left(device, reason, since), self.now)
 
@@ -287,7 +295,13 @@ class Service:
         """A device that is there answers a welcome with a hello, whatever it is at."""
         known = device in self.machine.roster
         if known and self.doubts.raise_about(device, self.link.heard_of(device), now):
-            self.link.send(device, Welcome(self.plan.encode(), self._about))
+            self._welcome(device)
+
+    def _welcome(self, device: str) -> None:
+        names = self.naming.names
+        told = NAMES in self.link.can.get(device, ()) and self.link.carries(packed(names))
+        about = replace(self._about, names=names if told else ())
+        self.link.send(device, Welcome(self.plan.encode(), about))
 
     def _is_there(self, topic: str) -> None:
         place = self.link.topics.parse(topic)
@@ -309,21 +323,40 @@ class Service:
 
     def _greeted(self, hello: Hello, now: float) -> None:
         self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
-        if problem := unfit(hello, self.plan, self.limits, self.uses):
-            if self._words.take(now):
-                log.warning("%s cannot take part: %s", hello.device, problem.words)
-            self.link.meter.rejected[problem.reason] += 1
-            self.link.send(hello.device, Refusal(problem.words))
+        if problem := unfit(hello, self.plan, self.limits, self.uses) or self.naming.judge(hello, now):
+            self._refuse(hello.device, problem)
+            if hello.device in self.machine.roster:  # it was another one before
+                self._gone(hello.device, "it does not fit any more")
+            return
+        self._sort_out(now)
+        if self.naming.waits(hello.device):
             return
         self.link.can[hello.device] = frozenset(hello.can)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
-            self.link.send(hello.device, Welcome(self.plan.encode(), self._about))
+            self._welcome(hello.device)
             return
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
         settle(hello.device, hello.domain, self.domains, self.limits.domains)
         self._holds[hello.device] = hello.holds
         self.copies.greeted(hello, self.link.heard_of(hello.device)[0], self.machine.base, now)
         self.happen(Joined(hello.device), now)
+
+    def _refuse(self, device: str, problem: Problem) -> None:
+        if self._words.take(self.now):
+            log.warning("%s cannot take part: %s", device, problem.words)
+        self.link.meter.rejected[problem.reason] += 1
+        self.link.send(device, Refusal(problem.words))
+
+    def _sort_out(self, now: float) -> None:
+        """After what counts as the names of the classes may have become something else."""
+        for hello in self.naming.outvoted():
+            if hello.device in self.machine.roster:
+                self._gone(hello.device, "its classes have other names")
+                self.naming.keep_waiting(hello, now)
+        for device, problem in self.naming.refused().items():
+            self._refuse(device, problem)
+        for hello in self.naming.released():
+            self._greeted(hello, now)
 
     def _answered(self, update: Update, name: bytes, now: float) -> None:
         assert self.ask is not None, "an answer is fetched only while something is asked"
@@ -353,6 +386,7 @@ class Service:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Save(round, attempt, cohort):
+                self._settle_names()
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
                 self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
@@ -407,6 +441,12 @@ class Service:
         size = sum(n for _, n in parts(arrays)) if arrays else 0
         self.uses = self.link.demands(size)
         self._about = replace(self._about, uses=tuple(self.uses))
+
+    def _settle_names(self) -> None:
+        self.naming.settle()
+        if self.naming.fixed and not self.naming.kept:
+            self.spool.keep_names(self.naming.fixed)
+            self.naming.kept = True
 
     def _send_task(self, device: str, round: int, phase: str, seconds: float) -> None:
         told = "wants" in self.link.can.get(device, ()) and self.ask is not None

@@ -22,6 +22,7 @@ from coordinator.crossed import Crossed, read_crossed
 from coordinator.events import Recovered
 from coordinator.guests import guests_in, members_in, names_in
 from coordinator.index import FencedError, Index, RunMismatchError, way_on
+from coordinator.naming import Called
 from methods.base import Member
 from protocol.disk import Disk, is_full, is_held
 from protocol.messages import Arrays
@@ -295,6 +296,15 @@ class Spool:
                 members = {device: guest.member for device, guest in guests_in(row[4]).items()}
                 return Kept(self._past(row), members, self.snapshots.open(name))
         return None
+
+    def keep_names(self, called: Called) -> None:
+        """What the classes of the run are called, for whoever conducts it next."""
+        with self.index.transaction():
+            self.index.put("named", 1, called.digest, json.dumps(list(called.names), allow_nan=False))
+
+    def called(self) -> Called | None:
+        row = self._db.execute("SELECT digest, names FROM named").fetchone()
+        return Called(row[0], tuple(names_in(row[1]))) if row else None
 
     def put_aside(
         self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], words: str

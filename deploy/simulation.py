@@ -61,6 +61,7 @@ class Simulation:
     watchers: list[Watcher] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
     disks: Callable[[str], Disk] = calm  # by party, anew at each of its boots
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.world = World(self.weather, self.seed)
@@ -100,7 +101,9 @@ class Simulation:
             return made
 
         machine = RoundMachine(self.policy, self.plan.seed)
-        self.service = Service(self.plan, machine, spool, worker, link, self.watchers, self.limits)
+        self.service = Service(
+            self.plan, machine, spool, worker, link, self.watchers, self.limits, self.class_names
+        )
 
     def boot_device(self, device: str) -> None:
         self._halt(device)

@@ -26,6 +26,7 @@ from edge_client.work import Build, Work, work
 from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol.admission import Bucket
+from protocol.class_names import packed
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.faults import OURS
@@ -72,6 +73,7 @@ class Agent:
         self._silence = Silence()
         self._words = Bucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
+        self._named_to = -1  # epoch of who was told all names of the classes on this connection
         self._told_by = 0  # epoch of the coordinator whose welcome was the last
         self._question = ""  # being worked on
         self._next: Received | None = None
@@ -104,7 +106,7 @@ class Agent:
                 self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self.link.adapt(max_packet)
-                self.connected = True
+                self.connected, self._named_to = True, -1
                 self._silence.begins(now)
                 self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
                 self._hello()
@@ -203,7 +205,7 @@ class Agent:
                         ValueError(f"it needs {', '.join(lacks)}; bring this device up to date")
                     )
                 else:
-                    self._welcomed(text, received.run)
+                    self._welcomed(text, received.run, about.names)
             case Task() as task:
                 self._asked(task, received)
             case Receipt() as receipt:
@@ -226,7 +228,9 @@ class Agent:
         plan = (
             self.plan if self._told_by == self.link.epoch else None
         )  # another coordinator may know other forms
-        self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.memory.book))
+        in_full = self._named_to != self.link.epoch and self.link.carries(packed(self.data.names))
+        self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.memory.book, in_full))
+        self._named_to = self.link.epoch
         self._refused.hello_said(self._now)
         self._hello_at = self._now + HELLO_SECONDS
 
@@ -234,9 +238,9 @@ class Agent:
         self._told_by = epoch
         self.link.peer_can, self.link.metric_names = frozenset(about.can), about.metrics
 
-    def _welcomed(self, text: bytes, run: str) -> None:
+    def _welcomed(self, text: bytes, run: str, names: tuple[str, ...]) -> None:
         try:
-            plan = plan_for(self.data, text)
+            plan = plan_for(self.data, text, names)
         except SettingsError as error:
             self._cannot_follow(error)
             return
@@ -344,6 +348,7 @@ class Agent:
         if self.memory.outranked(boot, self.link.me.boot) if boot else self._refused.again(self._now):
             self._end(f"the coordinator refuses this device: {plain(reason)}")
         elif not boot:
+            self._named_to = -1  # what follows may be refused for the names, and then shows both lists
             self._hello_at = max(self._refused.ask_at, self._now)
 
     def _end_of(self, run: str) -> None:

@@ -7,14 +7,18 @@ from typing import Final
 from edge_client.evaluate import Splits
 from edge_client.state import Book
 from methods.plan import Plan, read_plan
+from protocol.class_names import difference, digest_of
 from protocol.messages import NO_ANSWER, Hello
 from protocol.settings import SettingsError
 
 FORMS: Final = ("inline", "many", "manifest", "names")  # that were added in minor version 1
 
 
-def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Book) -> Hello:
-    """Counts of classes only where the plan's method needs them; how far it has come only where it holds the plan."""
+def hello_of(
+    name: str, software: str, data: Splits, plan: Plan | None, book: Book, in_full: bool = False
+) -> Hello:
+    """Counts of classes only where the plan's method needs them; how far it has come only where it holds the plan;
+    what its classes are called `in_full`, or only the hash of that."""
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
@@ -32,6 +36,8 @@ def hello_of(name: str, software: str, data: Splits, plan: Plan | None, book: Bo
         phase=phase,
         base=base,
         can=FORMS,
+        names=data.names if in_full else (),
+        names_hash=digest_of(data.names) if data.names and not in_full else b"",
     )
 
 
@@ -43,9 +49,11 @@ def last_answer(book: Book) -> tuple[int, str, bytes]:
     return last.round, last.phase, bytes.fromhex(last.base)
 
 
-def plan_for(data: Splits, text: bytes) -> Plan:
-    """SettingsError where the plan is none, or not for these data."""
+def plan_for(data: Splits, text: bytes, names: tuple[str, ...] = ()) -> Plan:
+    """SettingsError where the plan is none, or not for these data. `names` are those of the run's classes."""
     plan = read_plan(text)
     if plan.classes != data.classes:
         raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
+    if words := difference("this device's data", data.names, "the run", names):
+        raise SettingsError(f"its classes have other names: {words}")
     return plan

@@ -214,6 +214,7 @@ def _named(fields: Fields, known: Sequence[str]) -> Fields:
 def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
     low, high = (whole(v) for v in typed(fields["protocol"], list))
     plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
+    called = typed(fields.get("names_hash", b""), bytes)
     if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
         raise TypeError(f"{len(holds)} bytes are not at most {MAX_HOLDS} SHA-256s")
     hello = Hello(
@@ -231,7 +232,7 @@ def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachme
         base=place.base,
         can=tables.forms(fields.get("can", [])),
         names=tables.class_names(fields.get("names", [])),
-        names_hash=_hash(fields["names_hash"]) if fields.get("names_hash") else b"",
+        names_hash=_hash(called) if called else b"",
     )
     return hello, None
 

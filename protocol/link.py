@@ -131,6 +131,10 @@ class Link:
             raise BrokerError(self.too_large(manifest.size))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
+    def carries(self, packed: bytes) -> bool:
+        """Whether a message has room for it beside its scalars."""
+        return len(packed) <= self._room
+
     def fits(self, manifest: Manifest) -> bool:
         """Whether a message has room for it; else it is an object itself."""
         return codec.SHORT_HASH * len(manifest.hashes) <= self._room

@@ -60,7 +60,7 @@ FIELDS = {
 }  # fmt: skip
 # What minor version 1 has added: each may be missing.
 LATER = {
-    "hello": {"can": {list}},
+    "hello": {"can": {list}, "names": {list}, "names_hash": {bytes}},
     "welcome": {"about": {dict}},
     "task": {"wants": {list}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "update": {"numbers": {dict}, "manifest": {list, type(None)}},

@@ -10,6 +10,7 @@ from dataclasses import astuple, replace
 import msgpack
 
 from protocol import arrays, blocks, boxes, codec
+from protocol.class_names import digest_of
 from protocol.messages import (
     About,
     Boxed,
@@ -245,5 +246,18 @@ CASES |= {
     ),
     "update, with metrics by their places, sealed": counted(
         sealed(says("board-7", 15, MEASURED, UP.encode()))
+    ),
+}
+
+CALLED = ("cat", "dog")
+NAMING = Hello("board-7", 2, 7, "garden", "protofleet 0.1.0", can=("names",))
+
+CASES |= {
+    "hello, with the names of its classes": unheard(says("board-7", 16, replace(NAMING, names=CALLED))),
+    "hello, with the hash of these names": says(
+        "board-7", 17, replace(NAMING, plan=DIGEST, names_hash=digest_of(CALLED))
+    ),
+    "welcome, with the names of the classes": says(
+        "coordinator", 20, Welcome(PLAN, About(can=("names",), names=CALLED))
     ),
 }

@@ -1,0 +1,186 @@
+"""What the classes of a run are called. A device whose classes have other names, or the same in another order, means
+something else by its labels, and takes no part.
+
+The settings say it; else most devices do. It is fixed when a round begins, or LISTEN_SECONDS after the first one has
+contradicted, as soon as two devices and more than half of all that have said names agree: a device that comes first,
+or lies, cannot decide it alone. Until then those who say what fewest say wait, so that no round mixes labels. What is
+fixed stays, over restarts too; only the settings are above it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Final
+
+from protocol.class_names import Names, difference, digest_of, listed, normal
+from protocol.messages import Hello
+from protocol.reasons import Problem, Reason
+
+log = logging.getLogger("protofleet.coordinator")
+
+LISTEN_SECONDS: Final = 30.0  # two hellos of everybody
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A list of names, by its hash; the list itself where somebody has said it."""
+
+    digest: bytes
+    names: Names = ()
+
+
+class Naming:
+    def __init__(self, classes: int, stated: Names, known: Called | None, listen: float) -> None:
+        """`known` is what an earlier coordinator of this run has fixed."""
+        self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
+        self.fixed, self.kept = known, known is not None
+        self._said: dict[str, bytes] = {}  # by each device, while nothing is fixed
+        self._hellos: dict[str, Hello] = {}  # in which it was said
+        self._votes: dict[bytes, int] = {}  # what was said first comes first
+        self._lists: dict[bytes, Names] = {}
+        self._waiting: dict[str, Hello] = {}
+        self._warned: set[str] = set()
+        self._counts = b""  # what the devices that take part have said
+        self._listened = False
+        self.wake_at = float("inf")
+        if stated:
+            self._state(Called(digest_of(normal(stated)), normal(stated)))
+
+    @property
+    def names(self) -> Names:
+        """What devices are told. Nothing that is not fixed: they leave by it."""
+        return self.fixed.names if self.fixed else ()
+
+    def judge(self, hello: Hello, now: float) -> Problem | None:
+        """Why it can take no part. Who is not refused may have to wait."""
+        self._waiting.pop(hello.device, None)
+        if hello.names and len(hello.names) != self._classes:
+            words = f"it has {len(hello.names)} class names, this run has {self._classes} classes"
+            return Problem(Reason.UNFIT, words)
+        if not (digest := digest_of(hello.names) if hello.names else hello.names_hash):
+            self._says_none(hello.device)
+            return None
+        self._hear(hello, digest)
+        if digest == self._side():
+            return None
+        if self.fixed or self._listened:
+            return self._problem(digest, hello.names)
+        self.keep_waiting(hello, now)
+        return None
+
+    def waits(self, device: str) -> bool:
+        return device in self._waiting
+
+    def left(self, device: str) -> None:
+        """What it has said still counts: it may be one that was refused."""
+        self._waiting.pop(device, None)
+
+    def outvoted(self) -> list[Hello]:
+        """Of the devices that have said what counted until now, and does no more; each time once."""
+        before, self._counts = self._counts, self._side()
+        if before == self._counts:
+            return []
+        lost = {device for device, digest in self._said.items() if digest != self._counts}
+        return [hello for device, hello in self._hellos.items() if device in lost - self._waiting.keys()]
+
+    def released(self) -> list[Hello]:
+        """Of those who have waited and need not any more."""
+        side = self._side()
+        return [hello for device, hello in self._waiting.items() if self._said.get(device) == side]
+
+    def refused(self) -> dict[str, Problem]:
+        """Those who have waited, when there is nothing more to wait for."""
+        if not (self.fixed or self._listened):
+            return {}
+        side = self._side()
+        lost = {device: self._said[device] for device in self._waiting if self._said[device] != side}
+        for device in lost:
+            del self._waiting[device]
+        return {device: self._problem(digest, self._lists.get(digest, ())) for device, digest in lost.items()}
+
+    def settle(self) -> None:
+        """Fix what most say, if enough do."""
+        if self.fixed or not self._votes:
+            return
+        side, total = self._side(), len(self._said)
+        if self._votes[side] < 2 or 2 * self._votes[side] <= total:
+            return
+        self.fixed = Called(side, self._lists.get(side, ()))
+        self.wake_at = 0.0 if self._waiting else float("inf")
+        log.info(
+            "the classes of this run are called %s, as %d of %d devices say; from now on nobody who says something "
+            "else takes part", listed(self.names) or side.hex(), self._votes[side], total,
+        )  # fmt: skip
+
+    def look(self, now: float) -> None:
+        """Whether who contradicts has been given the time in which more devices could say who is right."""
+        if now >= self.wake_at:
+            self.wake_at, self._listened = float("inf"), True
+            self.settle()
+
+    def _state(self, stated: Called) -> None:
+        if self.fixed and self.fixed.digest != stated.digest:
+            words = difference("class_names", stated.names, "the run so far", self.fixed.names)
+            log.warning("the settings change what the classes of this run are called: %s", words)
+        self.kept = self.kept and self.fixed == stated
+        self.fixed = stated
+
+    def keep_waiting(self, hello: Hello, now: float) -> None:
+        """For more devices, which may say who is right."""
+        self._waiting[hello.device] = hello
+        if self.wake_at == float("inf"):
+            self.wake_at = now + self._listen
+            digest = self._said[hello.device]
+            log.error(
+                "%s says other class names than others, and waits %.0f s for more devices to say which are right; "
+                "class_names in this coordinator's settings would decide it: %s",
+                hello.device, self._listen, self._words(digest, self._lists.get(digest, ())),
+            )  # fmt: skip
+
+    def _hear(self, hello: Hello, digest: bytes) -> None:
+        if self.fixed:
+            if self.fixed.digest == digest and hello.names and not self.fixed.names:
+                self.fixed, self.kept = Called(digest, hello.names), False
+            return
+        if self._said.get(hello.device) != digest:
+            self._take_back(hello.device)
+            self._said[hello.device] = digest
+            self._votes[digest] = self._votes.get(digest, 0) + 1
+        self._hellos[hello.device] = replace(hello, names=(), names_hash=digest)
+        if hello.names:
+            self._lists[digest] = hello.names
+
+    def _take_back(self, device: str) -> None:
+        if (before := self._said.pop(device, None)) is None:
+            return
+        del self._hellos[device]
+        self._votes[before] -= 1
+        if not self._votes[before]:
+            del self._votes[before]
+            self._lists.pop(before, None)
+
+    def _side(self) -> bytes:
+        """What is fixed, or said by most; of equally many what was said first."""
+        return self.fixed.digest if self.fixed else max(self._votes, key=self._votes.__getitem__, default=b"")
+
+    def _problem(self, digest: bytes, said: Names) -> Problem:
+        return Problem(Reason.UNFIT, f"its classes have other names: {self._words(digest, said)}")
+
+    def _words(self, digest: bytes, said: Names) -> str:
+        side = self._side()
+        names = self.names or self._lists.get(side, ())
+        words = difference("its data", said, "this run", names)
+        return (
+            words
+            or f"SHA-256 {digest.hex()[:16]} in its data, {side.hex()[:16]} in this run: {listed(names)}"
+        )
+
+    def _says_none(self, device: str) -> None:
+        self._take_back(device)
+        if device not in self._warned:
+            self._warned.add(device)
+            log.warning(
+                "%s does not say what its classes are called: nobody can tell whether its labels mean the same",
+                device,
+            )
