@@ -49,6 +49,7 @@ def add_run(jobs: Jobs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from deploy.alike import agreed_names
     from deploy.experiment import read_experiment
     from deploy.run import make_way, run_experiment
     from deploy.sweep import Sweep
@@ -59,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
             raise SettingsError("--resume goes on with one run; several are gone on with without it")
         return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
+    agreed_names(experiment)  # before an earlier run is put aside
     make_way(experiment, options.runs, options.fresh, options.resume)
     print(f"report: {run_experiment(experiment, options.runs)}")
     return 0
@@ -256,8 +258,13 @@ def add_lists(jobs: Jobs) -> None:
     job.add_argument("--cost", action="store_true", help="what a round of them costs in the papers' settings")
     job.set_defaults(command=methods)
     jobs.add_parser("networks", help="the networks there are").set_defaults(command=networks)
-    job = jobs.add_parser("data", help="build or check a device's data, and say what is in it")
-    job.add_argument("settings", type=Path, help="a device's TOML file, or an experiment")
+    job = jobs.add_parser(
+        "data", help="build or check data, say what is in them, and whether all have the same classes"
+    )
+    job.add_argument(
+        "settings", type=Path, nargs="+",
+        help="TOML files of devices, a coordinator, a fleet or an experiment",
+    )  # fmt: skip
     job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
     job.set_defaults(command=data)
 
@@ -289,19 +296,18 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def data(options: argparse.Namespace) -> int:
-    from deploy.experiment import Experiment, read_tables
-    from edge_client.config import DeviceSettings
+    from deploy.alike import demand_alike, parties_in
     from edge_client.data import load
-    from protocol.settings import decode_file
+    from protocol.class_names import listed
 
-    path, table = options.settings, read_tables(options.settings)
-    if "method" in table:
-        shards = decode_file(Experiment, path, table, options.set).shards()
-    else:
-        settings = decode_file(DeviceSettings, path, table, options.set)
-        shards = {settings.name: settings.data}
-    for name, wanted in shards.items():
-        shard = load(wanted)
+    parties = [party for path in options.settings for party in parties_in(path, options.set)]
+    demand_alike(parties)
+    for party in parties:
+        called = f"classes: {listed(party.names) or 'not said'}"
+        if party.data is None or party.elsewhere:
+            print(f"{party.name:16} {party.elsewhere:12} {called}")
+            continue
+        shard = load(party.data)
         sizes = f"train {len(shard.train.y)}, validation {len(shard.validation.y)}, test {len(shard.test.y)}"
-        print(f"{name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}")
+        print(f"{party.name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}; {called}")
     return 0

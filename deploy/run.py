@@ -17,6 +17,7 @@ from typing import IO
 
 from coordinator.diverged import DivergedError
 from deploy import orphans
+from deploy.alike import agreed_names
 from deploy.broker import LocalBroker, Secured, find_broker
 from deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
 from deploy.experiment import Experiment, coordinator_settings, device_settings
@@ -25,6 +26,7 @@ from deploy.progress import Progress
 from deploy.report import final_table, write_report
 from deploy.run_errors import RunError
 from protocol.broker import BrokerAddress, preflight
+from protocol.class_names import Names
 from protocol.disk import LITTLE
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError, decode, encode, read_toml, write_toml
@@ -36,10 +38,11 @@ WAITS = "until there is room"  # the last word of a coordinator or device whose 
 def run_experiment(experiment: Experiment, runs: Path) -> Path:
     """Run it to its end, and return the report. RunError where it ends before."""
     folder = runs / experiment.name
+    names = agreed_names(experiment)
     show = Progress(experiment.rounds, view=experiment.reports)
     with local_broker(experiment, folder) as broker, show as progress:
         progress.say(f"broker: {broker.words}")
-        prepare(experiment, broker, runs)
+        prepare(experiment, broker, runs, names)
         with Processes(folder) as processes:
             try:
                 watch(experiment, processes, progress)
@@ -87,10 +90,11 @@ def enrolled(experiment: Experiment, folder: Path) -> SimulatedFleet:
     return enrol_fleet(folder / "enrolled", experiment.name, experiment.shards())
 
 
-def prepare(experiment: Experiment, broker: Reached, runs: Path) -> None:
+def prepare(experiment: Experiment, broker: Reached, runs: Path, names: Names) -> None:
     """Write every process's settings."""
     folder = runs / experiment.name
-    settings = coordinator_settings(experiment, broker.by(COORDINATOR), runs, broker.words)
+    written = coordinator_settings(experiment, broker.by(COORDINATOR), runs, broker.words)
+    settings = replace(written, class_names=names)
     (folder / "coordinator.toml").write_text(write_toml(encode(settings)))
     (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
     for name, data in experiment.shards().items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coordinator.diverged import DivergedError
 from coordinator.summary import read_summary
+from deploy.alike import agreed_names
 from deploy.experiment import Experiment, read_experiment
 from deploy.run import make_way, run_experiment
 from deploy.run_errors import RunError
@@ -25,6 +26,8 @@ class Sweep:
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
         """Every mistake in a file is found before the first run starts; a run that fails stops no other."""
         chosen = planned(files, seeds, assignments)
+        for experiment in chosen:
+            agreed_names(experiment)
         began = time.monotonic()
         for i, experiment in enumerate(chosen, 1):
             spent = time.monotonic() - began

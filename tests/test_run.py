@@ -161,7 +161,7 @@ MISTAKES = {
         "nothing listens there",
     ),
     "empty data folder": (["run", "small.toml", "--set", "data.root={empty}"], 1, "{empty}"),
-    "other classes": (["run", "small.toml", "--set", "classes=4"], 1, "3 classes"),
+    "other classes": (["run", "small.toml", "--set", "classes=4"], 2, "classes is 4, but "),
     "no report": (["report", "nowhere"], 1, "nowhere"),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from coordinator.config import CoordinatorSettings
 from deploy import rabbitmq
+from deploy.alike import agreed_names
 from deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
 from deploy.experiment import Experiment, coordinator_settings, device_settings
 from deploy.mosquitto import Listening
@@ -125,6 +126,7 @@ def coordinator_inside(experiment: Experiment) -> CoordinatorSettings:
         folder=str(INSIDE / "state"),
         enrolled=str(INSIDE / "enrolled"),
         devices=str(INSIDE / "records"),
+        class_names=agreed_names(experiment),
     )
 
 
