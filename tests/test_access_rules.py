@@ -34,6 +34,7 @@ def topics_of(federation):
     yield t.coord_state, "coordinator", {"d1", "d2"}
     yield t.round, "coordinator", {"d1", "d2"}
     yield t.broadcast(DIGEST), "coordinator", {"d1", "d2"}
+    yield t.broadcast_now, "coordinator", {"d1", "d2"}
     for device in ("d1", "d2"):
         yield t.up(device), device, {"coordinator"}
         yield t.device_state(device), device, {"coordinator"}
