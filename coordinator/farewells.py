@@ -23,7 +23,7 @@ class Farewells:
     def bidden(self, device: str, reason: str, aloud: bool) -> None:
         """`aloud`: whether there is still room in the log for words of peers."""
         self._counted[farewell_of(reason)] += 1
-        if aloud:
+        if aloud and farewell_of(reason) is not Farewell.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")
 
     @staticmethod

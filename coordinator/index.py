@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from coordinator.epochs import after
 from protocol.disk import Disk, is_full, is_held
 from protocol.store import DamagedError, NewerFormatError
 
@@ -34,6 +35,7 @@ LATER: Final = {  # made where they are missing: to a version that does not know
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
+    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has ended there
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # what the classes are called
 }
@@ -91,7 +93,7 @@ class Index:
         # One thread at a time uses it: the one that owns the service. The worker never does.
         self.db = self._opened()
 
-    def claim(self, name: str, settings: str, clock: int) -> int:
+    def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
         """The folder is this coordinator's; its epoch is above every earlier one even if the clock went back."""
         self.epoch = None
         with self.transaction():  # two that start at once must not claim the same epoch
@@ -101,7 +103,7 @@ class Index:
                     f"{self.folder} holds run {row[0]} with other settings; go on with those that it was "
                     "begun with, or give this one another name"
                 )
-            epoch = max(clock, row[2] + 1 if row else 0)
+            epoch = max(clock, least, after(row[2], clock) if row else 0)
             self.put("run", 1, name, settings, epoch)
         self.epoch = epoch
         self.keep_copy()

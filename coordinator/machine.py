@@ -130,6 +130,11 @@ class RoundMachine:
         return self.round > self.policy.rounds
 
     @property
+    def waited_for(self) -> frozenset[str]:
+        """Whose answers to the open question are missing."""
+        return frozenset(self._missing) if self.phase is Phase.COLLECTING else frozenset()
+
+    @property
     def answered(self) -> frozenset[str]:
         return frozenset(self._answered)
 

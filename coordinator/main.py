@@ -12,13 +12,14 @@ import torch
 
 from coordinator.config import CoordinatorSettings
 from coordinator.diverged import DivergedError
-from coordinator.epochs import least_epoch, remember
+from coordinator.epochs import least_epoch, remember, where
 from coordinator.machine import RoundMachine
 from coordinator.observers import observed
 from coordinator.service import Service
 from coordinator.spool import Spool
 from methods.liveness import on_every_step, tensors_work
 from protocol import credentials
+from protocol.clocks import Clock
 from protocol.coordinator_link import CoordinatorLink
 from protocol.inbox import BoundedInbox
 from protocol.keyfiles import keep_to_ourselves
@@ -48,7 +49,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     spool = Spool(folder / "coordinator")
     runs, clock = Path(settings.folder), int(time.time())
     least = least_epoch(runs, settings.federation, clock)
-    epoch = spool.start_run(settings.name, plan.encode().decode(), least)
+    epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
     remember(runs, settings.federation, epoch)
     inbox, pulse = BoundedInbox(), Pulse()
     on_every_step(lambda: pulse.step("work"))
@@ -57,6 +58,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     def link(service: Service) -> CoordinatorLink:
         made = CoordinatorLink(me, keyring, topics, None, spool.store, service.door)  # type: ignore[arg-type]
         made.run, made.sealed = settings.name, seals(settings.security)
+        made.clock, made.who = Clock(since=keys.not_before), where(folder)
         made.transport = Mqtt(
             f"{settings.federation}.{COORDINATOR}",
             settings.broker,

@@ -32,6 +32,7 @@ from coordinator.events import (
     Forget,
     Joined,
     Left,
+    Phase,
     PutAside,
     Recovered,
     Repeat,
@@ -46,6 +47,7 @@ from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
 from coordinator.naming import Naming
+from coordinator.parting import Parting
 from coordinator.spool import Accepted, Kept, Spool
 from coordinator.story import Step, Story
 from coordinator.trial import Trial
@@ -58,26 +60,29 @@ from protocol.admission import STRANGER, Bucket
 from protocol.arrays import parts
 from protocol.class_names import packed
 from protocol.codec import MAX_HOLDS
-from protocol.coordinator_link import CoordinatorLink
+from protocol.coordinator_link import CoordinatorLink, refusal_of
 from protocol.disk import NoRoom, is_full
 from protocol.link import Received
 from protocol.messages import (
     HERE,
+    MOST_NAMED,
     About,
     Bye,
     Finished,
     Hello,
+    Now,
     Offer,
     Receipt,
-    Refusal,
     State,
     Task,
     Update,
     Wanted,
     Welcome,
     objects_of,
+    short_name,
 )
 from protocol.party import Worker
+from protocol.plain import plain
 from protocol.reasons import Problem, Reason, Rejected
 from protocol.seal import COORDINATOR
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
@@ -85,7 +90,17 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 log = logging.getLogger("protofleet.coordinator")
 
 NAMES: Final = "names"
-FORMS: Final = ("inline", "manifest", "many", NAMES, "wants")  # that were added in minor version 1
+BYE: Final = "bye"  # whoever can says it at the end of its run
+FORMS: Final = (
+    "answers",
+    BYE,
+    "inline",
+    "manifest",
+    "many",
+    NAMES,
+    "wants",
+)  # that were added in minor version 1
+ASK_SECONDS: Final = 15.0  # after a question was put, whom it waits for is said to all
 HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
 
 
@@ -109,7 +124,7 @@ class Service:
         self.copies = Copies(spool, machine.policy.patience_seconds)
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
-        self.farewells = Farewells()
+        self.farewells, self.parting = Farewells(), Parting()
         self.doubts = Doubts(machine.policy.grace_seconds)
         self.naming = Naming(plan.classes, class_names, spool.called(), machine.policy.patience_seconds)
         self.domains: dict[str, str] = {}
@@ -122,12 +137,13 @@ class Service:
         self.uses: dict[str, str] = {}  # forms without which no device can take part, and why
         self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
         self._resumed = False
-        self._here_at = float("inf")  # when to say again that it is here
+        self._here_at = self._ask_at = float("inf")  # when to say again that it is here
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
         self.link.metric_names = tuple(sorted(self.measures))
         self._about = About(FORMS, (), (), self.story.server.model.embedding_size, self.link.metric_names)
         self._digest = plan.digest
+        self._said: dict[str, tuple[Hello, int, int]] = {}  # by device its last hello, with boot and sequence
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
         self._fetched: dict[str, Accepted] = {}
         self._advancing: Advance | None = None  # what the worker is at
@@ -137,8 +153,8 @@ class Service:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        parts = (self.link, self.backlog, self.bans, self.doubts, self.copies, self.naming)
-        return min(*(part.wake_at for part in parts), machine, self._here_at)
+        parts = (self.link, self.backlog, self.bans, self.doubts, self.copies, self.naming, self.parting)
+        return min(*(part.wake_at for part in parts), machine, self._here_at, self._ask_at)
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -160,6 +176,7 @@ class Service:
         self._take(item, now)
         self._part_from_the_unheard()
         self.link.flush(now)
+        self.finished |= self.parting.over(now)
 
     def unwanted(self, topic: str) -> bool:
         """Whether what comes there is dropped unseen. Any thread may ask."""
@@ -181,31 +198,42 @@ class Service:
                 self._fit_broadcasts()
                 self.connected = True
                 self._hear()
-                self._announce(State(True))
-                self._here_at = now + HERE_SECONDS
+                if self.parting.begun:
+                    self._announce(State(False, "finished"))
+                    return
+                self._announce(State(True, who=self.link.who))
+                self._here_at, self._ask_at = now + HERE_SECONDS, now + ASK_SECONDS
                 if not self._resumed:
                     self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
-                self.connected, self._here_at = False, float("inf")
+                self.connected, self._here_at, self._ask_at = False, float("inf"), float("inf")
                 if final:
-                    self.stopped, self.finished = f"the broker ended the session: {reason}", True
+                    self._stop(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
                 if self._words.take(now):
                     log.warning("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
                 call()
             case Stop(reason):
-                self.stopped, self.finished = reason, True
-                self._announce(State(False, reason))
+                if not self.parting.begun:
+                    self._announce(State(False, reason))
+                self._stop(reason)
+
+    def _stop(self, why: str) -> None:
+        """Whoever ends it while it takes leave ends a run that is over."""
+        self.stopped, self.finished = "" if self.parting.begun else why, True
 
     def wake(self, now: float) -> None:
         self.now = now
         self.link.wake(now)
-        if now >= self._here_at:
+        if now >= min(self._here_at, self._ask_at):
+            self.link.say(self.link.topics.coord_state, State(True, HERE, self.link.who, self._place(now)))
             self._here_at = now + HERE_SECONDS
-            self.link.say(self.link.topics.coord_state, State(True, HERE))
+            self._ask_at = self._ask_at if now < self._ask_at else float("inf")
             self.spool.note_crossed()
+        for device in self.parting.to_tell_again(now):
+            self.link.send(device, Finished(self.machine.policy.rounds))
         if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, len(self.members), now):
             self.stopped, self.finished = words, True
             self._announce(State(False, words))
@@ -221,6 +249,17 @@ class Service:
             self.happen(Woke(), now)
         self._part_from_the_unheard()
         self.link.flush(now)
+        self.finished |= self.parting.over(now)
+
+    def _place(self, now: float) -> Now:
+        """While devices are gathered everybody is waited for; after a question was put, for a while nobody is."""
+        m = self.machine
+        asked = m.asked if m.phase is Phase.COLLECTING else ""
+        if now < self._ask_at < float("inf"):
+            return Now(m.round, asked, m.attempt, ())
+        names = sorted(short_name(device) for device in m.waited_for)
+        many = m.phase is Phase.GATHERING or len(names) > MOST_NAMED
+        return Now(m.round, asked, m.attempt, None if many else tuple(names))
 
     def _flooded(self, who: str) -> None:
         if who in self.bans.unheard:
@@ -246,7 +285,11 @@ class Service:
             self.link.hear(self.bans.unheard)
 
     def happen(self, event: Event, now: float) -> None:
+        before = self.machine.phase
         commands = self.machine.handle(event, now)
+        if self.connected and (self.machine.phase is not before or isinstance(event, Advanced)):
+            waits = self.machine.phase is Phase.COLLECTING or self.machine.phase is Phase.GATHERING
+            self._ask_at = now + ASK_SECONDS if waits else float("inf")
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
@@ -272,8 +315,9 @@ class Service:
             case State() if received.sender == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
+                self._said[hello.device] = (hello, received.boot, received.sequence)
                 self._greeted(hello, now)
-            case State(online=False) if received.sequence == 0:
+            case State(online=False) if received.sequence == 0 and not self.parting.begun:
                 self._doubt(received.sender, now)
             case State(online=True):
                 if (since := self.doubts.settle(received.sender, RETURNED)) is not None:
@@ -286,6 +330,9 @@ class Service:
                 self._answered(update, received.object, now)
 
     def _gone(self, device: str, reason: str, since: float | None = None) -> None:
+        if self.parting.begun:
+            self.parting.gone(device)
+            return
         self.doubts.settle(device, LEFT)
         self.naming.left(device)
         self.link.abandon(device)
@@ -315,9 +362,19 @@ class Service:
         """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
         known = file_of(self.spool.folder.parents[1], self.link.topics.federation)
+        who = later.message.who if isinstance(later.message, State) else ""
+        said = f"; the other is {plain(who)}" if who else ""
+        if later.epoch == mine:
+            self.stopped = (
+                f"another coordinator of this federation was started in the same second and goes on with {theirs}; "
+                f"only one may run{said}"
+            )
+            self.finished = True
+            return
         self.stopped = (
             f"a later coordinator conducts this federation: it has {theirs}, this one has epoch {mine}; only one may "
-            f"run. Where there is no other, a clock was ahead: write {later.epoch} into {known} and start again"
+            f"run{said}. Where there is no other, a clock was ahead: write "
+            f"{later.epoch} into {known} and start again"
         )
         self.finished = True
 
@@ -332,6 +389,8 @@ class Service:
         if self.naming.waits(hello.device):
             return
         self.link.can[hello.device] = frozenset(hello.can)
+        if self.parting.begun and BYE in hello.can:
+            self.parting.came(hello.device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
             self._welcome(hello.device)
             return
@@ -345,7 +404,7 @@ class Service:
         if self._words.take(self.now):
             log.warning("%s cannot take part: %s", device, problem.words)
         self.link.meter.rejected[problem.reason] += 1
-        self.link.send(device, Refusal(problem.words))
+        self.link.send(device, refusal_of(problem.words, *self._said[device]))
 
     def _sort_out(self, now: float) -> None:
         """After what counts as the names of the classes may have become something else."""
@@ -410,12 +469,13 @@ class Service:
                 self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(aside)
             case Diverge(round, words):
                 self.spool.diverge(round, words)
-                self._announce(State(False, "finished"))
-                self.diverged, self.finished = words, True
+                self.diverged = words
+                self._take_leave()
             case Close(round, phase, devices):
                 self.spool.close(round, phase, devices)
             case Accept(device, round, phase):
-                self.spool.accept(round, phase, self._fetched[device], self.link.heard_of(device))
+                heard, holder = self.link.heard_of(device), self.link.holder_of(device)
+                self.spool.accept(round, phase, self._fetched[device], heard, holder)
                 del self._fetched[device]
                 self._holds[device] = (*self._holds.get(device, ())[: MAX_HOLDS - 1], self.machine.base)
                 self.link.admission.frame_was_useful(device)
@@ -432,8 +492,13 @@ class Service:
             case Dismiss(device):
                 self.link.send(device, Finished(self.machine.policy.rounds))
             case Finish():
-                self._announce(State(False, "finished"))
-                self.finished = True
+                self._take_leave()
+
+    def _take_leave(self) -> None:
+        self._announce(State(False, "finished"))
+        self._here_at = self._ask_at = float("inf")
+        told = {device for device in self.machine.roster if BYE in self.link.can.get(device, ())}
+        self.parting.begins(told, self.now)
 
     def _fit_broadcasts(self) -> None:
         """What this broker's packets demand of devices, found before anybody is asked anything."""

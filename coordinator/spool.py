@@ -99,9 +99,9 @@ class Spool:
             self._stores[device] = ObjectStore(self.folder / "updates" / device, disk=self.disk)
         return self._stores[device]
 
-    def start_run(self, name: str, settings: str, clock: int) -> int:
+    def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
         """Claim the folder; the new epoch comes back, above every earlier one even if the clock went back."""
-        return self.index.claim(name, settings, clock)
+        return self.index.claim(name, settings, clock, least)
 
     def save(
         self, round: int, attempt: int, cohort: Sequence[str], members: Mapping[str, Member], state: Arrays,
@@ -137,7 +137,9 @@ class Spool:
         """The server half's state at the last save, or at the save before it where that one is damaged."""
         return self.snapshots.open(bytes.fromhex(self._usable[0][5])) if self._usable else None
 
-    def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
+    def accept(
+        self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0), holder: str = ""
+    ) -> None:
         """One moment for both: the answer counts, and nothing up to its sender's `heard` will be news again."""
         with self.index.transaction():
             metrics = json.dumps(dict(answer.metrics), allow_nan=False)
@@ -145,13 +147,19 @@ class Spool:
                 "accepted", round, phase, answer.device, answer.base, answer.object, answer.examples, metrics
             )
             self.index.put("heard", answer.device, *heard)
+            self.index.put("holders", answer.device, holder, heard[0])
             self._note_asked(round, answer, heard[0])
             self._note_crossed()
 
-    def heard(self) -> dict[str, tuple[int, int]]:
-        """Of each sender the boot and the newest sequence at its last accepted answer."""
-        rows = self._db.execute("SELECT sender, boot, sequence FROM heard")
-        return {sender: (boot, sequence) for sender, boot, sequence in rows}
+    def heard(self) -> dict[str, tuple[int, int, str]]:
+        """Of each sender the boot and the newest sequence at its last accepted answer, and who held the name then.
+
+        Nobody knows where a version before this one has written last.
+        """
+        rows = self._db.execute(
+            "SELECT sender, boot, sequence, COALESCE(holder, '') FROM heard LEFT JOIN holders USING (sender, boot)"
+        )
+        return {sender: (boot, sequence, holder) for sender, boot, sequence, holder in rows}
 
     def refuse(self, device: str, object_name: bytes) -> None:
         """Forget an answer that is not used, or refused ones would fill the disk; not one that is in as well."""

@@ -9,14 +9,14 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
 
 from edge_client.answering import Watcher, build_up, work_out
 from edge_client.evaluate import Splits
 from edge_client.greeting import FORMS, hello_of, plan_for
-from edge_client.heard import Ending, Heard, Refused
+from edge_client.heard import Ending, Heard, Refused, taken_up
 from edge_client.outgoing import Outgoing, question_of
 from edge_client.pictures import Pictures
+from edge_client.quiet import Quiet
 from edge_client.rest import Rest
 from edge_client.room import Room
 from edge_client.silence import Silence
@@ -31,7 +31,7 @@ from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
 from protocol.faults import OURS
 from protocol.link import Received
-from protocol.messages import HERE, About, Bye, Finished, Message, Receipt, Refusal, State, Task, Welcome
+from protocol.messages import HERE, About, Bye, Finished, Message, Now, Receipt, Refusal, State, Task, Welcome
 from protocol.party import Worker
 from protocol.plain import plain
 from protocol.reasons import Farewell, Reason, Rejected
@@ -41,8 +41,6 @@ from protocol.store import DamagedError
 from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.device")
-
-HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
 
 
 class Agent:
@@ -56,10 +54,12 @@ class Agent:
         self.software, self.stays, self.watchers = software, stays, watchers
         self.pictures = pictures or Pictures()
         self._heard_before = Heard(memory.folder, memory.disk)
-        self._ending, self._refused = Ending(), Refused()
+        self._ending, self._refused, self._quiet = Ending(), Refused(), Quiet()
+        conductor = link.keyring.get(COORDINATOR)
+        holder = conductor.holder if conductor else ""
+        self.link.epoch = taken_up(memory, self._heard_before, link.clock, holder)
         mark = self._heard_before.mark
-        self.link.epoch = max(memory.book.epoch, mark.epoch)
-        self.link.remember({COORDINATOR: (mark.epoch, mark.sequence)} if mark.epoch else {})
+        self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
         self.half: ClientHalf | None = None
         self.plan: Plan | None = None
         self.finished = False
@@ -73,9 +73,10 @@ class Agent:
         self._silence = Silence()
         self._words = Bucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
+        self._by_hash = False  # whether the last hello named the classes so, though it could have in full
         self._named_to = -1  # epoch of who was told all names of the classes on this connection
         self._told_by = 0  # epoch of the coordinator whose welcome was the last
-        self._question = ""  # being worked on
+        self._question, self._place = "", (0, "")  # being worked on, and its round and phase
         self._next: Received | None = None
         self._outgoing: Outgoing | None = None
         self._now = 0.0
@@ -108,6 +109,7 @@ class Agent:
                 self.link.adapt(max_packet)
                 self.connected, self._named_to = True, -1
                 self._silence.begins(now)
+                self._quiet.begins()
                 self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
                 self._hello()
             case Disconnected(reason, final):
@@ -136,6 +138,7 @@ class Agent:
         if self._rest.until != float("inf"):
             log.info("taking no new work: %s", why)
             self._rest.until = self._hello_at = float("inf")
+            self._quiet.begins()
             self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
@@ -188,7 +191,7 @@ class Agent:
             self._say_answer(self._outgoing)
 
     def _heard(self, received: Received) -> None:
-        self._hello_at = max(self._now + HELLO_SECONDS, self._rest.until)
+        self._settle(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         self._silence.broken(self.link.news_at)
         if received.run != self.memory.book.run and not self._question:
@@ -212,14 +215,40 @@ class Agent:
                 self._receipted(receipt)
             case State(online=True, reason=reason) if reason != HERE:
                 self._hello()
-            case Refusal(reason, boot):
-                self._refusal(reason, boot)
+            case State(online=True, now=Now() as place) if self._is_missed(place):
+                self._hello()
+            case Refusal() as refusal:
+                self._refusal(refusal)
             case message if over(message):
                 self._end_of(received.run)
+
+    def _settle(self, message: Message, epoch: int) -> None:
+        """When to say hello again, now that something was heard."""
+        self._quiet.conducted_by(epoch)
+        match message:
+            case State(online=True, reason=reason, now=place) if reason == HERE:
+                self._quiet.here(place)
+            case State():
+                self._quiet.begins()
+            case Task() | Receipt():
+                self._quiet.answered()
+        self._hello_at = max(self._quiet.next_hello(self._now), self._rest.until)
+
+    def _is_missed(self, place: Now) -> bool:
+        """Whether the coordinator waits for an answer to a question that has not come here, or for a hello."""
+        if not place.names(self.link.me.name):
+            return False
+        known = {self.link.asked, self._place if self._question else None}
+        if self._outgoing:
+            known.add((self._outgoing.answer.round, self._outgoing.answer.phase))
+        if self._next and isinstance(self._next.message, Task):
+            known.add((self._next.message.round, self._next.message.phase))
+        return (place.round, place.phase) not in known
 
     def _forget(self) -> None:
         self.plan = self.half = self._outgoing = self._next = None
         self.link.least_round = 0
+        self._quiet.begins()
 
     def _hello(self) -> None:
         if self._now < self._rest.until:
@@ -228,11 +257,14 @@ class Agent:
         plan = (
             self.plan if self._told_by == self.link.epoch else None
         )  # another coordinator may know other forms
-        in_full = self._named_to != self.link.epoch and self.link.carries(packed(self.data.names))
+        names = self.data.names
+        in_full = self._named_to != self.link.epoch and self.link.carries(packed(names))
+        self._by_hash = bool(names) and not in_full and self.link.carries(packed(names))
         self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.memory.book, in_full))
         self._named_to = self.link.epoch
-        self._refused.hello_said(self._now)
-        self._hello_at = self._now + HELLO_SECONDS
+        self._refused.hello_said(self.link.me.boot, self.link.said, self._now)
+        self._quiet.hello_said(self._now)
+        self._hello_at = self._quiet.next_hello(self._now)
 
     def _told(self, about: About, epoch: int) -> None:
         self._told_by = epoch
@@ -286,7 +318,7 @@ class Agent:
             self._leave(f"{Farewell.DAMAGED.value}: {words}")
             self._end(words)
         elif not self._question and self.room.for_answer(received.object):
-            self._question, self.idle = question, False
+            self._question, self._place, self.idle = question, (task.round, task.phase), False
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
             self.worker.submit(lambda: work_out(self, half, received, question, view), self._worked)
@@ -342,12 +374,20 @@ class Agent:
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
-    def _refusal(self, reason: str, boot: int) -> None:
+    def _refusal(self, refusal: Refusal) -> None:
         """With a boot it says itself whether it is meant for this process."""
         self._keep_heard(lasting=True)
-        if self.memory.outranked(boot, self.link.me.boot) if boot else self._refused.again(self._now):
-            self._end(f"the coordinator refuses this device: {plain(reason)}")
-        elif not boot:
+        boot = refusal.boot
+        mine = self.link.me.boot
+        counts = self.memory.outranked(boot, mine) if boot else self._refused.counts(refusal, self._now)
+        if counts and refusal.answers and self._by_hash:
+            self._named_to, self._hello_at = (
+                -1,
+                self._now,
+            )  # it may be for the names, and then shows both lists
+        elif counts:
+            self._end(f"the coordinator refuses this device: {plain(refusal.reason)}")
+        elif not boot and not refusal.answers:
             self._named_to = -1  # what follows may be refused for the names, and then shows both lists
             self._hello_at = max(self._refused.ask_at, self._now)
 
@@ -362,6 +402,7 @@ class Agent:
         self._ending.contradicted()
         self._heard_before.end_of(self.memory.book.run)
         self._outgoing, self._next, self.idle = None, None, True
+        self.link.send(Bye(Farewell.FINISHED.value))
         if not self.stays:
             self._end(self.memory.contradicted(""))
 

@@ -11,7 +11,7 @@ from protocol.class_names import difference, digest_of
 from protocol.messages import NO_ANSWER, Hello
 from protocol.settings import SettingsError
 
-FORMS: Final = ("inline", "many", "manifest", "names")  # that were added in minor version 1
+FORMS: Final = ("answers", "bye", "inline", "many", "manifest", "names")  # that were added in minor version 1
 
 
 def hello_of(

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from edge_client.book import sealed
+from edge_client.state import Memory
+from protocol.clocks import Clock, days
 from protocol.disk import Disk, is_full
+from protocol.messages import Refusal
 from protocol.settings import decode
 
 NAME: Final = "heard.json"
@@ -41,6 +44,10 @@ class Heard:
         """`lasting`: before something is done about it; else a power cut may take it back."""
         if (epoch, sequence) > (self.mark.epoch, self.mark.sequence):
             self._turn_to(replace(self.mark, epoch=epoch, sequence=sequence), lasting)
+
+    def forget(self) -> None:
+        """What was heard binds nobody any more."""
+        self._turn_to(Mark(over=self.mark.over), True)
 
     def end_of(self, run: str) -> None:
         if run != self.mark.over:
@@ -78,20 +85,43 @@ class Heard:
         return mark
 
 
+def taken_up(memory: Memory, heard: Heard, clock: Clock, coordinator: str) -> int:
+    """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
+    epoch, known = max(memory.book.epoch, heard.mark.epoch), memory.holders.coordinator
+    why = ""
+    if epoch and known and coordinator and known != coordinator:
+        why = "the coordinator has other keys now"
+    elif far := clock.ahead(epoch):
+        why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"
+    if why:
+        log.warning("the epoch %d that was heard last is forgotten: %s", epoch, why)
+        heard.forget()
+        memory.forget_epoch()
+    memory.conducted_by(coordinator)
+    return 0 if why else epoch
+
+
 class Refused:
-    """A refusal counts when the next hello is refused too: the first may be an old one that a session has kept."""
+    """Whether a refusal counts.
+
+    At once where it says which hello it answers, and that is the last one. One that does not say so counts when the
+    next hello is refused too: the first may be an old one that a session has kept.
+    """
 
     def __init__(self) -> None:
         self.ask_at = float("inf")  # when to say the hello that shall tell
         self._asked = False
+        self._last: tuple[int, int] = (0, 0)  # boot and sequence of the last hello
 
-    def again(self, now: float) -> bool:
-        """Whether this one counts."""
+    def counts(self, refusal: Refusal, now: float) -> bool:
+        if refusal.answers:
+            return refusal.answers == self._last
         if self.ask_at == float("inf"):
             self.ask_at = now + CONFIRM_SECONDS
         return self._asked
 
-    def hello_said(self, now: float) -> None:
+    def hello_said(self, boot: int, sequence: int, now: float) -> None:
+        self._last = (boot, sequence)
         self._asked |= now >= self.ask_at
 
     def contradicted(self) -> None:

@@ -27,6 +27,7 @@ from edge_client.watched import Systemd, Watched, drain_on_signal
 from edge_client.work import Build, Work, work
 from methods.liveness import on_every_step, tensors_work
 from protocol import credentials
+from protocol.clocks import Clock
 from protocol.device_link import DeviceLink
 from protocol.inbox import BoundedInbox
 from protocol.keyfiles import keep_to_ourselves
@@ -54,11 +55,11 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     on_every_step(lambda: pulse.step("work"))
     memory = Memory(Path(settings.folder))
     training = beside(settings, memory) if settings.trainer == "child" else inside(settings)
-    me = Identity(settings.name, memory.boot(int(time.time())), keys)
+    me = Identity(settings.name, memory.boot(int(time.time()), keys.holder), keys)
     topics = Topics(settings.federation)
     link = DeviceLink(me, keyring, topics, None, memory.store)  # type: ignore[arg-type]  # the will needs it first
     inbox.dropped = link.overflowed
-    link.sealed = seals(settings.security)
+    link.sealed, link.clock = seals(settings.security), Clock(since=keys.not_before)
     link.transport = transport = Mqtt(
         f"{settings.federation}.{settings.name}",
         settings.broker,

@@ -15,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from edge_client.book import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
+from edge_client.holders import NAME, Holders, read_holders, write_holders
 from edge_client.recall import Files, recalled, way_out
+from protocol.clocks import MOST_AHEAD
 from protocol.disk import Disk
 from protocol.messages import Arrays
 from protocol.store import DamagedError, NewerFormatError, ObjectStore
@@ -36,25 +38,42 @@ class Memory:
         found = recalled(self._files, self.store)
         self.book, self.fallbacks = found.book, int(found.went_back)
         self._half_before = found.half_before  # of the generation before this one
-        self._own = self.book.boot  # a higher one on the disk is of a process that has taken over
+        self._own = self.book.boot  # another one on the disk is of a process that has taken over
+        self.holders = read_holders(folder)
 
-    def boot(self, clock: int) -> int:
-        """The number of this start, above every earlier one even if the clock went back."""
+    def boot(self, clock: int, holder: str = "") -> int:
+        """The number of this start, above every earlier one of its holder even if the clock went back."""
         with self._alone():
-            seen = 0
+            known = self.holders = read_holders(self.folder)
+            earlier = {self.book.boot}
             # Where that is raised here, the copies of the book have just told that the number is damaged.
             with contextlib.suppress(NewerFormatError):
-                seen = self._boot_on_disk()
-            boot = max(clock, self.book.boot + 1, seen + 1)
+                earlier.add(self._boot_on_disk())
+            if known.own:  # else a version that did not look has written them
+                earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
+                earlier.add(known.boot if known.own == holder else 0)
+            boot = max(clock, *(boot + 1 for boot in earlier))
+            self._hold(replace(known, own=holder, boot=boot))
             self._turn_to(replace(self.book, boot=boot))
             self._own = boot
         return boot
+
+    def forget_epoch(self) -> None:
+        """The one that is kept binds nobody any more."""
+        with self._alone():
+            self._turn_to(replace(self.book, epoch=0))
+
+    def conducted_by(self, coordinator: str) -> None:
+        """Whose the epochs are that are kept from now on."""
+        with self._alone():
+            self._hold(replace(self.holders, coordinator=coordinator))
 
     def outranked(self, boot: int, mine: int) -> bool:
         """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
         with self._alone():
             # What a later process of this very folder has written there is its own.
             if boot > max(mine, self.book.boot, self._boot_on_disk()):
+                self._hold(replace(self.holders, boot=boot))
                 self._turn_to(replace(self.book, boot=boot))
                 self._own = boot
         return boot > mine
@@ -130,8 +149,16 @@ class Memory:
         finally:
             os.close(handle)
 
+    def _hold(self, holders: Holders) -> None:
+        if not (holders.own or holders.coordinator):
+            return
+        if holders != self.holders or not (self.folder / NAME).exists():
+            write_holders(self.folder, self.disk, holders)
+            self.holders = holders
+
     def _demand_own(self) -> None:
-        if (seen := self._boot_on_disk()) > self._own:
+        """With new keys boots are counted anew: a process that has taken over may have a lower one."""
+        if (seen := self._boot_on_disk()) not in (0, self._own):
             raise TakenOverError(
                 f"another process of this device has taken over {self.folder}, with boot number {seen}; this "
                 f"one, {self._own}, stops"

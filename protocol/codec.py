@@ -121,9 +121,9 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             return {"plan": plan, **_said(about=tables.about_fields(about))}
         case Receipt():
             return {"verdict": message.verdict, "reason": _cut(message.reason)}
-        case Refusal(reason, boot) if boot:
-            return {"reason": _cut(reason), "boot": boot}
-        case Refusal(reason) | Bye(reason):
+        case Refusal(reason, boot, answers):
+            return {"reason": _cut(reason), **_said(boot=boot, answers=list(answers))}
+        case Bye(reason):
             return {"reason": _cut(reason)}
         case State(online, reason, who, now):
             more = _said(who=_cut(who), now=tables.now_fields(now) if now else None)
@@ -273,9 +273,17 @@ def _receipt(fields: Fields, sender: str, place: Place) -> tuple[Message, Attach
 
 
 def _state(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
-    who, now = typed(fields.get("who", ""), str), fields.get("now")
+    who = typed(fields.get("who", ""), str)
+    now = tables.read_now(fields["now"]) if "now" in fields else None
     said = typed(fields["online"], bool), typed(fields.get("reason", ""), str)
-    return State(*said, who, None if now is None else tables.read_now(now)), None
+    return State(*said, who, now), None
+
+
+def _refusal(fields: Fields) -> Refusal:
+    answers = tuple(whole(v) for v in typed(fields.get("answers", []), list))
+    if len(answers) not in (0, 2):
+        raise TypeError(f"{len(answers)} numbers are not a boot and a sequence")
+    return Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0)), answers)
 
 
 def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
@@ -302,10 +310,7 @@ DECODERS: Final[dict[str, Callable[[Fields, str, Place], tuple[Message, Attachme
     "task": _task,
     "update": _update,
     "receipt": _receipt,
-    "refusal": lambda fields, sender, place: (
-        Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0))),
-        None,
-    ),
+    "refusal": lambda fields, sender, place: (_refusal(fields), None),
     "state": _state,
     "bye": lambda fields, sender, place: (Bye(typed(fields["reason"], str)), None),
     "finished": lambda fields, sender, place: (Finished(place.round), None),

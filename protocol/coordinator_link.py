@@ -12,19 +12,21 @@ from protocol import blocks, boxes, codec
 from protocol.admission import Admission
 from protocol.arrays import Body
 from protocol.broadcast import NOW, Alone, Broadcast
-from protocol.codec import Attachment
+from protocol.clocks import days
+from protocol.codec import Attachment, Place
 from protocol.fetch import RETRY_SECONDS, Fetch
 from protocol.keys import Identity, Keyring
 from protocol.link import INLINE, WINDOW, Link, Received, Taken
 from protocol.messages import Boxed, Bye, Hello, Manifest, Message, Offer, Refusal, State, Task, Update, Want
 from protocol.meter import DOWN
+from protocol.plain import plain
 from protocol.reasons import Reason, Rejected
-from protocol.seal import COORDINATOR, Header, verified
+from protocol.seal import COORDINATOR, Header, contents, read_header, verified
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
-from protocol.window import Window
 
+ANSWERS: Final = "answers"  # a form of a refusal
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
 
 Stores = Callable[[str], ObjectStore]  # the spool of one device
@@ -173,8 +175,11 @@ class CoordinatorLink(Link):
         try:
             self._counted(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
-            if fault.reason is Reason.STALE_BOOT:  # signed by whom the topic says: that was looked at before
+            # Signed by whom the topic says: that was looked at before.
+            if fault.reason is Reason.STALE_BOOT:
                 self._fence(self.writer(topic))
+            if fault.reason is Reason.BOOT_AHEAD:
+                self._send_back(frame, fault.detail)
             raise
         for header, _, _ in opened:
             self._spoke(header)
@@ -200,9 +205,12 @@ class CoordinatorLink(Link):
         result = "duplicate"
         try:
             self.admission.own_name(now)
-            header, _ = verified(frame, {COORDINATOR: self.me.keys.public})
+            header, start, _ = verified(frame, {COORDINATOR: self.me.keys.public})
             self.hears_itself |= header.epoch == self.epoch
-            if header.federation != self.topics.federation or header.epoch <= self.epoch:
+            if header.federation != self.topics.federation or header.epoch < self.epoch:
+                return []
+            said, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, Place())
+            if not isinstance(said, State) or not self._is_another(header, said):
                 return []
             result = "accepted"
         except Rejected as fault:
@@ -211,7 +219,19 @@ class CoordinatorLink(Link):
             raise
         finally:
             self.meter.ended(self._back, "state", result)
-        return [Received(COORDINATOR, State(True), header.run, header.epoch)]
+        return [Received(COORDINATOR, said, header.run, header.epoch)]
+
+    def _is_another(self, header: Header, said: State) -> bool:
+        """Of two with one epoch, started in one second, the one goes on whose `who` is higher."""
+        if header.epoch == self.epoch:
+            return said.who > self.who != ""
+        if far := self.clock.ahead(header.epoch):
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"a coordinator ({plain(said.who) or 'it does not say where'}) has said epoch {header.epoch}, "
+                f"{days(far)} ahead of this clock: its clock was wrong, or this one is; if it still runs, stop it",
+            )
+        return True
 
     def _fence(self, device: str) -> None:
         """Tell the older of two processes of one name that it is; the newer one does not mind."""
@@ -221,6 +241,14 @@ class CoordinatorLink(Link):
             "let one of them run, and start it again"
         )
         self.send(device, Refusal(words, boot))
+
+    def _send_back(self, frame: bytes, words: str) -> None:
+        """Tell a device that its boot is none; it says so to who greets, and to nobody else."""
+        header, start = read_header(frame)
+        with contextlib.suppress(Rejected):
+            hello, _ = self._contents(frame, header, start)
+            if isinstance(hello, Hello):
+                self.send(header.sender, refusal_of(words, hello, header.boot, header.sequence))
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
@@ -251,7 +279,9 @@ class CoordinatorLink(Link):
     def _message(
         self, header: Header, message: Message, attachment: Attachment, now: float
     ) -> list[Received]:
-        received = Received(header.sender, message, header.run, header.epoch, sequence=header.sequence)
+        received = Received(
+            header.sender, message, header.run, header.epoch, sequence=header.sequence, boot=header.boot
+        )
         match message:
             case Want():
                 wants = [Want(message.object, message.ranges, message.again)]
@@ -308,7 +338,7 @@ class CoordinatorLink(Link):
         if header.kind != "update" or fault.reason in NOT_FINAL:
             return
         update = Update(header.sender, header.round, header.phase, 0, header.base)
-        window = self._windows.setdefault(header.sender, Window())
+        window = self._windows[header.sender]
         if self._asks(header, update) and window.is_new(header.boot, header.sequence):
             raise Spoiled(update, fault)
 
@@ -430,11 +460,23 @@ class CoordinatorLink(Link):
         place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
         if place is None or (place.kind, place.device) != (kind, header.sender):
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
+        if header.boot > self.heard_of(header.sender)[0] and (far := self.clock.ahead(header.boot)):
+            raise Rejected(
+                Reason.BOOT_AHEAD,
+                f"boot {header.boot} of {header.sender} lies {days(far)} ahead of the coordinator's clock: set the "
+                f"clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and install "
+                "let it count anew",
+            )
 
 
 def _room(own: int, flying: int) -> int:
     """Blocks that one fetch may have in flight, of what all of them together have."""
     return max(0, min(WINDOW, BUDGET - (flying - own)))
+
+
+def refusal_of(words: str, hello: Hello, boot: int, sequence: int) -> Refusal:
+    """Which hello it answers goes along where the device looks at it: a refusal that was kept ends nobody later."""
+    return Refusal(words, answers=(boot, sequence) if ANSWERS in hello.can else ())
 
 
 def _body(data: bytes) -> Body:

@@ -41,4 +41,4 @@ def _own(folder: Path, federation: str, name: str) -> Enrolled:
 
 
 def _keys(own: Enrolled) -> Keys:
-    return Keys(own.identity, own.receive)
+    return Keys(own.identity, own.receive, own.record.serial, own.record.not_before)

@@ -7,6 +7,7 @@ from typing import Final
 
 from protocol import blocks, boxes, codec
 from protocol.broker import BrokerError
+from protocol.clocks import days
 from protocol.codec import Attachment
 from protocol.fetch import Fetch, indices
 from protocol.keys import Identity, Keyring
@@ -18,6 +19,7 @@ from protocol.seal import COORDINATOR, Header
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
+from protocol.window import Window
 
 MANIFEST: Final = "manifest"
 
@@ -113,7 +115,7 @@ class DeviceLink(Link):
         def take() -> Taken:
             before = self.heard_of(COORDINATOR)
             found = self.open(topic, frame)
-            if self.heard_of(COORDINATOR) > before:
+            if self.heard_of(COORDINATOR) != before:
                 self.news_at = now
             if found:
                 opened.append(found[:2])
@@ -254,6 +256,19 @@ class DeviceLink(Link):
         if isinstance(message, Task) and message.broadcast:
             self._demand(message.broadcast)
 
+    def _window(self, header: Header, holder: str) -> Window:
+        before = self._windows.get(header.sender)
+        window = super()._window(header, holder)
+        if header.sender == COORDINATOR and before is not None and window is not before:
+            self.epoch = 0  # new keys, new count
+        return window
+
+    @property
+    def asked(self) -> tuple[int, str] | None:
+        """Round and phase of the task whose broadcast is coming."""
+        waiting = self._waiting.message if self._waiting else None
+        return (waiting.round, waiting.phase) if isinstance(waiting, Task) else None
+
     def _check(self, header: Header, topic: str) -> None:
         if header.sender != COORDINATOR:
             raise Rejected(Reason.WRONG_TOPIC, f"{header.sender} speaks where only the coordinator may")
@@ -265,6 +280,12 @@ class DeviceLink(Link):
                 raise Rejected(Reason.WRONG_RECIPIENT, f"for {header.recipient[:64]}")
         if topic != expected:
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} on {topic}")
+        if header.epoch > self.epoch and (far := self.clock.ahead(header.epoch)):
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"epoch {header.epoch} of the coordinator lies {days(far)} ahead of this device's clock: set the "
+                "clock that is wrong, and start the coordinator again if it was its own",
+            )
         if header.epoch < self.epoch:
             raise Rejected(
                 Reason.STALE_EPOCH, f"coordinator epoch {header.epoch}, {self.epoch} has been heard"

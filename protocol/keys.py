@@ -27,6 +27,14 @@ class Public:
     sign: bytes
     receive: bytes
 
+    @property
+    def holder(self) -> str:
+        return self.sign.hex()[:32]
+
+    @property
+    def not_before(self) -> int:
+        return 0
+
 
 class PublicKeys(Protocol):
     """What a link asks of whoever it knows; a record of an enrolled party answers it too."""
@@ -35,6 +43,15 @@ class PublicKeys(Protocol):
     def sign(self) -> bytes: ...
     @property
     def receive(self) -> bytes: ...
+    @property
+    def holder(self) -> str:
+        """Whose a name's boots are: with new keys, or a new record of them, they are counted anew."""
+        ...
+
+    @property
+    def not_before(self) -> int:
+        """Since when they can be in use, in seconds since 1970."""
+        ...
 
 
 Keyring: TypeAlias = Mapping[str, PublicKeys]  # by name
@@ -44,6 +61,12 @@ Keyring: TypeAlias = Mapping[str, PublicKeys]  # by name
 class Keys:
     sign: Ed25519PrivateKey
     receive: X25519PrivateKey
+    serial: int = 0  # of the record that is made out to them, where there is one
+    not_before: int = 0
+
+    @property
+    def holder(self) -> str:
+        return str(self.serial) if self.serial else self.public.holder
 
     @staticmethod
     def new() -> Keys:

@@ -5,6 +5,7 @@ No sockets and no clock: frames leave through a Transport, `now` is an argument,
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from typing import Final
 from protocol import blocks, boxes, codec
 from protocol.broker import BrokerError
 from protocol.callbacks import Failures
+from protocol.clocks import Clock, days
 from protocol.codec import Attachment
 from protocol.keys import Identity, Keyring
 from protocol.messages import Boxed, Manifest, Message, Offer, State
@@ -36,6 +38,8 @@ from protocol.topics import Topics
 from protocol.transport import Transport, Will, packet_bytes
 from protocol.window import Window
 
+log = logging.getLogger("protofleet")
+
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
 MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_ROOM  # more is not even hashed for its signature
@@ -52,6 +56,7 @@ class Received:
     epoch: int
     object: bytes = b""  # name of its arrays in the store, once they are all here
     sequence: int = 0  # 0: a will, said by the broker whenever it likes
+    boot: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,8 @@ class Link:
         self.block = blocks.DEFAULT_BLOCK
         self.inline, self._room = INLINE, MAX_FRAME
         self._sequence = 0
+        self.clock = Clock()
+        self.who = ""  # where a coordinator is, for whoever finds another one there
         self._windows: dict[str, Window] = {}
         # Objects that came in lately: a block of one of them is a repeat, not a stranger.
         self._complete_lately: deque[bytes] = deque(maxlen=64)
@@ -108,7 +115,7 @@ class Link:
         receive: bytes = b"",
     ) -> bytes:
         """`receive` is the recipient's key, where the caller has looked it up already: it may be gone since."""
-        self._sequence += 1
+        self._sequence += 1  # from 1
         return self._sealed(message, self._sequence, recipient, attachment, receive)
 
     def _sealed(
@@ -172,7 +179,7 @@ class Link:
 
     def will(self, topic: str) -> Will:
         """It has number 0, as nobody knows whether it will ever be said."""
-        return Will(topic, self._sealed(State(False, "connection lost"), 0))
+        return Will(topic, self._sealed(State(False, "connection lost", self.who), 0))
 
     def say(
         self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
@@ -193,16 +200,16 @@ class Link:
         """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
         if len(frame) > MAX_FRAME:
             raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
-        header, start = verified(frame, self.keyring)
+        header, start, known = verified(frame, self.keyring)
         if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
+        window = self._window(header, known.holder)
         self._check(header, topic)
         try:
             message, attachment = self._contents(frame, header, start)
         except Rejected as fault:
             self._unusable(header, fault)
             raise
-        window = self._windows.setdefault(header.sender, Window())
         # A will is sealed once and said at every death of its connection, so its number comes again.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
@@ -220,6 +227,17 @@ class Link:
         self._judge(message, attachment)
         return message, attachment
 
+    def _window(self, header: Header, holder: str) -> Window:
+        """New keys, or a new record of them, new count: what was said under this name before binds no later holder.
+
+        A process that is renewed while it runs goes on with its own.
+        """
+        window = self._windows.get(header.sender)
+        if window is None or (window.holder not in ("", holder) and header.boot != window.boot):
+            window = self._windows[header.sender] = Window()
+        window.holder = holder
+        return window
+
     def overflowed(self, frames: int) -> None:
         """Frames that nobody has looked at, as more came than the inbox holds."""
         self.meter.messages[self._back, "unreadable", Reason.FLOOD.value] += frames
@@ -235,13 +253,28 @@ class Link:
         window = self._windows.get(sender, Window())
         return window.boot, window.newest
 
+    def holder_of(self, sender: str) -> str:
+        """Who held the name that `heard_of` tells of."""
+        return self._windows.get(sender, Window()).holder
+
+    @property
+    def said(self) -> int:
+        """The sequence of what was said last."""
+        return self._sequence
+
     def missing(self) -> dict[str, int]:
         """By sender: messages that were said and have not come."""
         return {sender: window.missing for sender, window in self._windows.items()}
 
-    def remember(self, heard: Mapping[str, tuple[int, int]]) -> None:
-        """What an earlier process has heard is no news to this one."""
-        self._windows |= {sender: Window.up_to(*mark) for sender, mark in heard.items()}
+    def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
+        """What an earlier process has heard is no news to this one: boot, newest sequence, and who held the name."""
+        for sender, (boot, newest, holder) in heard.items():
+            if far := self.clock.ahead(boot):  # of a version that did not look
+                log.warning(
+                    "boot %d of %s lies %s ahead of this clock: it is forgotten", boot, sender, days(far)
+                )
+            else:
+                self._windows[sender] = Window.up_to(boot, newest, holder)
 
     def _check(self, header: Header, topic: str) -> None:
         raise NotImplementedError

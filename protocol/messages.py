@@ -166,6 +166,9 @@ class Refusal:
 
     reason: str
     boot: int = 0  # of a later process under the same name, where that is why; whoever has it is not meant
+    answers: tuple[
+        int, ...
+    ] = ()  # boot and sequence of the hello that it answers; only for who looks at them
 
 
 HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it
@@ -199,7 +202,7 @@ class State:
 
     online: bool
     reason: str = ""
-    who: str = ""  # host, process and folder of a coordinator: what a second one is told
+    who: str = ""  # host, process and folder of a coordinator: what a second one is told, also by its will
     now: Now | None = None
 
 

@@ -19,7 +19,9 @@ class Reason(str, Enum):
     NOT_FOR_US = "not_for_us"  # sealed, but not to our key
     WRONG_FEDERATION = "wrong_federation"
     STALE_BOOT = "stale_boot"  # an older process of the same sender
+    BOOT_AHEAD = "boot_ahead"  # more than a day ahead of the receiver's clock
     STALE_EPOCH = "stale_epoch"  # an older coordinator
+    EPOCH_AHEAD = "epoch_ahead"  # likewise, of a coordinator
     STALE_ROUND = "stale_round"  # a task of a round before the one that was answered last
     BAD_BODY = "bad_body"  # tensors that do not decode
     TOO_LARGE = "too_large"
@@ -48,6 +50,7 @@ class Farewell(str, Enum):
     DRAINED = "drained"  # its operator has asked it to stop between two questions
     PAUSED = "paused"  # it takes no work for a while: told so, or too hot
     SIGNAL = "signal"  # it was stopped
+    FINISHED = "finished"  # its run is over, and it has heard so
     CANNOT_FOLLOW = "cannot_follow"  # the plan asks for what it cannot do
     DAMAGED = "damaged"  # an answer of its own is lost: other bits would come of its next one
     OTHER = "other"

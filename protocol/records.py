@@ -40,6 +40,10 @@ class Record:
     not_before: int  # seconds since 1970
     not_after: int
 
+    @property
+    def holder(self) -> str:
+        return str(self.serial)
+
     def __post_init__(self) -> None:
         valid_name(self.federation)
         valid_name(self.name)

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from protocol.keys import Keyring
+from protocol.keys import Keyring, PublicKeys
 from protocol.reasons import Reason, Rejected
 
 MAJOR: Final = 1
@@ -80,12 +80,12 @@ def seal(header: Header, payload: bytes, key: Ed25519PrivateKey, receive: bytes 
 
 def unseal(frame: bytes, keyring: Keyring, secret: X25519PrivateKey | None = None) -> tuple[Header, bytes]:
     """Header and payload of a frame whose signature is good and that is sealed to us or to nobody, or Rejected."""
-    header, start = verified(frame, keyring)
+    header, start, _ = verified(frame, keyring)
     return header, contents(frame, header, start, secret)
 
 
-def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int]:
-    """The header, which its sender has signed, and where the payload begins."""
+def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, PublicKeys]:
+    """The header, which its sender has signed, where the payload begins, and with which keys it was signed."""
     header, start = read_header(frame)
     public = keyring.get(header.sender)
     if public is None:
@@ -95,7 +95,7 @@ def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int]:
         Ed25519PublicKey.from_public_bytes(public.sign).verify(frame[-SIGNATURE:], signed)
     except InvalidSignature:
         raise Rejected(Reason.BAD_SIGNATURE, f"{header.kind} in the name of {header.sender}") from None
-    return header, start
+    return header, start, public
 
 
 def contents(frame: bytes, header: Header, start: int, secret: X25519PrivateKey | None) -> bytes:

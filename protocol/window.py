@@ -15,12 +15,13 @@ class Window:
     boot: int = 0
     newest: int = 0
     came: int = 0  # different numbers of this boot; they are counted from 1, and 0 is a will's
+    holder: str = ""  # of the name, when they were said; empty: nobody has noted it
     _seen: int = 0  # bit i: newest - i has been seen
 
     @staticmethod
-    def up_to(boot: int, newest: int) -> Window:
+    def up_to(boot: int, newest: int, holder: str = "") -> Window:
         """As if all up to there had been seen: what is told again by a receiver that has restarted."""
-        return Window(boot, newest, newest, (1 << WIDTH) - 1)
+        return Window(boot, newest, newest, holder, (1 << WIDTH) - 1)
 
     @property
     def missing(self) -> int:

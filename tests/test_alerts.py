@@ -60,6 +60,7 @@ CASES = {
         {'protofleet_round_wire_bytes{direction="up"}': "100x300 150x60"}, 320,
     ),
     "RejectedUpdates": ({REJECTED % "bad_signature": "0x10 1x20"}, {REJECTED % "late": "0x10 1x20"}, 15),
+    "ClockAhead": ({REJECTED % "boot_ahead": "0x10 1x20"}, {REJECTED % "stale_boot": "0x10 1x20"}, 15),
     "MessagesMissing": (
         {'protofleet_device_messages_missing{device="d1"}': "3x60"},
         {'protofleet_device_messages_missing{device="d1"}': "3x9 0 3x9 0 3x9 0 3x9 0x60"}, 45,

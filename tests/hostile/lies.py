@@ -113,6 +113,8 @@ LIES: Mapping[Reason, Lie] = {
     Reason.NOT_FOR_US: says(for_another),
     Reason.WRONG_FEDERATION: says(hello(federation="another")),
     Reason.STALE_BOOT: says(hello(boot=1)),
+    Reason.BOOT_AHEAD: says(hello(boot=1 << 62)),
+    Reason.EPOCH_AHEAD: Lie(says(hello(epoch=1 << 62)).work, counted=False),
     Reason.STALE_EPOCH: Lie(says(hello(epoch=1)).work, counted=False),
     Reason.STALE_ROUND: Lie(answer_to(round=0).work, counted=False),
     Reason.BAD_BODY: Lie(lambda device, task: Answer(b"\xff" * 64)),

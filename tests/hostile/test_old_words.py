@@ -66,10 +66,14 @@ def test_the_end_of_a_run_ends_no_device_that_waits_for_the_next_one(tmp_path):
 
 def test_a_device_that_was_killed_before_it_heard_of_the_end_does_not_wait_for_ever(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=1) as f:
-        f.proxy.passes = lambda frame: not (frame.down and frame.party == "real" and over(frame))
+        lost = []
+        f.proxy.passes = lambda frame: (
+            not (frame.down and frame.party == "real" and over(frame) and not lost.append(frame))
+        )
         coordinator, first = f.coordinator(), f.device("real")
-        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        f.wait_until(lambda: lost, "the end")
         first.kill()
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
         f.proxy.passes = lambda frame: True
         again = f.device("real")
         assert f.wait_for_end(again) == 0, again.last_word()
@@ -92,7 +96,7 @@ def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twic
         kept = [x for x in f.proxy.seen if x.party == "real" and x.down and not is_receipt_of(x, 3)]
         answers = len(said_by(f, "real", 3))
         again, before = f.device("real"), hellos(f, "real")
-        until_connected(f, "real", before + 1)
+        until_connected(f, "real", before + 2)  # the second says that it has the plan
         tell_again(f, "real", kept)
         f.wait_until(lambda: len(said_by(f, "real", 3)) > answers, "its third answer again")
         f.proxy.passes = lambda frame: True

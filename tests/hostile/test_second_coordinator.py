@@ -1,6 +1,7 @@
 """Two coordinators of one federation, of which the later one goes on."""
 
 import re
+import socket
 import threading
 import time
 from pathlib import Path
@@ -35,6 +36,8 @@ def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_o
         one.wait_until(lambda: one.epoch > before, "the later coordinator")
         words = first.last_word()
         assert str(one.epoch) in words and str(before) in words, words
+        assert f"the other is {socket.gethostname()} pid {second.child.pid} folder " in f.log_of(first)
+        assert str(tmp_path) not in "".join(h.fields.get("who", "") for h in one.heard if h.kind == "state")
         assert "Traceback" not in f.log_of(first)
         gate.set()
         assert f.wait_for_end(second) == 0, second.last_word()

@@ -65,6 +65,8 @@ LATER = {
     "task": {"wants": {list}, "follows": {list, type(None)}, "manifest": {list, type(None)}},
     "update": {"numbers": {dict}, "manifest": {list, type(None)}},
     "want": {"more": {list}},
+    "refusal": {"answers": {list}},
+    "state": {"who": {str}, "now": {dict}},
 }
 STRANGE = [None, True, -1, 1 << 63, 0.5, "", "x", b"", b"x", [], [None], [[]], [-1], ["x"], {}, {"x": "x"}]
 

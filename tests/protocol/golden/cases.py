@@ -19,6 +19,7 @@ from protocol.messages import (
     Hello,
     Manifest,
     Message,
+    Now,
     Receipt,
     Refusal,
     State,
@@ -27,6 +28,7 @@ from protocol.messages import (
     Want,
     Wanted,
     Welcome,
+    short_name,
 )
 from protocol.seal import Header
 from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused, key
@@ -261,3 +263,23 @@ CASES |= {
         "coordinator", 20, Welcome(PLAN, About(can=("names",), names=CALLED))
     ),
 }
+
+PLACE = "lab-server pid 4711 folder 0badcafe"
+CASES |= {
+    "state of the coordinator, with where it is": says("coordinator", 1, State(True, who=PLACE)),
+    "state of the coordinator, here, waiting for two": says(
+        "coordinator", 24,
+        State(True, "here", PLACE, Now(1, "train", 0, (short_name("board-7"), short_name("board-9")))),
+    ),
+    "state of the coordinator, here, gathering": says(
+        "coordinator", 25, State(True, "here", PLACE, Now(2, "", 1, None))
+    ),
+    "will of the coordinator": says("coordinator", 0, State(False, "connection lost", PLACE)),
+    "refusal, that says what it answers": says(
+        "coordinator", 22, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3))
+    ),
+    "refusal, that says what it answers, sealed": sealed(
+        says("coordinator", 23, Refusal("it has 7 classes, this run has 2", answers=(1_800_000_060, 3)))
+    ),
+    "bye, at the end of the run": says("board-7", 18, Bye("finished")),
+}  # fmt: skip

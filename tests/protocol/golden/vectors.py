@@ -14,7 +14,20 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from protocol import arrays, blocks, codec
 from protocol.codec import Attachment, Place
 from protocol.keys import Keys, Public
-from protocol.messages import About, Boxed, Hello, Manifest, Message, Now, State, Task, Want, Wanted, Welcome
+from protocol.messages import (
+    About,
+    Boxed,
+    Hello,
+    Manifest,
+    Message,
+    Now,
+    Refusal,
+    State,
+    Task,
+    Want,
+    Wanted,
+    Welcome,
+)
 from protocol.seal import OPEN, Header, read_header, seal, unseal
 
 FILE = Path(__file__).parent / "wire_1.json"
@@ -211,6 +224,7 @@ ADDED: dict[type, dict[str, Any]] = {
     Task: {"wants": (), "follows": False},
     State: {"who": "", "now": None},
     Want: {"more": ()},
+    Refusal: {"answers": ()},
 }
 
 

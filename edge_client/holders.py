@@ -1,0 +1,53 @@
+"""Whose the numbers are that a device has kept: its own boots, and the epochs of its coordinator.
+
+With new keys, or a new record of them, both are counted anew. The file stands beside the book, which versions before
+this one read and write too; where it is missing, the numbers are of whoever holds the names now.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from edge_client.book import sealed
+from protocol.disk import Disk
+from protocol.settings import decode
+
+NAME: Final = "holders.json"
+
+log = logging.getLogger("protofleet.device")
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    own: str = ""
+    boot: int = 0  # the highest under it
+    coordinator: str = ""
+
+
+def read_holders(folder: Path) -> Holders:
+    path = folder / NAME
+    try:
+        table = json.loads(path.read_bytes())
+        found = decode(Holders, table["holders"])
+        if table["seal"] != sealed(table["holders"]) or found.boot < 0:
+            raise ValueError("it is not what was written")
+    except FileNotFoundError:
+        return Holders()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        log.warning("%s is damaged (%.80s); boots are counted on", path, error)
+        return Holders()
+    return found
+
+
+def write_holders(folder: Path, disk: Disk, holders: Holders) -> None:
+    table = asdict(holders)
+    path = folder / NAME
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"seal": sealed(table), "holders": table}))
+    disk.sync(fresh)
+    disk.rename(fresh, path)
+    disk.sync(folder)

@@ -1,0 +1,49 @@
+"""When a device says hello again: every 15 s, or seldom where its coordinator says by itself whom it waits for.
+
+It may be seldom only once a hello has come through. That is known by a task or a receipt after it; where nobody asks
+for anything, three of them stand for one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.messages import Now
+
+HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
+HEARD_SECONDS: Final = 120.0  # without a `here`, after which its coordinator has gone, or the run is over
+QUIET_SECONDS: Final = 600.0  # between hellos of a device that nobody waits for
+SURE: Final = 3  # hellos
+
+
+@dataclass
+class Quiet:
+    _epoch: int = 0
+    _told: bool = False  # the last `here` said where the coordinator is
+    _heard_of_us: bool = False
+    _said: int = 0
+    _said_at: float = 0.0
+
+    def conducted_by(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self.begins()
+
+    def begins(self) -> None:
+        """With a connection, another coordinator, or when the device has been away from its work."""
+        self._told, self._heard_of_us, self._said = False, False, 0
+
+    def hello_said(self, now: float) -> None:
+        self._said, self._said_at = self._said + 1, now
+
+    def answered(self) -> None:
+        self._heard_of_us = True
+
+    def here(self, where: Now | None) -> None:
+        self._told = where is not None
+
+    def next_hello(self, now: float) -> float:
+        if self._told and (self._heard_of_us or self._said >= SURE):
+            return min(now + HEARD_SECONDS, self._said_at + QUIET_SECONDS)
+        return now + HELLO_SECONDS

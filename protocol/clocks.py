@@ -1,0 +1,31 @@
+"""Boots and epochs are times. One that lies far ahead of a clock that was set would shut out all that come after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+MOST_AHEAD: Final = 86_400.0  # seconds: time zones and clocks that are set by hand are less wrong
+NEVER_SET: Final = 1_672_531_200.0  # the year 2023: a clock that says less judges nobody
+
+
+def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
+    """By how many seconds, where that is too many and the clock was set."""
+    return number - now if now >= since and number - now > MOST_AHEAD else 0.0
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A party's own. `since`: it is later than that, or the clock is wrong; a record's first second, for example."""
+
+    now: Callable[[], float] = time.time
+    since: float = NEVER_SET
+
+    def ahead(self, number: int) -> float:
+        return ahead(number, self.now(), max(self.since, NEVER_SET))
+
+
+def days(seconds: float) -> str:
+    return f"{seconds / 86_400:,.1f} days"

@@ -1,0 +1,130 @@
+"""Clocks that are wrong, and numbers that only a wrong clock or a thief says: they shut nobody out for good."""
+
+import time
+
+from coordinator.config import Rules
+from deploy.enrol.operator import approve, look_at, refresh, renew, revoke
+from deploy.enrol.party import install, make_request, read_approval_file
+from protocol.seal import COORDINATOR
+from tests.hostile.device import Device, honest
+from tests.hostile.federation import Federation
+
+DAY = 86_400.0
+ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
+UNBOUNDED = (
+    "import protocol.clocks; protocol.clocks.Clock.ahead = lambda self, number: 0.0"  # as versions before
+)
+
+
+def installed(f, name, approval):
+    authority = f.fleet.authority()
+    install(f.fleet.party(name), approval, lambda seen: True, authority.now(), durable=False)
+
+
+def renewed(f, name):
+    installed(f, name, renew(f.fleet.authority(), name))
+
+
+def enrolled_anew(f, name):
+    """After its key was stolen."""
+    authority = f.fleet.authority()
+    revoke(authority, name, "stolen")
+    _, data = make_request(f.fleet.party(name), authority.federation, name, (), fresh=True, durable=False)
+    installed(f, name, approve(authority, look_at(authority, data, name)))
+    refresh(authority, COORDINATOR)
+    installed(f, COORDINATOR, read_approval_file(authority.folder / "approvals" / f"{COORDINATOR}.approval"))
+
+
+def rejected(f, reason):
+    return f.metrics().get(f'protofleet_rejected_total{{reason="{reason}"}}', 0.0)
+
+
+def test_a_stolen_key_that_said_the_highest_boot_of_all_is_rejected_and_told_why(tmp_path):
+    with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
+        coordinator = f.coordinator()
+        with Device(f.credentials("one"), boot=(1 << 63) - 1) as thief:
+            words = thief.wait("refusal").fields["reason"]
+            assert "days ahead" in words and "enrol renew one" in words, words
+            assert rejected(f, "boot_ahead") and not thief.plan
+        one = f.device("one")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(one) == 0, f.last_words()
+
+
+def test_a_stolen_key_whose_answer_was_accepted_harms_nobody_after_it_is_revoked(tmp_path):
+    """It said a boot that could still be one; so did a coordinator before it is started again."""
+    with Federation(tmp_path, "one", policy=ALONE, rounds=3) as f:
+        first = f.coordinator()
+        with Device(
+            f.credentials("one"), lambda task: honest(task) if task.round == 1 else None,
+            boot=int(time.time() + 0.9 * DAY),
+        ) as thief:  # fmt: skip
+            thief.wait("task", lambda heard: heard.header["round"] == 2)
+        enrolled_anew(f, "one")
+        one = f.device("one")
+        f.wait_until(lambda: len(f.rounds()) == 2, "the second round, which the device itself has answered")
+        first.kill()
+        again = f.coordinator()
+        assert f.wait_for_end(again) == 0 and f.wait_for_end(one) == 0, f.last_words()
+        assert [line["participants"] for line in f.rounds()] == [["one"]] * 4
+
+
+def test_a_board_whose_clock_was_ahead_gets_back_by_a_renewal(tmp_path):
+    with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
+        coordinator = f.coordinator()
+        for ahead in (10 * DAY, 0.0):  # and its count is still ahead when its clock is right again
+            one = f.device("one", ahead=ahead)
+            assert f.wait_for_end(one) == 1
+            assert "enrol renew one" in f.log_of(one) and "Traceback" not in f.log_of(one)
+        renewed(f, "one")
+        one = f.device("one")
+        assert f.wait_for_end(one) == 0 and f.wait_for_end(coordinator) == 0, f.last_words()
+
+
+def test_a_device_takes_no_epoch_over_that_lies_far_ahead_and_serves_the_next_coordinator(tmp_path):
+    """The coordinator's clock was put right, and it conducts from another folder: nobody there knows that epoch."""
+    with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
+        wrong = f.coordinator(ahead=35 * DAY, name="spring")
+        one = f.device("one")
+        f.wait_until(lambda: "epoch_ahead" in f.log_of(one), "the device to see it")
+        assert "35.0 days ahead of this device's clock" in f.log_of(one)
+        wrong.kill()
+        right = f.coordinator(name="summer", folder=str(tmp_path / "elsewhere"))
+        assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
+
+
+def test_a_device_that_holds_an_epoch_far_ahead_forgets_it_at_its_start(tmp_path):
+    """It was taken over by a version that did not look; the same run goes on, and the same folder knows it too."""
+    with Federation(tmp_path, "one", policy=ALONE, rounds=1) as f:
+        spring = f.coordinator(ahead=35 * DAY, name="spring")
+        before = f.device("one", planted=UNBOUNDED)
+        assert f.wait_for_end(spring) == 0 and f.wait_for_end(before) == 0, f.last_words()
+        one = f.device("one")
+        summer = f.coordinator(name="summer")
+        assert f.wait_for_end(summer) == 0 and f.wait_for_end(one) == 0, f.last_words()
+        assert "ahead of this clock" in f.log_of(one) and "is forgotten" in f.log_of(one)
+        assert "epochs are counted from this one again" in f.log_of(summer)
+
+
+def test_a_run_that_a_fast_clock_began_goes_on_under_the_right_one(tmp_path):
+    with Federation(tmp_path, "one", policy=ALONE, rounds=2) as f:
+        wrong = f.coordinator(ahead=35 * DAY)
+        before = f.device("one", planted=UNBOUNDED)
+        f.wait_until(lambda: f.rounds(), "the first round")
+        wrong.kill()
+        before.kill()
+        right, one = f.coordinator(), f.device("one")
+        assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
+        assert [line["round"] for line in f.rounds()] == [1, 2, 3]
+
+
+def test_of_two_coordinators_of_one_second_one_ends_and_names_the_other(tmp_path):
+    frozen = f"import time; time.time = lambda: {int(time.time())}.5"
+    with Federation(tmp_path, "one", policy=ALONE, rounds=2) as f:
+        pair = [f.coordinator(planted=frozen, folder=str(tmp_path / name)) for name in ("first", "second")]
+        f.wait_until(lambda: any(p.child.poll() is not None for p in pair), "one of them to end")
+        (ended,) = (p for p in pair if p.child.poll() is not None)
+        (other,) = (p for p in pair if p is not ended)
+        words = f.log_of(ended)
+        assert f"pid {other.child.pid} " in words and "started in the same second" in words, words
+        f.raw("one")
+        assert f.wait_for_end(other) == 0, other.last_word()

@@ -1,0 +1,69 @@
+"""The last words of a run through a broker that loses them, and refusals that it has kept."""
+
+import time
+
+import pytest
+
+from coordinator.claims import Limits
+from coordinator.config import Rules
+from tests.hostile.federation import Federation
+from tests.hostile.test_old_words import over, said_to, tell_again, until_connected
+
+ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
+
+
+def hellos(f, device):
+    return len(f.proxy.frames("hello", device, down=False))
+
+
+def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_are(tmp_path):
+    with Federation(tmp_path, "real", taken_over=True, rounds=1, policy=ALONE) as f:
+        strict = f.coordinator(name="strict", limits=Limits(examples=1))
+        for _ in range(2):
+            refused = f.device("real")
+            assert f.wait_for_end(refused) == 1 and "refuses this device" in refused.last_word()
+        strict.kill()
+        kept = said_to(f, "real", "refusal")
+        assert len(kept) >= 2
+        again, before = f.device("real"), hellos(f, "real")
+        until_connected(f, "real", before + 1)
+        for number, refusal in enumerate(
+            kept
+        ):  # each after the hello that the one before may have brought about
+            tell_again(f, "real", [refusal])
+            time.sleep(3.0)
+            assert again.child.poll() is None, (number, again.last_word())
+        f.coordinator()
+        assert f.wait_for_end(again) == 0, again.last_word()
+
+
+def test_a_finished_that_is_lost_leaves_neither_device_nor_coordinator_hanging(tmp_path):
+    with Federation(tmp_path, "real", "other", taken_over=True, rounds=1) as f:
+        lost = []
+
+        def passes(frame):
+            if frame.down and frame.party == "real" and over(frame) and len(lost) < 2:
+                lost.append(frame.kind)
+                return False
+            return True
+
+        f.proxy.passes = passes
+        coordinator, real, other = f.coordinator(), f.device("real"), f.device("other")
+        assert f.wait_for_end(other) == 0, f.last_words()
+        assert coordinator.child.poll() is None and real.child.poll() is None, (
+            "it waits for the one who was not told"
+        )
+        assert f.wait_for_end(real) == 0 and f.wait_for_end(coordinator) == 0, f.last_words()
+        assert lost == ["state", "finished"] or lost == ["finished", "state"]
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_coordinator_leaves_as_soon_as_its_devices_have_heard(tmp_path, stays):
+    with Federation(tmp_path, "real", taken_over=True, rounds=1, policy=ALONE) as f:
+        coordinator, real = f.coordinator(), f.device("real", stays=stays)
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        ended = time.monotonic()
+        told = min(frame.at for frame in said_to(f, "real", "finished", "state") if over(frame))
+        assert ended - told < 12.0, "though it would stay for 150 s, and say it again after 15 s"
+        assert f.proxy.frames("bye", "real", down=False)
+        assert (real.child.poll() is None) == stays or f.wait_for_end(real) == 0

@@ -1,0 +1,134 @@
+"""Devices say hello seldom where the coordinator says whom it waits for, and at the end nobody is left hanging."""
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.events import Phase
+from coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
+from coordinator.service import ASK_SECONDS
+from edge_client.quiet import HEARD_SECONDS, QUIET_SECONDS
+from protocol.blocks import is_block
+from protocol.seal import read_header
+from tests.worlds import POLICY, assert_same, simulation
+
+SLOW = replace(POLICY, patience_seconds=1e6)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return simulation(tmp_path_factory.mktemp("honest"), "fedavg").run()
+
+
+class Ear:
+    """Every envelope with the time at which it was said; those that `drops` names never reach anybody."""
+
+    def __init__(self, run, drops=lambda header, topic: False):
+        self.heard, self.drops, self._run = [], drops, run
+        self._publish, run.broker.publish = run.broker.publish, self._hear
+
+    def _hear(self, topic, frame, retain):
+        if not is_block(frame):
+            header = read_header(frame)[0]
+            self.heard.append((self._run.world.now, header, topic))
+            if self.drops(header, topic):
+                return
+        self._publish(topic, frame, retain)
+
+    def times(self, kind, sender):
+        return [at for at, header, _ in self.heard if (header.kind, header.sender) == (kind, sender)]
+
+
+def waiting_for_one(folder):
+    """A round in which two have answered, and the third is at work for ever."""
+    run = simulation(folder, "fedavg", policy=SLOW)
+    run.run(until=lambda: run.service.machine.asked == "train")
+    run._workers["device-2"].alive = False
+    ear = Ear(run)
+    run.world.at(3000.0, lambda: None)
+    run.run(until=lambda: run.world.now >= 3000.0)
+    return ear
+
+
+def test_a_device_that_nobody_waits_for_says_hello_every_ten_minutes(tmp_path):
+    ear = waiting_for_one(tmp_path)
+    hellos = ear.times("hello", "device-0")
+    assert 3 <= len(hellos) <= 5 and hellos[1] - hellos[0] == pytest.approx(QUIET_SECONDS, abs=61), hellos
+
+
+def test_a_device_that_is_at_work_on_the_question_says_no_more_hellos_than_others(tmp_path):
+    ear = waiting_for_one(tmp_path)
+    assert len(ear.times("hello", "device-2")) <= 5
+
+
+def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("coordinator.service.Service._place", lambda service, now: None)
+    ear = waiting_for_one(tmp_path)
+    assert len(ear.times("hello", "device-0")) > 150
+
+
+def test_a_task_that_was_lost_is_asked_for_at_the_next_here(tmp_path, honest):
+    run, lost = simulation(tmp_path, "fedavg"), []
+
+    def first_of_round_2(header, topic):
+        if header.kind == "task" and header.round == 2 and topic.endswith("device-1") and not lost:
+            lost.append(run.world.now)
+            return True
+        return False
+
+    ear = Ear(run, first_of_round_2)
+    run.run()
+    asked = min(at for at in ear.times("hello", "device-1") if at > lost[0])
+    assert asked - lost[0] == pytest.approx(ASK_SECONDS, abs=0.1)
+    assert_same(honest, run)
+
+
+def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tmp_path, honest):
+    run, lost = simulation(tmp_path, "fedavg"), []
+
+    def drops(header, topic):
+        last_words = header.kind == "finished" or (
+            topic == run.topics.coord_state and run.service.machine.phase is Phase.FINISHED
+        )
+        if last_words and run.world.now < (lost or [1e9])[0] + 1:
+            lost.append(run.world.now)
+            return True
+        return False
+
+    Ear(run, drops)
+    run.run()
+    assert run.service.finished and all(agent.finished for agent in run.agents.values())
+    assert run.world.now - lost[0] == pytest.approx(AGAIN_SECONDS, abs=0.1)
+    assert_same(honest, run)
+
+
+def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_path):
+    """All that the coordinator says of itself is lost, and it is not told again."""
+    run = simulation(tmp_path, "fedavg", policy=SLOW)
+    run.run(until=lambda: run.service.machine.asked == "train")
+    run.world.at(100.0, lambda: None)
+    run._workers["device-2"].alive = False
+    run.run(until=lambda: run.world.now >= 100.0)
+    quiet = run.agents["device-0"]
+    ear = Ear(run, lambda header, topic: header.sender == "coordinator")
+    run.run(until=lambda: ear.times("hello", "device-0"))
+    assert run.world.now == pytest.approx(76.0 + HEARD_SECONDS, abs=1), "the last `here` was at 76"
+    assert not quiet.finished and HEARD_SECONDS < STAY_SECONDS
+
+
+def test_a_coordinator_whose_devices_are_told_leaves_at_once(tmp_path, honest):
+    last = max(agent.memory.last_round for agent in honest.agents.values())
+    assert last and honest.service.finished and all(agent.finished for agent in honest.agents.values())
+    run = simulation(tmp_path, "fedavg")
+    ear = Ear(run)
+    run.run()
+    ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
+    assert run.world.now - ended < 0.1
+
+
+def test_a_device_that_died_at_the_end_holds_its_coordinator_up_for_no_longer_than_it_stays(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    ear = Ear(run, lambda header, topic: header.kind == "bye" and header.sender == "device-1")
+    run.run()
+    ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
+    assert run.service.finished and run.world.now - ended == pytest.approx(STAY_SECONDS, abs=1)
