@@ -139,7 +139,7 @@ def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
 def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
     small = ("max_packet_size 5120",)
     with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, broker=small) as f:
-        coordinator = f.coordinator(method={"name": "fedavg"}, network=Network("mlp", feature_size=512))
+        coordinator = f.coordinator(method={"name": "fedavg"}, network=Network("mlp", feature_size=128))
         f.device("one")
         device = foreign(f, "fedavg")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
