@@ -43,9 +43,9 @@ def fleet(tmp_path_factory):
         yield made
 
 
-def foreign(fleet, method):
+def foreign(fleet, method, classes=CLASSES):
     address, keys = fleet.address("foreign"), fleet.fleet.party("foreign") / CURRENT
-    given = [address.host, address.port, keys, fleet.folder / f"foreign-{method}", CLASSES, EXAMPLES]
+    given = [address.host, address.port, keys, fleet.folder / f"foreign-{method}", classes, EXAMPLES]
     command = [sys.executable, "-I", str(EXAMPLE), *map(str, given)]
     made = Process(f"foreign {method}", command, fleet.folder / f"foreign-{method}.log")
     fleet.processes.append(made)
@@ -144,3 +144,11 @@ def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
         device = foreign(f, "fedavg")
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
         assert [verdict for *_, verdict in verdicts(f, device)] == ["accepted"] * 2
+
+
+def test_a_refusal_ends_it_in_one_line(tmp_path):
+    with Federation(tmp_path, "foreign", rounds=1) as f:
+        f.coordinator()
+        device = foreign(f, "fedavg", classes=CLASSES + 2)
+        assert f.wait_for_end(device) == 1, f.log_of(device)
+        assert f.log_of(device) == "refused: it has 5 classes, this run has 3\n"

@@ -30,7 +30,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-CAN = ["inline", "manifest", "many", "wants"]  # what it understands beside version 1.0
+CAN = ["answers", "bye", "inline", "manifest", "many", "wants"]  # what it understands beside version 1.0
 HPKE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 FINAL = {132, 133, 134, 135, 138, 140, 142, 149, 152, 154, 155, 156, 157}  # after these nobody connects again
 FAULTS = ValueError, TypeError, LookupError, AttributeError, struct.error, InvalidSignature, InvalidTag  # of others
@@ -169,7 +169,7 @@ class Device:
         self.memory.write()  # before anything is said
         self.prefix, self.room, self.birth = f"protofleet/1/{keys.federation}/", 0, 0
         self.up, self.my_state = f"{self.prefix}up/{keys.name}", f"{self.prefix}dev/{keys.name}/state"
-        self.run, self.sequence, self.floor, self.seen = "", 0, self.memory.sequence, set[int]()
+        self.run, self.sequence, self.said, self.floor, self.seen = "", 0, 0, self.memory.sequence, set[int]()
         self.plan, self.planned_by, self.counts, self.metrics = b"", 0, list[int](), list[str]()
         self.task = self.coming = self.answer = None  # type: Any
         self.offers, self.served = dict[bytes, Fields](), dict[bytes, tuple[Manifest, bytes]]()
@@ -194,7 +194,7 @@ class Device:
         self.at[what], self.pauses[what] = time.monotonic() + seconds, min(2 * seconds, most)
 
     def hello(self) -> None:
-        plan = self.plan if self.planned_by == self.memory.epoch else b""  # each coordinator says what it can
+        plan, self.said = (self.plan if self.planned_by == self.memory.epoch else b""), self.sequence + 1
         self.say("hello", {"classes": self.classes, "examples": self.examples, "protocol": [1, 1], "can": CAN,
                            "plan": plan, "counts": self.counts})
         self.wait("hello", 15, 15)
@@ -224,7 +224,7 @@ class Device:
         if "finished" not in (header.kind, fields.get("reason")):
             self.wait("hello", 0 if fields["online"] and fields.get("reason") != "here" else 15, 15)
         elif header.run == self.memory.run:
-            self.end(0, "the run is finished")
+            self.end(0, "finished")
 
     def on_welcome(self, header: Header, fields: Fields) -> None:
         about, digest = fields.get("about", {}), hashlib.sha256(fields["plan"]).digest()
@@ -336,11 +336,11 @@ class Device:
             self.memory.write()
 
     def on_refusal(self, header: Header, fields: Fields) -> None:
-        boot = fields.get("boot", 0)
-        if boot > self.memory.boot or (self.refused and not boot):
+        boot, answers = fields.get("boot", 0), fields.get("answers", [])
+        if boot > self.memory.boot or answers == [self.memory.boot, self.said] or (self.refused and not boot):
             self.memory.boot = max(self.memory.boot, boot)
             return self.end(1, f"refused: {fields['reason']}")
-        self.refused = not boot  # it may be of an earlier start: the answer to the next hello tells
+        self.refused = not boot and not answers  # it may be of an earlier start: the next answer tells
         self.wait("hello", 2, 2)
 
     def end(self, code: int, why: str) -> None:
