@@ -25,6 +25,7 @@ from protocol.seal import COORDINATOR, Header, contents, read_header, verified
 from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport
+from protocol.window import Window
 
 ANSWERS: Final = "answers"  # a form of a refusal
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
@@ -241,6 +242,13 @@ class CoordinatorLink(Link):
             "let one of them run, and start it again"
         )
         self.send(device, Refusal(words, boot))
+
+    def _window(self, header: Header, holder: str) -> Window:
+        """A boot that lies far ahead of the clock binds nobody: a version that did not look has taken it over."""
+        known = self._windows.get(header.sender, Window()).boot
+        if header.boot < known and self.clock.ahead(known) and not self.clock.ahead(header.boot):
+            del self._windows[header.sender]
+        return super()._window(header, holder)
 
     def _send_back(self, frame: bytes, words: str) -> None:
         """Tell a device that its boot is none; it says so to who greets, and to nobody else."""

@@ -5,7 +5,6 @@ No sockets and no clock: frames leave through a Transport, `now` is an argument,
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Final
 from protocol import blocks, boxes, codec
 from protocol.broker import BrokerError
 from protocol.callbacks import Failures
-from protocol.clocks import Clock, days
+from protocol.clocks import Clock
 from protocol.codec import Attachment
 from protocol.keys import Identity, Keyring
 from protocol.messages import Boxed, Manifest, Message, Offer, State
@@ -37,8 +36,6 @@ from protocol.store import ObjectStore
 from protocol.topics import Topics
 from protocol.transport import Transport, Will, packet_bytes
 from protocol.window import Window
-
-log = logging.getLogger("protofleet")
 
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
@@ -269,12 +266,7 @@ class Link:
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
         """What an earlier process has heard is no news to this one: boot, newest sequence, and who held the name."""
         for sender, (boot, newest, holder) in heard.items():
-            if far := self.clock.ahead(boot):  # of a version that did not look
-                log.warning(
-                    "boot %d of %s lies %s ahead of this clock: it is forgotten", boot, sender, days(far)
-                )
-            else:
-                self._windows[sender] = Window.up_to(boot, newest, holder)
+            self._windows[sender] = Window.up_to(boot, newest, holder)
 
     def _check(self, header: Header, topic: str) -> None:
         raise NotImplementedError

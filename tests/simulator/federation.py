@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +22,12 @@ from edge_client.agent import Agent
 from edge_client.state import Memory
 from methods import load
 from methods.plan import Network, Plan
+from protocol.clocks import MOST_AHEAD
+from protocol.clocks import Clock as Wall
 from protocol.coordinator_link import CoordinatorLink
 from protocol.device_link import DeviceLink
 from protocol.keys import Identity, Keys
+from protocol.reasons import Reason
 from protocol.seal import COORDINATOR
 from protocol.store import DamagedError
 from protocol.topics import Topics
@@ -47,6 +50,24 @@ from tests.worlds import shard
 RUN, FEDERATION = "simulated", "sky"
 KEYS = {name: Keys.new() for name in (COORDINATOR, *(f"d{i}" for i in range(8)))}
 QUICK = {name: quick(keys, name) for name, keys in KEYS.items()}
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A party's public keys, in a record that may be renewed."""
+
+    sign: bytes
+    receive: bytes
+    serial: int = 1
+    not_before: int = 0
+
+    @property
+    def holder(self) -> str:
+        return str(self.serial)
+
+    @staticmethod
+    def of(keys: Keys) -> Registered:
+        return Registered(keys.public.sign, keys.public.receive)
 
 
 @dataclass(frozen=True)
@@ -85,7 +106,7 @@ class Federation:
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.keys = KEYS if s.sealed else QUICK
-        self.ring = {name: keys.public for name, keys in self.keys.items()}
+        self.ring = {name: Registered.of(keys) for name, keys in self.keys.items()}
         self.plan = self._plan()
         self.data = {name: self._data(i) for i, name in enumerate(s.devices)}
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
@@ -97,6 +118,8 @@ class Federation:
         self.platters: dict[Path, Platter] = {}
         self.ends: list[str] = []  # what processes said that ended of themselves
         self.finished = False
+        self.least_wall = 1.7e9  # of the coordinator's clock, ever
+        self._set_at = float("inf")  # when the operator sets the clocks
         self._names = (COORDINATOR, *s.devices)
         parts, h = self.parts, self.history
         self._spool, self._memory = observed_spool(parts.spool, h), observed_memory(parts.memory, h)
@@ -141,6 +164,7 @@ class Federation:
         def link(service: Service) -> CoordinatorLink:
             made = self._coordinator_link(me, self.ring, topics, line, spool.store, service.door)
             made.run, made.sealed = RUN, self.scenario.sealed
+            made.clock, made.who = Wall(process.host.wall), process.name
             line.leave(made.will(topics.coord_state))
             return made
 
@@ -150,10 +174,11 @@ class Federation:
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
         memory = self._memory(folder, disk=process.disk)
-        me, topics = Identity(name, memory.boot(process.host.wall()), self.keys[name]), Topics(FEDERATION)
+        boot = memory.boot(process.host.wall(), self.ring[name].holder)
+        me, topics = Identity(name, boot, self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
         link = self._device_link(me, self.ring, topics, line, memory.store)
-        link.sealed = self.scenario.sealed
+        link.sealed, link.clock = self.scenario.sealed, Wall(process.host.wall)
         line.leave(link.will(topics.device_state(name)))
         data = self.data[name]
         agent = self._agent(
@@ -208,12 +233,42 @@ class Federation:
             self.ends.append(f"{process.name}: {party.stopped}")
         if isinstance(party, Agent) and party.problem:
             self.ends.append(f"{process.name}: {party.problem}")
+            if "enrol renew" in party.problem:
+                self._demand_ahead(party.link.me.boot, name)
+                self._renew(name)
         if isinstance(party, Agent) and party.finished and not party.problem and not process.ended:
             return
         place = process.name
         if place in self._names and self.processes.get(place) is process:  # nobody looks after a second one
             seconds = 1.0 + 9.0 * self.dice.random()
             self.clock.after(seconds, f"{place} is started again", lambda: self.boot(place, name, folder))
+
+    def _demand_ahead(self, boot: int, name: str) -> None:
+        """No refusal ends a device that a broker has kept since its clock was wrong."""
+        behind = self.least_wall < 1.7e9 - 0.9 * MOST_AHEAD
+        words = f"I13: {name} ended by a refusal of a boot that was another's; its own, {boot}, is none too far ahead"
+        demand(behind or boot - 1.7e9 - self.clock.now > 0.9 * MOST_AHEAD, words)
+
+    def _renew(self, name: str) -> None:
+        """The operator has read why the device was refused: clocks are set, and its record is a new one."""
+        self.clock.note(f"{name} is renewed")
+        self.hosts[name].set()
+        self.hosts[COORDINATOR].set()
+        self.ring[name] = replace(self.ring[name], serial=self.ring[name].serial + 1)
+
+    def _somebody_sets_the_clock(self) -> None:
+        if self._set_at == float("inf"):
+            self._set_at = self.clock.now + 20.0 + 40.0 * self.dice.random()
+            self.clock.at(self._set_at, "the operator has read the log", self._clock_is_wrong)
+
+    def _clock_is_wrong(self) -> None:
+        """The operator has read that devices take no coordinator from the future."""
+        self._set_at = float("inf")
+        self.clock.note("the clocks are set")
+        for host in self.hosts.values():
+            host.set()
+        self.kill(COORDINATOR)
+        self.clock.after(2.0, f"{COORDINATOR} is started again", lambda: self.boot(COORDINATOR))
 
     def _seconds(self, name: str) -> float:
         return self.work_seconds[name] * (0.1 + 0.9 * self.dice.random())
@@ -227,7 +282,11 @@ class Federation:
             words = f"I4: {process.name} went back from epoch {process.epoch} to {party.link.epoch}"
             demand(party.link.epoch >= process.epoch, words)
             process.epoch = party.link.epoch
+            if party.link.meter.rejected[Reason.EPOCH_AHEAD] > process.too_far:
+                process.too_far = party.link.meter.rejected[Reason.EPOCH_AHEAD]
+                self._somebody_sets_the_clock()
         if isinstance(party, Service):
+            self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
             errors = party.guard.cut_off + party.aside.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
             demand(not party.bans.banned, f"I8: honest devices are banned: {sorted(party.bans.banned)}")
@@ -236,6 +295,8 @@ class Federation:
         process.looked += 1
         if process.alive and process.looked % 8:
             return  # sums only grow: what is wrong once is wrong at the next look
+        if isinstance(party, Agent) and party.link._early is not None:
+            return  # a block that has come before its task is counted with it
         meter, back, out = party.link.meter, party.link._back, party.link.direction  # type: ignore[attr-defined]
         ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
         words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"
@@ -264,7 +325,9 @@ class Federation:
         x, y = torch.full((4 + i, 3, 8, 8), 0.1 * i), torch.arange(4 + i) % 2
         part = SimpleNamespace(x=x, y=y)
         empty = SimpleNamespace(x=x[:0], y=y[:0])
-        return SimpleNamespace(domain=f"domain-{i}", classes=2, train=part, validation=empty, test=part)
+        return SimpleNamespace(
+            domain=f"domain-{i}", classes=2, names=(), train=part, validation=empty, test=part
+        )
 
 
 def close_files(process: Process) -> None:

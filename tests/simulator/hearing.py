@@ -106,9 +106,9 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
                 self.due.epoch = self.me.boot
                 said.coordinators[self.me.boot], said.owes[self.me.boot] = self.ear, self.due
 
-        def remember(self, heard: Mapping[str, Place]) -> None:
+        def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
             super().remember(heard)
-            self.ear.told = dict(heard)
+            self.ear.told = {sender: (boot, newest) for sender, (boot, newest, _) in heard.items()}
             if isinstance(self, CoordinatorLink):
                 self.ear.behind = dict(said.marks)
 

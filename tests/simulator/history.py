@@ -16,6 +16,7 @@ from edge_client.agent import Agent
 from edge_client.outgoing import Outgoing
 from edge_client.state import Answer, Memory
 from methods.base import Member
+from protocol.clocks import ahead
 from protocol.disk import Disk
 from protocol.messages import Arrays, Receipt
 from tests.simulator.clock import Clock
@@ -79,7 +80,7 @@ class History:
 
     @property
     def newest(self) -> int:
-        return max(self.epochs, default=-1)
+        return self.epochs[-1] if self.epochs else -1
 
     def copied(self, card: Path, copy: Path) -> None:
         """With what its device was just about to make durable when it died, if that is on the card."""
@@ -120,9 +121,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             gone = {what: n for what, n in self.fallbacks.items() if n}
             demand(not gone, f"I2: the spool went back ({gone}), and nothing of it was damaged")
 
-        def start_run(self, name: str, settings: str, clock: int) -> int:
-            epoch = super().start_run(name, settings, clock)
-            demand(epoch > history.newest, f"I4: epoch {epoch} follows {history.newest}")
+        def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
+            epoch = super().start_run(name, settings, clock, least)
+            back = ahead(history.newest, clock) > 0  # a clock was ahead, and somebody has set it
+            demand(epoch > history.newest or back, f"I4: epoch {epoch} follows {history.newest}")
             history.epochs.append(epoch)
             self.mine = epoch
             return epoch
@@ -176,9 +178,11 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
                 del history.closed[place]
             history.said.asks_no_more(self.mine)
 
-        def accept(self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0)) -> None:
+        def accept(
+            self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0), holder: str = ""
+        ) -> None:
             before = self.answers(round, phase).get(answer.device)
-            super().accept(round, phase, answer, heard)
+            super().accept(round, phase, answer, heard, holder)
             where = f"{answer.device}'s answer to round {round} {phase}"
             history.written_by(self.mine, where)
             key = (round, phase, answer.device, answer.base)

@@ -10,6 +10,7 @@ from protocol.seal import COORDINATOR
 from protocol.topics import Topics
 from tests.simulator.broker import honest
 from tests.simulator.federation import FEDERATION, Federation
+from tests.simulator.keeper import Keeper
 from tests.simulator.malice import DEEDS, Malice
 
 YEAR_1970 = -1.7e9
@@ -43,6 +44,7 @@ class Nemesis:
             f.broker.meddle = Malice(
                 dice, f.keys, Topics(FEDERATION), s.sealed, deeds_of_harm, s.malice, f.said.says
             ).meddle
+        f.broker.meddle = self._keeper().before(f.broker.meddle)
         f.clock.at(s.bad_seconds, "all is well", self.heal)
 
     def heal(self) -> None:
@@ -51,7 +53,7 @@ class Nemesis:
         for kind in ("loss", "repeat", "late"):
             setattr(f.broker.manners, kind, 0.0)
         f.broker.manners.max_queued = max(f.broker.manners.max_queued, 1000)
-        f.broker.meddle = honest
+        f.broker.meddle = self._keeper().before(honest)  # a run ends after all faults but this one
         if not f.broker.up:
             f.broker.start()
         for place, process in list(f.processes.items()):
@@ -67,6 +69,11 @@ class Nemesis:
             process = f.processes.get(place)
             if process is None or not (process.alive or f.clock.events == 0 or self._done(place)):
                 f.clock.after(1.0, f"{place} is switched on", lambda place=place: f.boot(place))
+
+    def _keeper(self) -> Keeper:
+        dice, kinds = random.Random(f"{self.s.seed}/keeper"), self.s.kinds
+        losses = dice.randint(1, 2 * len(self.s.devices)) if "lost_ends" in kinds else 0
+        return Keeper(dice, Topics(FEDERATION), losses, "kept_refusals" in kinds)
 
     def _done(self, place: str) -> bool:
         """Whether it ended as it should: switching it on again proves nothing."""

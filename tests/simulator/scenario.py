@@ -18,6 +18,7 @@ KINDS = (
     "partition", "one_way", "pause", "clock_jump", "skew", "second_coordinator", "twin", "late_joiner", "flapping",
     "straggler", "new_card", "small_queue", "loss", "repeat", "late", "reorder", "slow_link",
     "frail_disk",
+    "lost_ends", "kept_refusals",
     "alter", "replay", "forge", "sign_anothers", "speak_openly", "miscount",
     "replaced",
 )  # fmt: skip

@@ -1,0 +1,48 @@
+"""A broker that loses the last words of a run, and says refusals again that it has kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.blocks import is_block
+from protocol.seal import read_header
+from protocol.topics import Topics
+from tests.simulator.broker import Message
+
+Meddle = Callable[[str, bytes], list[Message]]
+
+
+@dataclass
+class Keeper:
+    dice: random.Random
+    topics: Topics
+    losses: int  # so many last words never arrive
+    keeps: bool  # refusals
+    _kept: dict[str, list[Message]] = field(default_factory=dict)
+
+    def before(self, then: Meddle) -> Meddle:
+        """What is left goes on to whoever else has his hands in it."""
+
+        def meddle(topic: str, frame: bytes) -> list[Message]:
+            if is_block(frame):
+                return then(topic, frame)
+            header = read_header(frame)[0]
+            if self.losses and (
+                header.kind == "finished" or (header.kind == "state" and b"finished" in frame)
+            ):
+                self.losses -= 1
+                return []
+            if header.kind == "refusal":
+                self._kept.setdefault(header.recipient, []).append((topic, frame))
+            return [*then(topic, frame), *self._again(header.kind, header.sender)]
+
+        return meddle
+
+    def _again(self, kind: str, sender: str) -> list[Message]:
+        """When a device has greeted, whoever it is now."""
+        kept = self._kept.get(sender, [])
+        if not self.keeps or kind != "hello" or not kept or self.dice.random() < 0.5:
+            return []
+        return [self.dice.choice(kept)]
