@@ -12,6 +12,7 @@ from protocol.blocks import is_block
 from protocol.seal import read_header
 from tests.worlds import POLICY, assert_same, simulation
 
+LONG = 20.0  # of work: after its first `here` a device is quiet
 SLOW = replace(POLICY, patience_seconds=1e6)
 
 
@@ -69,6 +70,9 @@ def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as
 
 def test_a_task_that_was_lost_is_asked_for_at_the_next_here(tmp_path, honest):
     run, lost = simulation(tmp_path, "fedavg"), []
+    run.work_seconds = LONG
+    for worker in run._workers.values():
+        worker.seconds = LONG
 
     def first_of_round_2(header, topic):
         if header.kind == "task" and header.round == 2 and topic.endswith("device-1") and not lost:
@@ -85,6 +89,9 @@ def test_a_task_that_was_lost_is_asked_for_at_the_next_here(tmp_path, honest):
 
 def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tmp_path, honest):
     run, lost = simulation(tmp_path, "fedavg"), []
+    run.work_seconds = LONG
+    for worker in run._workers.values():
+        worker.seconds = LONG
 
     def drops(header, topic):
         last_words = header.kind == "finished" or (
