@@ -107,6 +107,7 @@ class Naming:
         if self._votes[side] < 2 or 2 * self._votes[side] <= total:
             return
         self.fixed = Called(side, self._lists.get(side, ()))
+        self._hellos.clear()
         self.wake_at = 0.0 if self._waiting else float("inf")
         log.info(
             "the classes of this run are called %s, as %d of %d devices say; from now on nobody who says something "
@@ -154,7 +155,7 @@ class Naming:
     def _take_back(self, device: str) -> None:
         if (before := self._said.pop(device, None)) is None:
             return
-        del self._hellos[device]
+        self._hellos.pop(device, None)
         self._votes[before] -= 1
         if not self._votes[before]:
             del self._votes[before]

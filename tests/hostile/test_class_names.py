@@ -68,7 +68,7 @@ def test_both_sides_refuse_other_names_and_the_run_goes_on_with_an_old_device(tm
 
 def test_most_devices_say_the_names_and_a_later_coordinator_still_knows_them(tmp_path):
     """Nothing stands in the settings, and the liar is the first to come."""
-    with Federation(tmp_path, "a", "b", "liar", "late", policy=POLICY, rounds=40) as f:
+    with Federation(tmp_path, "a", "b", "liar", "late", policy=POLICY, rounds=400) as f:
         first = f.coordinator()
         liar = f.raw("liar", hello={"can": ["names"], "names": OTHER})
         liar.wait("welcome")
