@@ -160,9 +160,10 @@ def odd_one(run, device="device-2", names=OTHER):
 def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, odd):
     run = simulation(tmp_path, "fedavg", policy=PATIENT)
     odd_one(run, odd)
+    run.run(lambda: run.agents[odd].finished)
+    assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].problem
     run.run()
     assert run.service.finished and run.service.naming.names == NAMES
-    assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].problem
     assert odd not in run.service.members and len(run.service.members) == 2
 
 
