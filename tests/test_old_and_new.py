@@ -1,0 +1,196 @@
+"""Devices and coordinators of version 1.0 beside those of 1.1: real processes, at a secured Mosquitto.
+
+The old ones are scripted, of bytes (tests/hostile), from docs/protocol.md as it was before 1.1.
+"""
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from coordinator.config import Rules
+from methods.plan import Network
+from protocol.broker import BrokerError
+from protocol.enrolled import CURRENT, load_enrolled
+from protocol.seal import COORDINATOR
+from tests.chaos.campaign import pictures
+from tests.conftest import missing
+from tests.hostile import wire
+from tests.hostile.device import Answer, Device, honest
+from tests.hostile.federation import CLASSES, RUN, Federation
+from tests.hostile.newer import Newer
+from tests.hostile.old_coordinator import INLINE, OldCoordinator
+from tests.worlds import once_each
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+METHODS = {  # broadcasts of several blocks, and of one
+    "fedavg": {"network": Network("mlp", feature_size=256), "method": {"name": "fedavg", "lr": 0.02}},
+    "fedproto": {
+        "network": Network("mlp", feature_size=16),
+        "method": {"name": "fedproto"},
+    },  # its broadcasts are one block
+}
+TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
+SILENT = "import edge_client.greeting; edge_client.greeting.FORMS = ()"  # it says no form
+OURS = ("one", "two")
+SPOKEN = {  # what 1.0 has in what devices hear, and what they look away from
+    "state": {"online", "reason"}, "welcome": {"plan"}, "task": {"broadcast", "seconds"}, "refusal": {"reason"},
+    "want": {"object", "ranges", "again"}, "receipt": {"verdict", "reason"}, "finished": set(),
+}  # fmt: skip
+UPWARDS = {
+    "state": {"online", "reason"}, "bye": {"reason"}, "want": {"object", "ranges", "again"},
+    "hello": {"classes", "examples", "domain", "software", "protocol", "plan", "counts", "holds"},
+    "update": {"examples", "metrics", "arrays"},
+}  # fmt: skip
+TO_ALL = {"welcome.about", "state.who", "state.now", "hello.can", "hello.names", "hello.names_hash"}
+
+
+@dataclass
+class Ran:
+    """What a run has learned, by the hashes of all answers and broadcasts, and what its scripted device has heard."""
+
+    answers: list[tuple]
+    learned: list
+    rejected: list[dict]
+    complaints: list[str]
+    heard: list
+    asks: list
+
+    @property
+    def plan(self):
+        return next(h.fields["plan"] for h in self.heard if h.kind == "welcome")
+
+
+def weights(task):
+    return {k: (v * v.dtype.type(0.75)).astype(v.dtype) for k, v in task.arrays.items()}
+
+
+def prototypes(task):
+    dice = np.random.default_rng(task.round)
+    width = METHODS["fedproto"]["network"].feature_size
+    values = dice.normal(size=(CLASSES, width)).astype("float32")
+    return {"prototypes": values, "labels": np.arange(CLASSES), "counts": np.array([3, 3, 4])}
+
+
+WORK = {"fedavg": weights, "fedproto": prototypes}
+
+
+def ran(folder, method, third, planted=""):
+    """Two of our devices and a scripted one, to the end."""
+    with Federation(folder, *OURS, "third", policy=TOGETHER, rounds=2, **METHODS[method]) as f:
+        coordinator, asks = f.coordinator(), []
+
+        def work(task):
+            asks.append(task)
+            if task.phase == "evaluate":
+                return honest(task)
+            body = wire.body(WORK[method](task))
+            return Answer(body if len(body) < INLINE else device.offer(body))
+
+        device = third(f.credentials("third"), work)
+        f.raw_devices.append(device)
+        device.start()
+        ours = devices(f, planted)
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        device.wait("finished")
+        assert [f.wait_for_end(one) for one in ours] == [0, 0]
+        rejected = [line["rejected"] for line in f.rounds()]
+        return Ran(*learned(f), rejected, complaints(f, ours), device.heard, asks)
+
+
+def learned(f):
+    """The hashes of answers, of what they stand on and of what the coordinator has made of them; and the measures."""
+    with contextlib.closing(sqlite3.connect(f.run / "coordinator" / "spool.sqlite")) as db:
+        answers = db.execute(
+            "SELECT round, phase, device, base, object FROM accepted ORDER BY round, device"
+        ).fetchall()
+        said = [
+            json.loads(row[0]) for row in db.execute("SELECT metrics FROM accepted ORDER BY round, device")
+        ]
+        states = db.execute("SELECT round, attempt, object FROM checkpoint ORDER BY id").fetchall()
+    measured = [{name: value for name, value in one.items() if name != "seconds.work"} for one in said]
+    return answers, [measured, states, [[line["participants"], line["pooled"]] for line in f.rounds()]]
+
+
+def devices(f, planted=""):
+    """Ours, with the same pictures each time."""
+    made = []
+    for number, name in enumerate(OURS):
+        pictures(f.folder / "pictures" / name, seed=number)
+        made.append(f.device(name, planted=planted))
+    return made
+
+
+def complaints(f, processes):
+    return [line for one in processes for line in f.log_of(one).splitlines() if "rejected" in line]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Each made once: (method, who is beside our devices)."""
+    makers = {"old": (Device, ""), "new": (Newer, ""), "all old": (Device, SILENT)}
+
+    def make(which):
+        method, who = which
+        try:
+            return ran(tmp_path_factory.mktemp("run"), method, *makers[who])
+        except BrokerError as error:
+            missing(error)
+
+    return once_each(make)
+
+
+def keys_of(heard, known):
+    """What stands in messages beside the keys of 1.0, as kind.key."""
+    return {f"{kind}.{key}" for kind, fields in heard for key in fields.keys() - known[kind]}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_old_device_with_a_new_coordinator_and_new_devices_hears_what_it_knows(runs, method):
+    mixed = runs((method, "old"))
+    assert [not r for r in mixed.rejected] == [True] * 3 and not mixed.complaints
+    assert keys_of([(h.kind, h.fields) for h in mixed.heard], SPOKEN) <= TO_ALL
+    assert [task.round for task in mixed.asks] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_learns_the_same_bits_whoever_of_its_devices_is_old(runs, method):
+    mixed, *others = (runs((method, who)) for who in ("old", "new", "all old"))
+    assert len(mixed.answers) >= 6
+    for other in others:
+        assert other.answers == mixed.answers
+        assert other.learned == mixed.learned
+
+
+def test_the_new_device_beside_it_was_served_in_the_new_way(runs):
+    tasks = [h.fields for h in runs(("fedproto", "new")).heard if h.kind == "task"]
+    assert [task["broadcast"] for task in tasks] == [None] * len(tasks)
+    assert tasks[-1]["follows"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tmp_path, method):
+    before = runs((method, "old"))
+    with Federation(tmp_path, *OURS, policy=TOGETHER) as f:
+        old = OldCoordinator(f.credentials(COORDINATOR), receivers(f), RUN, before.plan, before.asks)
+        ours = devices(f)
+        old.conduct()
+        assert [f.wait_for_end(one) for one in ours] == [0, 0]
+        assert not complaints(f, ours)
+    answers = {place: hashlib.sha256(body).digest() for place, body in old.answers.items()}
+    same = {
+        (r, p, d): found for r, p, d, _, found in before.answers if d in OURS
+    }  # the newest rounds' are kept
+    assert len(answers) == 6 and same and same.items() <= answers.items()
+    assert keys_of([(header["kind"], fields) for header, fields in old.heard], UPWARDS) <= TO_ALL
+    assert all(fields["metrics"] for header, fields in old.heard if header["kind"] == "update")
+
+
+def receivers(f):
+    parties = {name: load_enrolled(f.fleet.party(name) / CURRENT, time.time()) for name in OURS}
+    return {name: mine.receive.public_key().public_bytes_raw() for name, mine in parties.items()}
