@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-NAMES = ("rounds", "transfer", "memory", "sealing", "wear", "flower")
+NAMES = ("rounds", "transfer", "memory", "sealing", "beside", "wear", "flower")
 BY_NAME = ("stack",)  # which needs Docker and images
 RESULTS = Path(__file__).parent / "results"
 

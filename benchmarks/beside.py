@@ -1,0 +1,120 @@
+"""What a round costs a device on the wire beside the bytes of its arrays, by kind of message.
+
+A federation in one process, sealed: every PUBLISH is measured where the broker takes it, as it would be on a socket.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+
+from benchmarks.member import MadeUp, made_up
+from coordinator.events import Policy
+from deploy.simulation import Simulation
+from methods.plan import Network, Plan
+from protocol.meter import DOWN, UP
+from protocol.transport import packet_bytes
+
+CLASSES, SIZE, DEVICES, ROUNDS = 10, 8, 4, 20
+POLICY = Policy(
+    rounds=ROUNDS,
+    quorum=DEVICES,
+    cohort=DEVICES,
+    patience_seconds=20.0,
+    grace_seconds=1.0,
+    settle_seconds=0.5,
+)
+KINDS = ("task", "block", "want", "update", "receipt")
+WIDTHS = {
+    "10 kB": 256,
+    "3.5 kB": 85,
+}  # of an embedding: ten prototypes of float32, and their labels and counts
+BLOCK = b"PF\x02"
+
+
+class Scale:
+    """Weighs every packet on its way into the made-up broker."""
+
+    def __init__(self, run: Simulation) -> None:
+        self.bytes: Counter[tuple[str, str]] = Counter()  # (device, kind); what goes to all has no device
+        self._publish = run.broker.publish
+        run.broker.publish = self.publish  # type: ignore[method-assign]
+
+    def publish(self, topic: str, frame: bytes, retain: bool) -> None:
+        level, place = topic.split("/")[3:5]
+        device = place if level in ("up", "down", "dev") else ""
+        self.bytes[device, kind_of(frame)] += packet_bytes(topic, len(frame))
+        self._publish(topic, frame, retain)
+
+    def of(self, devices: Sequence[str], kind: str) -> float:
+        """Bytes of one device, what went to all included."""
+        return self.bytes["", kind] + sum(self.bytes[device, kind] for device in devices) / len(devices)
+
+
+def kind_of(frame: bytes) -> str:
+    """As a broker can read it."""
+    if frame[:3] == BLOCK:
+        return "block"
+    header: list[str] = msgpack.unpackb(frame[5 : 5 + int.from_bytes(frame[3:5], "little")])
+    return header[3]
+
+
+def weighed(folder: Path, width: int) -> tuple[Simulation, Scale]:
+    """A run of FedProto to its end."""
+    shards = {
+        name: measured(made_up(name, CLASSES, SIZE, 40)) for name in map("device-{}".format, range(DEVICES))
+    }
+    plan = Plan("fedproto", CLASSES, ROUNDS, 1, SIZE, Network("mlp", embedding_size=width))
+    run = Simulation(plan, shards, POLICY, folder)
+    scale = Scale(run)
+    run.run()
+    return run, scale
+
+
+def measured(data: MadeUp) -> MadeUp:
+    """With something to measure: an update carries metrics."""
+    return replace(data, validation=data.train, test=data.train)
+
+
+def share(run: Simulation, scale: Scale, devices: Sequence[str]) -> dict[str, float]:
+    """Bytes of one device in a round, the evaluation counted as one: arrays, and by kind what stands beside them."""
+    rounds, payload = ROUNDS + 1, run.service.link.meter.payload
+    up = sum(n for (way, _), n in payload.items() if way == UP) / len(run.agents)
+    down = sum(n for (way, _), n in payload.items() if way == DOWN)
+    arrays = {"update": up, "block": down}
+    found = {kind: (scale.of(devices, kind) - arrays.get(kind, 0)) / rounds for kind in KINDS}
+    return {"arrays up": up / rounds, "arrays down": down / rounds, **found}
+
+
+def beside(found: dict[str, float]) -> float:
+    """What a round costs without its arrays."""
+    return sum(found[kind] for kind in KINDS)
+
+
+def ratio(found: dict[str, float]) -> float:
+    """Wire over payload, of both directions."""
+    payload = found["arrays up"] + found["arrays down"]
+    return (payload + beside(found)) / payload
+
+
+def ratio_up(found: dict[str, float]) -> float:
+    """Of the answer alone, with what is asked for before it."""
+    return (found["arrays up"] + found["want"] + found["update"]) / found["arrays up"]
+
+
+def measure() -> dict[str, object]:
+    said: dict[str, object] = {}
+    for name, width in WIDTHS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            run, scale = weighed(Path(folder), width)
+        found = share(run, scale, list(run.agents))
+        said[name] = {
+            **{key: round(value, 1) for key, value in found.items()}, "beside": round(beside(found), 1),
+            "wire / payload": round(ratio(found), 3), "wire / payload up": round(ratio_up(found), 3),
+        }  # fmt: skip
+    return said

@@ -1,0 +1,66 @@
+"""What a round of FedProto costs a device beside its arrays, on the wire of a real broker, message by message."""
+
+import contextlib
+from collections import Counter
+
+import pytest
+
+from coordinator.config import Rules
+from methods.plan import Network
+from protocol.broker import BrokerError
+from protocol.transport import packet_bytes
+from tests.conftest import missing
+from tests.hostile.federation import CLASSES, Federation
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+WIDTH = 288  # three prototypes, their labels and counts: an answer of 3.5 kB
+ARRAYS = CLASSES * (4 * WIDTH + 2 * 8)
+ROUNDS = 4
+KINDS = ("task", "want", "update", "receipt")
+NEW, OLD = ("board-1", "board-2"), "board-3"
+TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
+SAYS_NO_FORM = "import edge_client.greeting; edge_client.greeting.FORMS = ()"
+
+
+@pytest.fixture(scope="module")
+def cost(tmp_path_factory):
+    """(device, kind of message) -> bytes of its packets in a round, without those of arrays."""
+    found = Counter()
+    with contextlib.ExitStack() as ends:
+        try:
+            made = Federation(
+                tmp_path_factory.mktemp("f"), *NEW, OLD, taken_over=True, policy=TOGETHER, rounds=ROUNDS,
+                name="spring", network=Network("mlp", embedding_size=WIDTH), method={"name": "fedproto"},
+            )  # fmt: skip
+        except BrokerError as error:
+            missing(error)
+        f = ends.enter_context(made)
+        coordinator = f.coordinator()
+        ours = [*(f.device(name) for name in NEW), f.device(OLD, planted=SAYS_NO_FORM)]
+        assert f.wait_for_end(coordinator, 240.0) == 0, f.last_words()
+        assert [f.wait_for_end(one) for one in ours] == [0, 0, 0]
+        assert [line["payload"]["up"] for line in f.rounds()][:ROUNDS] == [
+            {"counts": 72, "labels": 72, "prototypes": 3 * 4 * CLASSES * WIDTH}
+        ] * ROUNDS
+        for frame in f.proxy.seen:
+            if frame.party in (*NEW, OLD):
+                found[frame.party, frame.kind] += packet_bytes(frame.topic, len(frame.data))
+    for name in (*NEW, OLD):
+        found[name, "update"] -= ROUNDS * ARRAYS
+    return {key: bytes / (ROUNDS + 1) for key, bytes in found.items()}  # the evaluation is one more round
+
+
+def test_a_round_costs_a_device_at_most_a_thousand_bytes_beside_its_arrays(cost):
+    assert [sum(cost.get((name, kind), 0) for kind in KINDS) <= 1000 for name in NEW] == [True, True], cost
+
+
+def test_an_answer_of_three_and_a_half_kilobytes_costs_at_most_15_percent_more_than_its_arrays(cost):
+    for name in NEW:
+        beside = cost.get((name, "want"), 0) + cost[name, "update"]
+        assert (ARRAYS + beside) / ARRAYS <= 1.15, cost
+
+
+def test_a_device_that_says_no_form_is_told_manifests_and_asks(cost):
+    """So it pays what it always did, and nobody beside it does."""
+    assert cost[OLD, "want"] > 200 and cost[OLD, "task"] > cost[NEW[0], "task"] + 40
+    assert not [cost[name, "want"] for name in NEW if (name, "want") in cost]
