@@ -111,7 +111,9 @@ class Federation:
             through=through,
         )
 
-    def device(self, name: str, planted: str = "", ahead: float = 0.0, **more: Any) -> Process:
+    def device(
+        self, name: str, planted: str = "", ahead: float = 0.0, through: Sequence[str] = (), **more: Any
+    ) -> Process:
         """The product's own device, with pictures of its own."""
         data = self.folder / "pictures" / name
         if not data.exists():
@@ -122,7 +124,7 @@ class Federation:
             data=DataSettings(source="folder", root=str(data), size=self.settings.get("size", SIZE), split="iid"),
             **{"stays": False, **more},
         )  # fmt: skip
-        return self._start(name, "device", encode(made), ahead=ahead, planted=planted)
+        return self._start(name, "device", encode(made), ahead=ahead, planted=planted, through=through)
 
     def raw(self, name: str, work: Work = honest, **more: Any) -> Device:
         """A device that speaks bytes; it is started."""

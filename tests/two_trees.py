@@ -1,0 +1,88 @@
+"""`python -m tests.two_trees BEFORE AFTER [method ...]`: two checkouts of this project, both ways, in one federation.
+
+Real processes and a secured Mosquitto. Who is of which tree changes from run to run; what is learned must not: the
+hashes of all answers that are kept, of broadcasts and of states, and what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+
+import methods
+from coordinator.config import Rules
+from methods.plan import Network
+from tests.chaos.campaign import pictures
+from tests.hostile.federation import Federation
+
+DEVICES = ("one", "three", "two")
+TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
+SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}}
+WORLDS = {  # of which tree coordinator and devices are; the first is what the others are compared with
+    "all before": ("before", "before", "before", "before"),
+    "all after": ("after", "after", "after", "after"),
+    "coordinator before, devices after": ("before", "after", "after", "after"),
+    "coordinator after, devices before": ("after", "before", "before", "before"),
+    "coordinator after, devices mixed": ("after", "before", "after", "before"),
+}
+
+
+def main(before: str, after: str, *chosen: str) -> int:
+    trees, wrong = {"before": before, "after": after}, 0
+    for method in chosen or methods.names():
+        first = None
+        for world, whose in WORLDS.items():
+            found, complaints = learned(method, [trees[one] for one in whose])
+            first = first or found
+            wrong += found != first or bool(complaints)
+            print(
+                f"{method:10} {world:34} {found[:16]} {'same' if found == first else 'DIFFERENT'}", flush=True
+            )
+            for line in complaints:
+                print(f"    {line}", flush=True)
+    return int(wrong > 0)
+
+
+def learned(method: str, trees: list[str]) -> tuple[str, list[str]]:
+    """A digest of all that a run has come to, and what anybody rejected."""
+    with tempfile.TemporaryDirectory() as folder, Federation(
+        Path(folder), *DEVICES, policy=TOGETHER, rounds=2, network=Network("mlp", feature_size=256),
+        method={"name": method, **SETTINGS.get(method, {})},
+    ) as f:  # fmt: skip
+        first, *others = ([*of(tree)] for tree in trees)
+        coordinator, ours = f.coordinator(through=first), []
+        for number, (name, through) in enumerate(zip(DEVICES, others, strict=True)):
+            pictures(f.folder / "pictures" / name, seed=number)
+            ours.append(f.device(name, through=through))
+        ends = [f.wait_for_end(one, 240.0) for one in (coordinator, *ours)]
+        complaints = [] if ends == [0] * 4 else [f"ended with {ends}: {f.last_words()}"]
+        complaints += [f"{line['round']}: {line['rejected']}" for line in f.rounds() if line["rejected"]]
+        complaints += [x for one in ours for x in f.log_of(one).splitlines() if "rejected" in x]
+        return digest(f.run), complaints
+
+
+def of(tree: str) -> list[str]:
+    return ["env", "-C", tree, f"PYTHONPATH={tree}"]
+
+
+def digest(run: Path) -> str:
+    with contextlib.closing(sqlite3.connect(run / "coordinator" / "spool.sqlite")) as db:
+        rows = db.execute("SELECT round, phase, device, base, object, metrics FROM accepted").fetchall()
+        states = db.execute("SELECT round, attempt, object FROM checkpoint ORDER BY id").fetchall()
+    told = [[r, p, d, b.hex(), o.hex(), measures(m)] for r, p, d, b, o, m in sorted(rows)]
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    pooled = [[line["participants"], line["pooled"]] for line in lines]
+    return hashlib.sha256(json.dumps([told, states, pooled]).encode()).hexdigest()
+
+
+def measures(text: str) -> dict[str, float]:
+    return {name: value for name, value in sorted(json.loads(text).items()) if name != "seconds.work"}
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
