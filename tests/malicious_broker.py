@@ -57,7 +57,8 @@ class Malice:
         self.honest(topic, bytes(changed), retain)
 
     def misplace(self, topic: str, frame: bytes, retain: bool) -> None:
-        self.honest(self.dice.choice(self.seen)[0], frame, False)
+        elsewhere = [seen for seen, _ in self.seen if seen != topic] or [topic]
+        self.honest(self.dice.choice(elsewhere), frame, False)
 
     def bring_back(self, topic: str, frame: bytes, retain: bool) -> None:
         self.honest(topic, frame, retain)
