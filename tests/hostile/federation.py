@@ -209,7 +209,10 @@ class Federation:
     ) -> Process:  # fmt: skip
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
-        file.write_text(write_toml(settings))
+        said = {
+            key: value for key, value in settings.items() if value != []
+        }  # other checkouts may not know it
+        file.write_text(write_toml(said))
         program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "deploy.cli"]
         program = ["-c", PLANTED, planted] if planted else program
         made = Process(name, [*through, sys.executable, *program, job, str(file), *options], log, out)
