@@ -122,4 +122,9 @@ def read_plan(text: bytes) -> Plan:
         table = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"the plan is not JSON: {error}") from None
+    if isinstance(table, dict) and "shape" in table:
+        raise SettingsError(
+            f"the run's samples have the shape {str(table['shape'])[:64]}, this version takes square images alone; "
+            "bring it up to date"
+        )
     return decode(Plan, table, "plan")

@@ -1,5 +1,7 @@
 """Which network a device may run, and what it is told otherwise."""
 
+import json
+
 import pytest
 import torch
 
@@ -69,3 +71,14 @@ def test_any_network_can_have_a_projector():
     assert net.embed(torch.randn(8, 3, 32, 32)).min() < 0  # the whole sphere, not one orthant of it
     with pytest.raises(ValueError, match="embedding_size is 0, below 1"):
         Plan("fedlsa", 10, 1, network=Network("cnn_bn", embedding_size=0)).model()
+
+
+@pytest.mark.parametrize("shape", [[128], [6, 128], [3, 32, 48]])
+def test_a_plan_for_samples_that_are_no_square_images_is_refused_in_one_line(shape):
+    """What is to come needs a word on the wire now: `shape`, in place of `size` and `channels`."""
+    plan = json.loads(Plan("fedavg", 2, 1).encode())
+    del plan["size"], plan["channels"]
+    words = "samples have the shape .*this version takes square images alone; bring it up to date"
+    with pytest.raises(SettingsError, match=words) as said:
+        read_plan(json.dumps({**plan, "shape": shape}).encode())
+    assert "\n" not in str(said.value) and str(shape) in str(said.value)

@@ -197,6 +197,10 @@ CASES |= hand_made()
 # What minor version 1 has added.
 CAN = ("inline", "many", "manifest", "wants")
 METRICS = ("accuracy.test.global", "loss.test.global", "samples.test", "seconds.work")
+# Of samples that are no square images: a version that takes those alone leaves with one line.
+SHAPED = json.dumps(
+    {**{k: v for k, v in json.loads(PLAN).items() if k != "size"}, "shape": [6, 128]}, sort_keys=True
+).encode()
 ABOUT = About(CAN, ("manifest",), (), 16, METRICS)
 MEASURED = replace(ANSWER, metrics={"accuracy.test.global": 0.5, "seconds.work": 2.0})
 ROWS = (
@@ -225,6 +229,7 @@ def counted(envelope: Envelope) -> Envelope:
 CASES |= {
     "will of a device": unheard(says("board-7", 0, State(False, "connection lost"))),
     "hello, with what it can": says("board-7", 11, replace(HELLO, can=CAN)),
+    "welcome, to samples of another shape": says("coordinator", 32, Welcome(SHAPED)),
     "welcome, about the run": says("coordinator", 12, Welcome(PLAN, ABOUT)),
     "task, with what the answer must hold": says("coordinator", 13, Task(1, "train", BROADCAST, 60.0, ROWS)),
     "task, whose broadcast follows": says(
