@@ -43,6 +43,7 @@ from coordinator.events import (
 )
 from coordinator.farewells import Farewells
 from coordinator.guard import Guard
+from coordinator.here import Here
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
@@ -91,17 +92,9 @@ log = logging.getLogger("protofleet.coordinator")
 
 NAMES: Final = "names"
 BYE: Final = "bye"  # whoever can says it at the end of its run
-FORMS: Final = (
-    "answers",
-    BYE,
-    "inline",
-    "manifest",
-    "many",
-    NAMES,
-    "wants",
-)  # that were added in minor version 1
-ASK_SECONDS: Final = 15.0  # after a question was put, whom it waits for is said to all
-HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows that something holds it back
+# what was added in minor version 1
+FORMS: Final = ("answers", BYE, "inline", "manifest", "many", NAMES, "wants")
+WAITS: Final = (Phase.GATHERING, Phase.COLLECTING)
 
 
 class Service:
@@ -137,7 +130,7 @@ class Service:
         self.uses: dict[str, str] = {}  # forms without which no device can take part, and why
         self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
         self._resumed = False
-        self._here_at = self._ask_at = float("inf")  # when to say again that it is here
+        self._here = Here()
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
         self.link.metric_names = tuple(sorted(self.measures))
@@ -154,7 +147,7 @@ class Service:
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
         parts = (self.link, self.backlog, self.bans, self.doubts, self.copies, self.naming, self.parting)
-        return min(*(part.wake_at for part in parts), machine, self._here_at, self._ask_at)
+        return min(*(part.wake_at for part in parts), machine, self._here.wake_at)
 
     def _resume(self, now: float) -> None:
         """Take up the round in which an earlier coordinator died, if there is one.
@@ -202,12 +195,13 @@ class Service:
                     self._announce(State(False, "finished"))
                     return
                 self._announce(State(True, who=self.link.who))
-                self._here_at, self._ask_at = now + HERE_SECONDS, now + ASK_SECONDS
+                self._here.connected(now)
                 if not self._resumed:
                     self._resume(now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
-                self.connected, self._here_at, self._ask_at = False, float("inf"), float("inf")
+                self.connected = False
+                self._here.ends()
                 if final:
                     self._stop(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
@@ -227,11 +221,11 @@ class Service:
     def wake(self, now: float) -> None:
         self.now = now
         self.link.wake(now)
-        if now >= min(self._here_at, self._ask_at):
+        if now >= self._here.wake_at:
             self.link.say(self.link.topics.coord_state, State(True, HERE, self.link.who, self._place(now)))
-            self._here_at = now + HERE_SECONDS
-            self._ask_at = self._ask_at if now < self._ask_at else float("inf")
-            self.spool.note_crossed()
+            self._here.said(now)
+            if not self.backlog.full:
+                self.spool.note_crossed()
         for device in self.parting.to_tell_again(now):
             self.link.send(device, Finished(self.machine.policy.rounds))
         if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, len(self.members), now):
@@ -255,7 +249,7 @@ class Service:
         """While devices are gathered everybody is waited for; after a question was put, for a while nobody is."""
         m = self.machine
         asked = m.asked if m.phase is Phase.COLLECTING else ""
-        if now < self._ask_at < float("inf"):
+        if self._here.too_early(now):
             return Now(m.round, asked, m.attempt, ())
         names = sorted(short_name(device) for device in m.waited_for)
         many = m.phase is Phase.GATHERING or len(names) > MOST_NAMED
@@ -288,8 +282,7 @@ class Service:
         before = self.machine.phase
         commands = self.machine.handle(event, now)
         if self.connected and (self.machine.phase is not before or isinstance(event, Advanced)):
-            waits = self.machine.phase is Phase.COLLECTING or self.machine.phase is Phase.GATHERING
-            self._ask_at = now + ASK_SECONDS if waits else float("inf")
+            self._here.asked(now) if self.machine.phase in WAITS else self._here.nobody()
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
@@ -496,7 +489,7 @@ class Service:
 
     def _take_leave(self) -> None:
         self._announce(State(False, "finished"))
-        self._here_at = self._ask_at = float("inf")
+        self._here.ends()
         told = {device for device in self.machine.roster if BYE in self.link.can.get(device, ())}
         self.parting.begins(told, self.now)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.events import Phase
+from coordinator.here import ASK_SECONDS
 from coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
-from coordinator.service import ASK_SECONDS
 from edge_client.quiet import HEARD_SECONDS, QUIET_SECONDS
 from protocol.blocks import is_block
 from protocol.seal import read_header
@@ -68,22 +68,25 @@ def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as
     assert len(ear.times("hello", "device-0")) > 150
 
 
-def test_a_task_that_was_lost_is_asked_for_at_the_next_here(tmp_path, honest):
+@pytest.mark.parametrize("words_lost", [0, 1, 2])
+def test_a_task_that_was_lost_is_asked_for_at_the_next_here_that_comes(tmp_path, honest, words_lost):
     run, lost = simulation(tmp_path, "fedavg"), []
     run.work_seconds = LONG
     for worker in run._workers.values():
         worker.seconds = LONG
 
-    def first_of_round_2(header, topic):
-        if header.kind == "task" and header.round == 2 and topic.endswith("device-1") and not lost:
+    def first_of_round_2_and_what_is_said_of_it(header, topic):
+        task = header.kind == "task" and header.round == 2 and topic.endswith("device-1")
+        here = topic == run.topics.coord_state and lost
+        if (task and not lost) or (here and len(lost) <= words_lost):
             lost.append(run.world.now)
             return True
         return False
 
-    ear = Ear(run, first_of_round_2)
+    ear = Ear(run, first_of_round_2_and_what_is_said_of_it)
     run.run()
     asked = min(at for at in ear.times("hello", "device-1") if at > lost[0])
-    assert asked - lost[0] == pytest.approx(ASK_SECONDS, abs=0.1)
+    assert asked - lost[0] == pytest.approx(2**words_lost * ASK_SECONDS, abs=0.1)
     assert_same(honest, run)
 
 
@@ -119,7 +122,7 @@ def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_p
     quiet = run.agents["device-0"]
     ear = Ear(run, lambda header, topic: header.sender == "coordinator")
     run.run(until=lambda: ear.times("hello", "device-0"))
-    assert run.world.now == pytest.approx(76.0 + HEARD_SECONDS, abs=1), "the last `here` was at 76"
+    assert run.world.now == pytest.approx(61.0 + HEARD_SECONDS, abs=1), "the last `here` was at 61"
     assert not quiet.finished and HEARD_SECONDS < STAY_SECONDS
 
 

@@ -41,7 +41,8 @@ def facts(spool: Spool) -> dict[str, Any]:
             phase: {d: base.hex() for d, base in devices.items()} for phase, devices in past.accepted.items()
         },
         "members": {name: [m.examples, list(m.counts)] for name, m in members.items()},
-        "heard": {name: list(marks) for name, marks in spool.heard().items()},
+        # Whose record the boot is of has stood there since records have counts of their own.
+        "heard": {name: [mark for mark in marks if mark != ""] for name, marks in spool.heard().items()},
         "state": sorted(spool.state() or {}),
     }  # fmt: skip
 
