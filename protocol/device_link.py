@@ -209,6 +209,8 @@ class DeviceLink(Link):
             if fetch is None or not fetch.goes_by(prefix):
                 if prefix in self._complete_lately:
                     return Taken(new=False)
+                if topic == self._now:  # of a round that is asked of others
+                    return Taken(new=False, ours=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )

@@ -52,8 +52,8 @@ class MeterCollector:
             ),
             CounterMetricFamily(
                 "protofleet_messages",
-                "Messages and blocks: sent, or what became of a received one: accepted, duplicate, or the reason "
-                "for which it was rejected",
+                "Messages and blocks: sent, or what became of a received one: accepted, duplicate, for_others (on a "
+                "topic that many share), or the reason for which it was rejected",
                 labels=["direction", "kind", "result"],
             ),
             CounterMetricFamily(

@@ -62,8 +62,15 @@ class Taken:
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
     new: bool = True  # else it is a duplicate
+    ours: bool = True  # else it came by a topic that many share, and others had asked for it
     first: bool = True  # else its tensors came before, in another message
     fault: Reason | None = None  # of an answer that is judged as one all the same
+
+
+def came_to(taken: Taken) -> str:
+    if not taken.ours:
+        return "for_others"
+    return "accepted" if taken.new else "duplicate"
 
 
 @dataclass
@@ -289,7 +296,7 @@ class Link:
         result, taken = "accepted", Taken(new=False)
         try:
             taken = take()
-            result = taken.fault.value if taken.fault else "accepted" if taken.new else "duplicate"
+            result = taken.fault.value if taken.fault else came_to(taken)
         except Rejected as fault:
             result = fault.reason.value
             self.meter.rejected[fault.reason] += 1

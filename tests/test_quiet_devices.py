@@ -142,3 +142,12 @@ def test_a_device_that_died_at_the_end_holds_its_coordinator_up_for_no_longer_th
     run.run()
     ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
     assert run.service.finished and run.world.now - ended == pytest.approx(STAY_SECONDS, abs=1)
+
+
+def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
+    """Every device hears the common topic, and two of three are asked in each round."""
+    rules = replace(POLICY, rounds=6, quorum=2, cohort=2)
+    run = simulation(tmp_path, "fedavg", policy=rules).run()
+    meters = [agent.link.meter.snapshot() for agent in run.agents.values()]
+    assert sum(meter.messages["down", "block", "for_others"] for meter in meters) > 0
+    assert not [meter.rejected for meter in meters if sum(meter.rejected.values())]
