@@ -80,7 +80,8 @@ class Broadcast:
         """A want is about 200 bytes, what it names up to 4 MiB: only the first time is free."""
         sent_at = self._published.get(i)
         late = sent_at is not None and sent_at < self._since[device]
-        if again or (late and not fresh):
+        missed = sent_at is not None and not fresh  # after a new start it does not know what it had asked for
+        if again or missed:
             bucket = self._again.setdefault(device, Bucket(AGAIN_RATE, AGAIN_BURST))
             if not (fresh or bucket.take(now)):
                 return  # it will ask again

@@ -229,6 +229,17 @@ def test_what_did_not_come_is_sent_again_to_the_one_who_missed_it():
     assert server.asks("b", 1.0, ((2, 4),), again=True) == [("b", 2, False), ("b", 3, False)]
 
 
+def test_who_asks_once_more_as_if_for_the_first_time_gets_it_alone():
+    """A device that was killed and started again does not know what it has asked for."""
+    server = Server("a", "b")
+    assert server.asks("a", 0.0, ((0, 4),)) == []
+    assert server.asks("a", 0.1, ((0, 4),)) == [], "it goes out soon"
+    assert server.asks("b", 0.2, ((0, 4),)) == TO_ALL[:4]
+    assert server.asks("a", 1.0, ((0, 4),)) == [("a", i, False) for i in range(4)]
+    asked = sum(len(server.asks("a", 1.0, ((0, 4),))) for _ in range(1000))
+    assert asked + 4 == AGAIN_BURST
+
+
 def test_nobody_is_served_that_was_not_invited():
     server = Server("a")
     with pytest.raises(Rejected) as fault:
@@ -267,4 +278,4 @@ def test_a_device_that_joins_the_cohort_is_waited_for_too():
     assert server.asks("a", 0.0) == []
     assert server.asks("b", 0.1) == TO_ALL
     server.broadcast.expect(["a", "b"], set())
-    assert server.asks("a", 0.2, ((0, 1),)) == [], "and nothing goes out twice"
+    assert server.asks("a", 0.2, ((0, 1),)) == [("a", 0, False)], "and nothing goes out to all twice"
