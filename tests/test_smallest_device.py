@@ -7,10 +7,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgpack
 import pytest
 
 import methods
 from coordinator.config import Rules
+from deploy.enrol.operator import renew
+from deploy.enrol.party import install
 from methods.plan import Network
 from protocol.broker import BrokerError
 from protocol.enrolled import CURRENT, load_enrolled
@@ -43,11 +46,11 @@ def fleet(tmp_path_factory):
         yield made
 
 
-def foreign(fleet, method, classes=CLASSES):
+def foreign(fleet, called, classes=CLASSES):
     address, keys = fleet.address("foreign"), fleet.fleet.party("foreign") / CURRENT
-    given = [address.host, address.port, keys, fleet.folder / f"foreign-{method}", classes, EXAMPLES]
+    given = [address.host, address.port, keys, fleet.folder / f"foreign-{called}", classes, EXAMPLES]
     command = [sys.executable, "-I", str(EXAMPLE), *map(str, given)]
-    made = Process(f"foreign {method}", command, fleet.folder / f"foreign-{method}.log")
+    made = Process(f"foreign {called}", command, fleet.folder / f"foreign-{called}.log")
     fleet.processes.append(made)
     made.start()
     return made
@@ -152,3 +155,40 @@ def test_a_refusal_ends_it_in_one_line(tmp_path):
         device = foreign(f, "fedavg", classes=CLASSES + 2)
         assert f.wait_for_end(device) == 1, f.log_of(device)
         assert f.log_of(device) == "refused: it has 5 classes, this run has 3\n"
+
+
+def has_begun_at(f, called, boot):
+    """A folder in which it has taken this boot."""
+    folder = f.folder / f"foreign-{called}"
+    folder.mkdir()
+    (folder / "memory").write_bytes(msgpack.packb([boot - 1, 0, 0, "", []]))
+
+
+def test_of_two_with_one_name_the_older_ends_and_says_nothing_in_the_name_of_the_other(tmp_path):
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=2) as f:
+        coordinator, later = f.coordinator(method={"name": "fedproto"}), int(time.time()) + 1000
+        has_begun_at(f, "later", later)
+        other = foreign(f, "later")
+        f.wait_until(lambda: f.proxy.frames("welcome", down=True), "the coordinator to know the later one")
+        other.kill()
+        older = foreign(f, "older")
+        assert f.wait_for_end(older) == 1 and f.log_of(older).startswith("refused: "), f.log_of(older)
+        assert not f.proxy.frames("bye", "foreign")
+        older.start()
+        f.device("one")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(older) == 0, f.log_of(older)
+        assert f.proxy.frames("bye", "foreign")[0].header["boot"] > later, "its next start is above"
+
+
+def test_a_renewal_lets_it_count_its_boots_anew(tmp_path):
+    with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1) as f:
+        coordinator = f.coordinator(method={"name": "fedproto"})
+        has_begun_at(f, "ahead", int(time.time()) + 10 * 86_400)
+        device = foreign(f, "ahead")
+        assert f.wait_for_end(device) == 1 and "enrol renew foreign" in f.log_of(device), f.log_of(device)
+        authority = f.fleet.authority()
+        approval = renew(authority, "foreign")
+        install(f.fleet.party("foreign"), approval, lambda seen: True, authority.now(), durable=False)
+        f.device("one")
+        device.start()
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)

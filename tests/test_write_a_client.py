@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from deploy.enrol.fleet import enrol_fleet
-from protocol.enrolled import CURRENT
+from protocol.enrolled import CURRENT, load_enrolled
 from tests.protocol.golden.vectors import case_of, load, plain
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,7 +39,7 @@ def keys_of(name, peer):
     others = (
         kind.from_private_bytes(secret[peer]).public_key() for kind in (Ed25519PrivateKey, X25519PrivateKey)
     )
-    return device.Keys(Path(), "lab", name, sign, receive, *others)
+    return device.Keys(Path(), "lab", name, sign, receive, *others, [b"", b""])
 
 
 BOARD = keys_of("board-7", "coordinator")
@@ -131,11 +132,25 @@ def test_it_reads_the_keys_that_enrolment_leaves(tmp_path):
     theirs = device.read_record(fleet.party("coordinator") / CURRENT / "identity.record")
     assert theirs[3] == keys.coordinator_signs.public_bytes_raw()
     assert theirs[4] == keys.coordinator_receives.public_bytes_raw()
+    found = load_enrolled(fleet.party("board-7") / CURRENT, time.time())
+    mine = found.record.serial
+    assert keys.serials[0] == mine.to_bytes(8, "little") and keys.serials[1] == theirs[5] != keys.serials[0]
 
 
 def test_what_it_remembers_is_there_after_a_restart(tmp_path):
-    memory = device.Memory(tmp_path / "new" / "memory")
-    memory.boot, memory.answers = 7, [device.Answer(b"q", 1, "train", b"base", b"body", [["control", 5]])]
+    path, serials = tmp_path / "new" / "memory", [b"mine", b"theirs"]
+    memory = device.Memory(path, serials)
+    memory.boot, memory.epoch, memory.sequence = 7, 5, 3
+    memory.answers = [device.Answer(b"q", 1, "train", b"base", b"body", [["control", 5]])]
     memory.write()
-    again = device.Memory(tmp_path / "new" / "memory")
-    assert (again.boot, again.answers) == (7, memory.answers)
+    again = device.Memory(path, serials)
+    assert (again.boot, again.epoch, again.sequence, again.answers) == (7, 5, 3, memory.answers)
+
+
+def test_with_another_record_of_a_party_its_numbers_are_counted_anew(tmp_path):
+    memory = device.Memory(tmp_path / "memory", [b"mine", b"theirs"])
+    memory.boot, memory.epoch, memory.sequence = 7, 5, 3
+    memory.write()
+    for serials, numbers in (([b"new", b"theirs"], (0, 5, 3)), ([b"mine", b"new"], (7, 0, 0))):
+        again = device.Memory(tmp_path / "memory", serials)
+        assert (again.boot, again.epoch, again.sequence) == numbers

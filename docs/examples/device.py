@@ -39,16 +39,16 @@ KEPT.SessionExpiryInterval = 600
 Fields = dict[str, Any]
 
 # -- 1. Keys: what `protofleet enrol install` has left in keys/current
-Keys = namedtuple("Keys", "folder federation name sign receive coordinator_signs coordinator_receives")
+Keys = namedtuple("Keys", "folder federation name sign receive coordinator_signs coordinator_receives serials")
 def read_keys(folder: Path) -> Keys:
     sign, receive = (load_pem_private_key((folder / f).read_bytes(), None) for f in ("identity.key", "receive.key"))
-    federation, name, *_ = read_record(folder / "identity.record")
-    _, _, _, signs, receives = read_record(folder / "coordinator.record")
+    federation, name, *_, mine = read_record(folder / "identity.record")
+    _, _, _, signs, receives, theirs = read_record(folder / "coordinator.record")
     public = Ed25519PublicKey.from_public_bytes(signs), X25519PublicKey.from_public_bytes(receives)
-    return Keys(folder, federation.decode(), name.decode(), sign, receive, *public)
+    return Keys(folder, federation.decode(), name.decode(), sign, receive, *public, [mine, theirs])
 
 def read_record(path: Path) -> list[bytes]:
-    """Federation, name, role, two keys. Whoever installed it has checked the root's signature."""
+    """Federation, name, role, two keys, serial. Whoever installed it has checked the root's signature."""
     data = base64.b64decode("".join(path.read_text().splitlines()[1:-1]))
     at = 5 + data[4]  # behind the magic and the kind
     at += 1 + 8 * data[at] + 4  # behind the signers and the length of the body
@@ -56,21 +56,23 @@ def read_record(path: Path) -> list[bytes]:
     for _ in range(5):
         length = int.from_bytes(data[at : at + 4], "little")
         fields, at = [*fields, data[at + 4 : at + 4 + length]], at + 4 + length
-    return fields
+    return [*fields, data[at : at + 8]]
 
 # -- 2. Memory: what outlives this process
 Answer = namedtuple("Answer", "question round phase base body parts")
 class Memory:
-    def __init__(self, path: Path) -> None:
-        self.path, empty = path, msgpack.packb([0, 0, 0, "", []])
+    def __init__(self, path: Path, serials: list[bytes]) -> None:
+        self.path, self.serials = path, serials
         path.parent.mkdir(parents=True, exist_ok=True)
-        *numbers, self.run, answers = msgpack.unpackb(path.read_bytes() if path.exists() else empty)
-        self.boot, self.epoch, self.sequence = numbers  # ours, and the coordinator's highest
+        found = msgpack.unpackb(path.read_bytes()) if path.exists() else [0, 0, 0, "", []]
+        *numbers, self.run, answers, of = [*found, serials][:6]
+        mine, theirs = (a == b for a, b in zip(of, serials, strict=True))  # with another record they are counted anew
+        self.boot, self.epoch, self.sequence = numbers[0] * mine, numbers[1] * theirs, numbers[2] * theirs
         self.answers = [Answer(*answer) for answer in answers]
 
     def write(self) -> None:  # the old file or the new one, after a power cut too
         with self.path.with_suffix(".new").open("wb") as file:
-            file.write(msgpack.packb([self.boot, self.epoch, self.sequence, self.run, self.answers]))
+            file.write(msgpack.packb([self.boot, self.epoch, self.sequence, self.run, self.answers, self.serials]))
             file.flush()
             os.fsync(file.fileno())
         self.path.with_suffix(".new").replace(self.path)
@@ -164,18 +166,17 @@ def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice
 class Device:
     def __init__(self, keys: Keys, folder: Path, classes: int, examples: int) -> None:
         self.keys, self.classes, self.examples = keys, classes, examples
-        self.memory, self.inbox = Memory(folder / "memory"), queue.SimpleQueue[Any]()
+        self.memory, self.inbox = Memory(folder / "memory", keys.serials), queue.SimpleQueue[Any]()
         self.memory.boot = max(self.memory.boot + 1, int(time.time()))
         self.memory.write()  # before anything is said
         self.prefix, self.room, self.birth = f"protofleet/1/{keys.federation}/", 0, 0
         self.up, self.my_state = f"{self.prefix}up/{keys.name}", f"{self.prefix}dev/{keys.name}/state"
         self.run, self.sequence, self.said, self.floor, self.seen = "", 0, 0, self.memory.sequence, set[int]()
-        self.plan, self.planned_by, self.counts, self.metrics = b"", 0, list[int](), list[str]()
+        self.plan, self.planned_by, self.counts, self.refused, self.ended = b"", 0, list[int](), False, -1
         self.task = self.coming = self.answer = None  # type: Any
         self.offers, self.served = dict[bytes, Fields](), dict[bytes, tuple[Manifest, bytes]]()
         self.blocks, self.asked, self.bodies, self.early = dict[int, bytes](), set[int](), dict[bytes, bytes](), b""
-        self.pauses, self.refused, self.ended = {"update": 5.0, "want": 1.0}, False, -1
-        self.at = {"hello": inf, "update": inf, "want": inf}
+        self.pauses, self.at = {"update": 5.0, "want": 1.0}, {"hello": inf, "update": inf, "want": inf}
 
     def frame(self, number: int, kind: str, fields: Fields, place: tuple[int, str, bytes] = (0, "", b"")) -> bytes:
         k, m, (suite, to) = self.keys, self.memory, (0, "*") if kind == "state" else (1, "coordinator")
@@ -234,7 +235,7 @@ class Device:
             self.counts = [(self.examples + i) // self.classes for i in range(self.classes)]
         if header.run != self.memory.run:
             self.memory.run, self.memory.answers, self.answer = header.run, [], None
-        self.plan, self.planned_by, self.metrics = digest, header.epoch, about.get("metrics", [])
+        self.plan, self.planned_by = digest, header.epoch
         self.hello()
 
     def on_task(self, header: Header, fields: Fields) -> None:
@@ -305,8 +306,7 @@ class Device:
     def update(self) -> None:
         if a := self.answer:
             self.offers[a.question] = offer = self.offers.get(a.question) or self.offered(a.body, a.parts)
-            numbers = {place: 0 for place, name in enumerate(self.metrics) if name == "seconds.work"}
-            fields = {"examples": self.examples, "metrics": {}, "numbers": numbers, **offer}
+            fields = {"examples": self.examples, "metrics": {}, "numbers": {}, **offer}  # nothing is measured here
             self.say("update", fields, (a.round, a.phase, a.base))
             self.wait("update", self.pauses["update"], 60)
 
@@ -338,17 +338,17 @@ class Device:
     def on_refusal(self, header: Header, fields: Fields) -> None:
         boot, answers = fields.get("boot", 0), fields.get("answers", [])
         if boot > self.memory.boot or answers == [self.memory.boot, self.said] or (self.refused and not boot):
-            self.memory.boot = max(self.memory.boot, boot)
-            return self.end(1, f"refused: {fields['reason']}")
+            return self.end(1, f"refused: {fields['reason']}", boot)
         self.refused = not boot and not answers  # it may be of an earlier start: the next answer tells
         self.wait("hello", 2, 2)
 
-    def end(self, code: int, why: str) -> None:
+    def end(self, code: int, why: str, boot: int = 0) -> None:
         print(why, flush=True)
+        if boot <= self.memory.boot:  # else the name is a later process's: no more in it, and our next start is above
+            self.say("bye", {"reason": why})
+            self.say("state", {"online": False, "reason": why})
+        self.memory.boot, self.ended = max(self.memory.boot, boot), code
         self.memory.write()
-        self.say("bye", {"reason": why})
-        self.say("state", {"online": False, "reason": why})
-        self.ended = code
 
     # -- 8. The connection
     def live(self, host: str, port: int) -> int:
