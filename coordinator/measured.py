@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
+from coordinator.claims import MAX_MEASURED
+
 SAMPLES: Final = "samples.test"
 
 
@@ -19,7 +21,8 @@ def names_of(views: Iterable[str]) -> frozenset[str]:
 
 
 def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if name in names and math.isfinite(value)}
+    """Those that the run's method has and that say something: a model that has diverged has no loss."""
+    return {n: v for n, v in metrics.items() if n in names and math.isfinite(v) and abs(v) <= MAX_MEASURED}
 
 
 def pooled(measured: Iterable[Mapping[str, float]], most: int) -> dict[str, float]:

@@ -157,8 +157,8 @@ def _following(one: Manifest) -> Fields:
 
 
 def _short(value: float) -> float:
-    """A whole number takes fewer bytes, and is the same number."""
-    return int(value) if value.is_integer() else value
+    """A whole number takes fewer bytes, and is the same number; a larger one takes as many, or cannot be said."""
+    return int(value) if value.is_integer() and abs(value) < 1 << 32 else value
 
 
 def _measured(metrics: Mapping[str, float], known: Sequence[str]) -> Fields:

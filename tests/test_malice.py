@@ -74,7 +74,7 @@ ANSWERS = {
     "one example more than it stated": (good(), {"examples": 49}, Reason.BAD_CLAIM),
     "accuracy of 700 percent": (good(), {"metrics": {"accuracy.test.global": 7.0}}, Reason.BAD_CLAIM),
     "a metric whose name is a poem": (good(), {"metrics": {"roses are\nred": 0.5}}, Reason.BAD_CLAIM),
-    "an endless loss": (good(), {"metrics": {"loss.test.global": 1e300}}, Reason.BAD_CLAIM),
+    "seconds without end": (good(), {"metrics": {"seconds.work": 1e300}}, Reason.BAD_CLAIM),
     "a table that promises more": (with_table([["prototypes", "float32", [3, D]]]), {}, Reason.BAD_BODY),
     "bytes behind the arrays": (encoded(good()) + b"x", {}, Reason.BAD_BODY),
     "no table at all": (b"", {}, Reason.BAD_BODY),

@@ -148,6 +148,23 @@ def test_a_number_that_is_none_is_in_no_file_though_the_coordinator_was_killed_a
         assert "90.0%" in capsys.readouterr().out
 
 
+DIVERGES = """
+from edge_client import evaluate
+measure = evaluate._measure
+evaluate._measure = lambda *given: (measure(*given)[0], {loss})
+"""
+
+
+@pytest.mark.parametrize("loss", [4.109220100685203e30, 2.0**63, 1e300, -(2.0**70), 12345678901.0])
+def test_a_device_of_ours_whose_loss_is_huge_takes_part_and_its_loss_is_passed_over(tmp_path, loss):
+    with Federation(tmp_path, "one", rounds=1) as f:
+        coordinator, device = f.coordinator(), f.device("one", planted=DIVERGES.format(loss=loss))
+        assert f.wait_for_end(coordinator) == f.wait_for_end(device) == 0, f.last_words()
+        shown = f.rounds()[-1]
+        assert len(shown["accuracy"]["global"]) == 1 and not shown["dropped"]
+        assert [*shown["loss"].get("global", {}).values()] == ([loss] if abs(loss) < 1e12 else [])
+
+
 def test_a_hello_that_is_said_again_is_seen_and_makes_no_row(tmp_path):
     with Federation(tmp_path, "restless", rounds=1, policy=Rules(quorum=2)) as f:
         coordinator = f.coordinator()
