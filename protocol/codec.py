@@ -195,7 +195,14 @@ def decode(
     except Rejected:
         raise
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
-        raise Rejected(Reason.MALFORMED, f"{kind}: {type(error).__name__} {str(error)[:80]}") from None
+        raise Rejected(Reason.MALFORMED, f"{kind}: {_words(error)}") from None
+
+
+def _words(error: Exception) -> str:
+    """For whoever wrote the message, perhaps in another language than ours."""
+    if isinstance(error, KeyError):
+        return f"the key {str(error)[:80]} is missing"
+    return str(error)[:120] or "the payload is no msgpack that ends where it should"
 
 
 def _judge_place(place: Place) -> None:
@@ -206,7 +213,10 @@ def _judge_place(place: Place) -> None:
 
 def _named(fields: Fields, known: Sequence[str]) -> Fields:
     """Numbers by their names; a place that nobody was told of is passed over, as a metric of another version is."""
-    numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
+    try:
+        numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
+    except TypeError as error:
+        raise TypeError(f"numbers: {error}; it takes ints, places in about.metrics, to numbers") from None
     named = {known[place]: value for place, value in numbers.items() if place < len(known)}
     return {**fields, "metrics": {**typed(fields["metrics"], dict), **named}}
 

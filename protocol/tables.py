@@ -17,12 +17,14 @@ MAX_WANTED: Final = 4096  # rows
 MAX_RULES: Final = 8
 SHORT_NAME: Final = 4  # bytes of a device's name, hashed
 
+TYPES: Final[dict[type, str]] = {bool: "bool", str: "str", bytes: "bin", list: "array", dict: "map"}  # of msgpack
+
 T = TypeVar("T")
 
 
 def typed(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"{str(value)[:40]!r} is not {kind.__name__}")
+        raise TypeError(f"{str(value)[:40]!r} is no {TYPES[kind]}")
     return value
 
 

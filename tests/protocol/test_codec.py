@@ -230,6 +230,25 @@ def test_a_reason_is_shortened_rather_than_refused_by_whom_it_is_meant_for(make,
     assert reason.startswith(said) or said == "?"
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"numbers": {"0": 1.0}}, "update: numbers: '0' is not a whole number from 0; it takes ints"),
+     ({"numbers": {0: "low"}}, "update: numbers: 'low' is not a number; it takes ints, places in about.metrics, to"),
+     ({"metrics": None}, "update: 'None' is no map")],
+)  # fmt: skip
+def test_what_is_malformed_is_said_in_words_of_the_page(fields, words):
+    sent = {"examples": 1, "metrics": {}, "arrays": b"", **fields}
+    with pytest.raises(Rejected) as fault:
+        decode("update", msgpack.packb(sent), "a", Place(1, "train"))
+    assert words in str(fault.value) and "Error" not in str(fault.value)
+
+
+@pytest.mark.parametrize("kind", sorted({*codec.DECODERS} - {"finished", "state"}))
+def test_a_key_that_is_missing_is_named(kind):
+    with pytest.raises(Rejected, match=rf"malformed: {kind}: the key '\w+' is missing"):
+        decode(kind, b"\x80", "a", Place())
+
+
 def test_a_payload_over_its_limit_is_not_even_looked_at():
     assert refused("welcome", b"\x81" + bytes(codec.MAX_PAYLOAD)) is Reason.TOO_LARGE
     assert there_and_back(Welcome(bytes(codec.MAX_PAYLOAD - 20)))
