@@ -17,7 +17,13 @@ MAX_WANTED: Final = 4096  # rows
 MAX_RULES: Final = 8
 SHORT_NAME: Final = 4  # bytes of a device's name, hashed
 
-TYPES: Final[dict[type, str]] = {bool: "bool", str: "str", bytes: "bin", list: "array", dict: "map"}  # of msgpack
+TYPES: Final[dict[type, str]] = {
+    bool: "bool",
+    str: "str",
+    bytes: "bin",
+    list: "array",
+    dict: "map",
+}  # of msgpack
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.config import Rules
 from coordinator.service import FORMS as coordinators
 from deploy.arrays_page import written
 from edge_client.greeting import FORMS as devices
@@ -19,6 +20,7 @@ from protocol.codec import DECODERS
 from protocol.link import FRAME_ROOM
 from protocol.messages import About, Wanted
 from protocol.reasons import Reason
+from protocol.reconnect import FLAPS, STABLE_SECONDS
 from protocol.seal import _TYPES, DOMAIN, Header
 from protocol.topics import PREFIX, TABLE
 from tests.protocol.ends import Ends
@@ -194,6 +196,13 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
     for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
         codes |= set(range(int(first), int(last or first) + 1))
     assert codes == set(FINAL)
+
+
+def test_paces_that_are_told_in_words_are_those_of_the_code():
+    factor, least = re.search(r"has ([\d.]+) times as long .*? and ([\d.]+) s at least", FLAT).groups()
+    assert (float(factor), float(least)) == (Rules().straggler_factor, Rules().straggler_seconds)
+    (stable,) = re.findall(r"after a connection that has lasted for more than (\d+) s", FLAT)
+    assert float(stable) == STABLE_SECONDS and FLAPS == 3 and "After three in a row" in FLAT
 
 
 def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
