@@ -4,14 +4,15 @@ What was learned since the copy was made is gone, and other bits come of it. Of 
 the rounds tell, or devices that have answered a later round; whoever conducts the run has to decide. Of a device's
 folder its hello tells, as it names its last answer and that answer's broadcast; the device takes part as it is.
 
-What one device says is counted in its own name: of the coordinator's folder only a majority is believed.
+What one device says is counted in its own name: of the coordinator's folder only most of all that are enrolled are
+believed, whoever happens to be there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -74,8 +75,9 @@ def go_on_from(folder: Path, round: int) -> None:
 class Copies:
     """What devices tell, by what they hold and what they have answered."""
 
-    def __init__(self, spool: Spool, patience: float) -> None:
-        self._spool, self._listen = spool, min(patience, LISTEN_SECONDS)
+    def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
+        """`enrolled` counts those that could come: reading their records takes a while, so it is seldom asked."""
+        self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
         self.counted: Counter[tuple[str, str]] = Counter()  # device, and whose folder
         self._words: dict[tuple[str, str], Bucket] = {}  # of each of these
         self._unheard_of: set[str] = set()  # devices that hold what this folder has never asked with
@@ -97,41 +99,42 @@ class Copies:
                       self._spool.furthest)  # fmt: skip
         self.wake_at = max(now, self._since + self._listen)
 
-    def verdict(self, present: Collection[str], known: int, now: float) -> str:
+    def verdict(self, present: Collection[str], now: float) -> str:
         """Why this coordinator has to stop, or nothing.
 
-        A majority has to say so, and two where so many devices are `known`: one device ends nobody's run, though all
-        others may be away.
+        Most that are there have to say so, and most that are enrolled: who comes while all others are away ends
+        nobody's run.
         """
-        self._judge_folder(present, known)
+        self._judge_folder(present)
         if now < self.wake_at:
             return ""
         self.wake_at = float("inf")
         ahead = {device: round for device, round in self._ahead.items() if round > self._spool.furthest}
         who = sorted(ahead.keys() & set(present))
-        if not _are_most(who, present, known):
+        if not _are_most(who, len(present)) or not _are_most(who, enrolled := self._enrolled()):
             return ""
         written = max(ahead[device] for device in who)
-        named = ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")
         return words_of(
             self._spool,
-            f"{len(who)} of {len(present)} devices ({named}) have answered round {written}",
+            f"{len(who)} of {enrolled} devices ({_some(who)}) have answered round {written}",
             written,
         )
 
-    def _judge_folder(self, present: Collection[str], known: int) -> None:
+    def _judge_folder(self, present: Collection[str]) -> None:
         """Devices of an earlier version do not say which rounds they have answered; they may also hold what is not
         ours. So the run waits."""
         ahead = {device for device, round in self._ahead.items() if round > self._spool.furthest}
         who = sorted((ahead | self._unheard_of) & set(present))
-        if self._spool.fallbacks["folder"] or not _are_most(who, present, known):
+        if self._spool.fallbacks["folder"] or not _are_most(who, len(present)):
+            return
+        if len(who) < 2 and self._enrolled() > 1:
             return
         self._spool.fallbacks["folder"] = 1
         log.error(
             "%d of %d devices (%s) know more of this run than %s: where that is an older copy, no round ends, as "
             "devices answer no question of an earlier round than their last. Then put the newest copy back; or see "
             "`protofleet go-on --help`; or begin the run anew under another name",
-            len(who), len(present), ", ".join(who[:3]), self._spool.folder,
+            len(who), len(present), _some(who), self._spool.folder,
         )  # fmt: skip
 
     def _is_news(self, device: str, whose: str, now: float) -> bool:
@@ -192,5 +195,9 @@ class Copies:
         return f"round {last.round}, and came back holding {what}"
 
 
-def _are_most(who: Collection[str], present: Collection[str], known: int) -> bool:
-    return 2 * len(who) > len(present) and len(who) >= min(2, known)
+def _are_most(who: Collection[str], of: int) -> bool:
+    return 2 * len(who) > of
+
+
+def _some(who: list[str]) -> str:
+    return ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")

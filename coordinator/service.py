@@ -114,7 +114,7 @@ class Service:
         self.watchers, self.limits = list(watchers), limits or Limits()
         self.aside = Aside(lambda: self.now)
         self.intake = Intake(self.limits, spool, self.link)
-        self.copies = Copies(spool, machine.policy.patience_seconds)
+        self.copies = Copies(spool, machine.policy.patience_seconds, self._enrolled)
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
         self.farewells, self.parting = Farewells(), Parting()
@@ -228,7 +228,7 @@ class Service:
                 self.spool.note_crossed()
         for device in self.parting.to_tell_again(now):
             self.link.send(device, Finished(self.machine.policy.rounds))
-        if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, len(self.members), now):
+        if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, now):
             self.stopped, self.finished = words, True
             self._announce(State(False, words))
         self.naming.look(now)
@@ -254,6 +254,9 @@ class Service:
         names = sorted(short_name(device) for device in m.waited_for)
         many = m.phase is Phase.GATHERING or len(names) > MOST_NAMED
         return Now(m.round, asked, m.attempt, None if many else tuple(names))
+
+    def _enrolled(self) -> int:
+        return sum(device != COORDINATOR for device in self.link.keyring)
 
     def _flooded(self, who: str) -> None:
         if who in self.bans.unheard:

@@ -80,28 +80,38 @@ def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_path, caplog, devices):
     spool = Spool(tmp_path)
-    copies, present = Copies(spool, 60.0), ["device-1", "device-2", "device-3"]
+    present = ["device-1", "device-2", "device-3"]
+    copies = Copies(spool, 60.0, lambda: 3)
     for hour in range(3):
         for device in present[:devices]:
             for number in range(100):  # whatever it says, and however often it starts again
                 hello = Hello(device, 3, 10, holds=(bytes([number] * 32),))
                 copies.greeted(hello, number, b"", 3600.0 * hour + number)
                 copies.answered(device, 2 + 100 * hour + number, 3600.0 * hour + number)
-                copies.verdict([], 3, 0.0)
-    copies.verdict(present, 3, 0.0)
+                copies.verdict([], 0.0)
+    copies.verdict(present, 0.0)
     assert spool.fallbacks["folder"] == int(devices > 1)
     assert {device for device, _ in copies.counted} == set(present[:devices])
     assert len(caplog.records) <= 8 * devices + 1, "each is said five times, and then once an hour"
     spool.shut()
 
 
-@pytest.mark.parametrize(("known", "ends"), [(2, False), (1, True)])
-def test_one_device_ends_no_run_though_all_others_are_away(tmp_path, known, ends):
+@pytest.mark.parametrize(
+    ("enrolled", "says", "ends"), [(2, 1, False), (3, 1, False), (4, 2, False), (3, 2, True), (1, 1, True)]
+)
+def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away(
+    tmp_path, enrolled, says, ends
+):
     spool = Spool(tmp_path)
-    copies = Copies(spool, 60.0)
+    copies = Copies(spool, 60.0, lambda: enrolled)
     copies.begins(0.0)
-    copies.answered("device-1", 29, 1.0)
-    assert bool(copies.verdict({"device-1"}, known, 100.0)) == ends
+    there = [f"device-{i}" for i in range(says)]
+    for device in there:
+        copies.answered(device, 29, 1.0)
+    assert bool(copies.verdict(there, 100.0)) == ends
+    assert spool.fallbacks["folder"] == int(says > 1 or enrolled == 1), (
+        "what one of several says raises no alert"
+    )
     spool.shut()
 
 
