@@ -16,6 +16,7 @@ from edge_client.book import sealed
 from edge_client.state import Memory
 from protocol.clocks import Clock, days
 from protocol.disk import Disk, is_full
+from protocol.holders import other_keys
 from protocol.messages import Refusal
 from protocol.settings import decode
 
@@ -89,7 +90,7 @@ def taken_up(memory: Memory, heard: Heard, clock: Clock, coordinator: str) -> in
     """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
     epoch, known = max(memory.book.epoch, heard.mark.epoch), memory.holders.coordinator
     why = ""
-    if epoch and known and coordinator and known != coordinator:
+    if epoch and other_keys(known, coordinator):
         why = "the coordinator has other keys now"
     elif far := clock.ahead(epoch):
         why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"

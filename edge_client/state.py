@@ -19,6 +19,7 @@ from edge_client.holders import NAME, Holders, read_holders, write_holders
 from edge_client.recall import Files, recalled, way_out
 from protocol.clocks import MOST_AHEAD
 from protocol.disk import Disk
+from protocol.holders import same_record
 from protocol.messages import Arrays
 from protocol.store import DamagedError, NewerFormatError, ObjectStore
 
@@ -51,7 +52,7 @@ class Memory:
                 earlier.add(self._boot_on_disk())
             if known.own:  # else a version that did not look has written them
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
-                earlier.add(known.boot if known.own == holder else 0)
+                earlier.add(known.boot if same_record(known.own, holder) else 0)
             boot = max(clock, *(boot + 1 for boot in earlier))
             self._hold(replace(known, own=holder, boot=boot))
             self._turn_to(replace(self.book, boot=boot))

@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from protocol.holders import holder_of
 from protocol.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
 from protocol.weak_keys import check_keys
 
@@ -29,7 +30,7 @@ class Public:
 
     @property
     def holder(self) -> str:
-        return self.sign.hex()[:32]
+        return holder_of(0, self.sign)
 
     @property
     def not_before(self) -> int:
@@ -45,7 +46,7 @@ class PublicKeys(Protocol):
     def receive(self) -> bytes: ...
     @property
     def holder(self) -> str:
-        """Whose a name's boots are: with new keys, or a new record of them, they are counted anew."""
+        """Whose a name's boots are: with other keys they are counted anew."""
         ...
 
     @property
@@ -66,7 +67,7 @@ class Keys:
 
     @property
     def holder(self) -> str:
-        return str(self.serial) if self.serial else self.public.holder
+        return holder_of(self.serial, self.public.sign)
 
     @staticmethod
     def new() -> Keys:

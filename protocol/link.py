@@ -16,6 +16,7 @@ from protocol.broker import BrokerError
 from protocol.callbacks import Failures
 from protocol.clocks import Clock
 from protocol.codec import Attachment
+from protocol.holders import other_keys, same_record
 from protocol.keys import Identity, Keyring
 from protocol.messages import Boxed, Manifest, Message, Offer, State
 from protocol.meter import DOWN, UP, Meter
@@ -232,15 +233,20 @@ class Link:
         return message, attachment
 
     def _window(self, header: Header, holder: str) -> Window:
-        """New keys, or a new record of them, new count: what was said under this name before binds no later holder.
+        """Other keys, new count. A new record of the same keys lets a count go that only a wrong clock began.
 
         A process that is renewed while it runs goes on with its own.
         """
         window = self._windows.get(header.sender)
-        if window is None or (window.holder not in ("", holder) and header.boot != window.boot):
+        if window is None or (header.boot != window.boot and self._binds_nobody(window, holder)):
             window = self._windows[header.sender] = Window()
         window.holder = holder
         return window
+
+    def _binds_nobody(self, window: Window, holder: str) -> bool:
+        if not window.holder or same_record(window.holder, holder):
+            return False
+        return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
 
     def overflowed(self, frames: int) -> None:
         """Frames that nobody has looked at, as more came than the inbox holds."""

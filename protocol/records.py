@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protocol.holders import holder_of
 from protocol.seal import COORDINATOR
 from protocol.statements import Reader, StatementError, Why, Writer, body_of, state
 from protocol.topics import valid_name
@@ -42,7 +43,7 @@ class Record:
 
     @property
     def holder(self) -> str:
-        return str(self.serial)
+        return holder_of(self.serial, self.sign)
 
     def __post_init__(self) -> None:
         valid_name(self.federation)

@@ -1,0 +1,84 @@
+"""Words from before a record was renewed: its keys are the same, so they still bear a good signature."""
+
+import json
+
+import pytest
+
+from coordinator.config import Rules
+from deploy.enrol.operator import renew
+from protocol.seal import COORDINATOR
+from tests.hostile.federation import Federation
+from tests.hostile.test_clocks import rejected, renewed
+from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
+
+ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
+SLOW = """
+import time, edge_client.agent, edge_client.answering as answering
+at_once = answering.work_out
+def slowly(*given):
+    time.sleep(1.0)
+    return at_once(*given)
+answering.work_out = edge_client.agent.work_out = slowly
+"""
+
+
+def run_on_disk(f):
+    return json.loads((f.folder / "devices" / "real" / "device.json").read_text())["book"]["run"]
+
+
+def kept_of_an_earlier_run(f):
+    spring, real = f.coordinator(name="spring", rounds=1), f.device("real")
+    assert f.wait_for_end(spring) == 0 and f.wait_for_end(real) == 0, f.last_words()
+    f.settings["name"] = "summer"
+    return said_to(f, "real", "welcome")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restarted):
+    with Federation(
+        tmp_path, "real", taken_over=True, rounds=4, policy=ALONE, method={"name": "fedproto"}
+    ) as f:
+        kept = kept_of_an_earlier_run(f)
+        assert kept
+        summer, real = f.coordinator(), f.device("real", planted=SLOW)
+        f.wait_until(f.rounds, "the first round")
+        renewed(f, COORDINATOR)
+        renewed(f, "real")
+        f.proxy.passes = lambda frame: not (frame.down and frame.party == "real")
+        if restarted:
+            real.kill()
+            real, before = f.device("real"), hellos(f, "real")
+            until_connected(f, "real", before + 1)
+        tell_again(f, "real", kept)
+        f.wait_until(
+            lambda: "stale_epoch" in f.log_of(real) or run_on_disk(f) != "summer", "it to hear of spring"
+        )
+        assert run_on_disk(f) == "summer"
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
+
+
+@pytest.mark.slow
+def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(tmp_path):
+    with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
+        coordinator, first = f.coordinator(), f.device("real")
+        f.wait_until(f.rounds, "a round")
+        first.say(15)
+        f.wait_for_end(first)
+        byes = f.proxy.frames("bye", "real", down=False)
+        assert byes
+        f.device("real")
+        at = len(f.rounds())
+        f.wait_until(lambda: len(f.rounds()) > at + 1, "it to take part again")
+        renew(f.fleet.authority(), "real")
+        for bye in byes:
+            f.proxy.tell(COORDINATOR, bye.topic, bye.data)
+        left = f.log_of(coordinator).count("real leaves")
+        f.wait_until(
+            lambda: rejected(f, "stale_boot") or f.log_of(coordinator).count("real leaves") > left,
+            "the coordinator to hear its farewell again",
+        )
+        assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
+        at = len(f.rounds())
+        f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after it")
