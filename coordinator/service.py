@@ -59,6 +59,7 @@ from methods.plan import Plan
 from methods.wants import table_of
 from protocol.admission import STRANGER, Bucket
 from protocol.arrays import parts
+from protocol.broker import BrokerError
 from protocol.class_names import packed
 from protocol.codec import MAX_HOLDS
 from protocol.coordinator_link import CoordinatorLink, refusal_of
@@ -71,6 +72,7 @@ from protocol.messages import (
     Bye,
     Finished,
     Hello,
+    Manifest,
     Now,
     Offer,
     Receipt,
@@ -187,8 +189,8 @@ class Service:
                     self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self.spool.check_claim()
-                self.link.adapt(max_packet)
-                self._fit_broadcasts()
+                if not self._fits(max_packet):
+                    return
                 self.connected = True
                 self._hear()
                 if self.parting.begun:
@@ -496,12 +498,29 @@ class Service:
         told = {device for device in self.machine.roster if BYE in self.link.can.get(device, ())}
         self.parting.begins(told, self.now)
 
-    def _fit_broadcasts(self) -> None:
-        """What this broker's packets demand of devices, found before anybody is asked anything."""
+    def _fits(self, max_packet: int) -> bool:
+        """What this broker's packets demand of devices, found before anybody is asked anything.
+
+        What is open was cut for another one, maybe, whose packets were larger.
+        """
         arrays = to_numpy(self.story.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0
+        try:
+            self.link.adapt(max_packet, max(size, self._broadcast.size if self._broadcast else 0))
+        except BrokerError as error:
+            self.link.turn_down(error)
+            return False
         self.uses = self.link.demands(size)
         self._about = replace(self._about, uses=tuple(self.uses))
+        if self._broadcast is not None and not self.link.can_still_serve:
+            self._offer(self.spool.broadcasts.manifest(self._broadcast.object, self.link.block))
+        return True
+
+    def _offer(self, manifest: Manifest) -> None:
+        holders = {device for device, names in self._holds.items() if manifest.object in names}
+        cohort = list(self.machine.cohort)
+        self._broadcast = self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
+        self.spool.broadcasts.keep(objects_of(self._broadcast))
 
     def _settle_names(self) -> None:
         self.naming.settle()
@@ -570,10 +589,7 @@ class Service:
             self.intake.open(step.ask, len(self.machine.cohort))
             self._rows = table_of(step.ask.wants, step.ask.payload, self.limits.norm)
         if manifest is not None:
-            holders = {device for device, names in self._holds.items() if manifest.object in names}
-            cohort = list(self.machine.cohort)
-            self._broadcast = self.link.offer(manifest, self.spool.broadcasts, cohort, holders)
-            self.spool.broadcasts.keep(objects_of(self._broadcast))
+            self._offer(manifest)
         for device, words in step.aside.items():
             log.warning(
                 "round %d %s: the answer of %s is put aside: %s", step.round, step.phase, device, words

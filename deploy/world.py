@@ -77,6 +77,9 @@ class Session:
             self.passing("publish", topic)
             self.broker.publish(topic, frame, retain)
 
+    def turn_down(self, why: str) -> None:
+        """Never: this broker has one limit for all."""
+
     def close(self) -> None:
         self.alive = False
 

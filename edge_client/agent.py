@@ -26,6 +26,7 @@ from edge_client.work import Build, Work, work
 from methods.base import ClientHalf
 from methods.plan import Plan
 from protocol.admission import Bucket
+from protocol.broker import BrokerError
 from protocol.class_names import packed
 from protocol.device_link import DeviceLink
 from protocol.disk import NoRoom, is_full
@@ -106,12 +107,7 @@ class Agent:
             case Arrived(topic, frame):
                 self._arrived(topic, frame, now)
             case Connected(max_packet):
-                self.link.adapt(max_packet)
-                self.connected, self._named_to = True, -1
-                self._silence.begins(now)
-                self._quiet.begins()
-                self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
-                self._hello()
+                self._connected(max_packet, now)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self.connected, self._hello_at = False, float("inf")
@@ -128,6 +124,19 @@ class Agent:
         if self.draining and not (self.working or self.waiting or self.finished):
             self._leave(Farewell.DRAINED.value)
             self._end("")
+
+    def _connected(self, max_packet: int, now: float) -> None:
+        try:
+            waiting = bytes.fromhex(self._outgoing.answer.object) if self._outgoing else b""
+            self.link.adapt(max_packet, self.link.store.size(waiting) if waiting else 0)
+        except BrokerError as error:
+            self.link.turn_down(error)
+            return
+        self.connected, self._named_to = True, -1
+        self._silence.begins(now)
+        self._quiet.begins()
+        self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
+        self._hello()
 
     def drain(self) -> None:
         """End between two questions: when the answer in hand has its receipt."""
@@ -361,7 +370,10 @@ class Agent:
     def _say_answer(self, outgoing: Outgoing) -> None:
         a = outgoing.answer
         log.info("round %d %s: answer %s", a.round, a.phase, a.object)
-        self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(a.object))
+        try:
+            self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(a.object))
+        except BrokerError as error:
+            self.link.turn_down(error)
         outgoing.said(self._now)
 
     def _receipted(self, receipt: Receipt) -> None:

@@ -116,13 +116,14 @@ class CoordinatorLink(Link):
                 self.say(self.topics.down(device), message, device, receive=known.receive)
 
     def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Offer:
-        """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back."""
-        if manifest.object not in self._broadcasts:
-            served = [self.keyed(manifest)]
-            if not self.fits(manifest):
-                served.append(self.keyed(boxes.box(manifest, store, self.block)))
+        """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back.
+
+        It is cut anew where the broker has come back with a smaller limit since.
+        """
+        if manifest.object not in self._broadcasts or not self.can_still_serve:
             self._broadcasts = {
-                one.object: Broadcast(one, self._sender(one, store), self.alone) for one in served
+                one.object: Broadcast(one, self._sender(one, store), self.alone)
+                for one in self._cut(manifest, store)
             }
         self._followers = []
         for broadcast in self._broadcasts.values():
@@ -130,6 +131,19 @@ class CoordinatorLink(Link):
             broadcast.expect(cohort, holders | asks_nothing)
         whole, *box = (broadcast.manifest for broadcast in self._broadcasts.values())
         return Boxed(whole.object, whole.size, whole.key, box[0]) if box else whole
+
+    @property
+    def can_still_serve(self) -> bool:
+        """What is open, as it was cut."""
+        return not self._broadcasts or self.still_fits(*(one.manifest for one in self._broadcasts.values()))
+
+    def _cut(self, manifest: Manifest, store: ObjectStore) -> list[Manifest]:
+        if manifest.block > self._room:
+            manifest = store.manifest(manifest.object, self.block)
+        served = [self.keyed(manifest)]
+        if not self.fits(manifest):
+            served.append(self.keyed(boxes.box(manifest, store, self.block)))
+        return served
 
     def _follows(self, device: str, manifest: Manifest) -> bool:
         return len(manifest.hashes) == 1 and "inline" in self.can.get(device, ())

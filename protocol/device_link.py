@@ -71,9 +71,17 @@ class DeviceLink(Link):
             fresh, self._inlined = said != self._inlined, said
             self.say(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
             return
-        if name not in self._offered:
+        if not self._can_still_offer(name):
+            self.forget(name)
             self._offered[name] = self._offer(self.keyed(self.store.manifest(name, self.block)))
         self.say(self._up, update, COORDINATOR, self._offered[name])
+
+    def _can_still_offer(self, name: bytes) -> bool:
+        """As before, that is: a broker may have come back with a smaller limit."""
+        if (offer := self._offered.get(name)) is None:
+            return False
+        box = (offer.box,) if isinstance(offer, Boxed) else ()
+        return self.still_fits(self._served[name], *box)
 
     def _offer(self, manifest: Manifest) -> Offer:
         self._serve_from_now(manifest)

@@ -94,6 +94,7 @@ class Link:
         self.metric_names: tuple[str, ...] = ()  # those that both ends know by their places
         self.block = blocks.DEFAULT_BLOCK
         self.inline, self._room = INLINE, MAX_FRAME
+        self._room_told = self._most_room = 0  # by the last broker, and the most of those that could be used
         self._sequence = 0
         self.clock = Clock()
         self.who = ""  # where a coordinator is, for whoever finds another one there
@@ -102,15 +103,24 @@ class Link:
         self._complete_lately: deque[bytes] = deque(maxlen=64)
         self._back = DOWN if self.direction == UP else UP
 
-    def adapt(self, max_packet: int) -> None:
-        """Fit blocks and inline bodies to what the broker takes."""
-        room = max_packet - FRAME_ROOM
+    def adapt(self, max_packet: int, largest: int = 0) -> None:
+        """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through."""
+        self._room_told = room = max_packet - FRAME_ROOM
+        block = blocks.DEFAULT_BLOCK
         if room < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        self.inline, self._room = min(INLINE, room), room
-        self.block = blocks.DEFAULT_BLOCK
-        while self.block > room:
-            self.block //= 2
+        while block > room:
+            block //= 2
+        if blocks.block_size(largest, block) > room:
+            raise BrokerError(too_large(largest, block, room))
+        self.inline, self._room, self.block = min(INLINE, room), room, block
+        self._most_room = max(self._most_room, room)
+
+    def turn_down(self, error: BrokerError) -> None:
+        """A broker whose limit is too small: the end where it never was larger, else it is tried again."""
+        if self._room_told >= self._most_room:
+            raise error
+        self.transport.turn_down(f"{error}; it took more before, so it is tried again")
 
     def seal(
         self,
@@ -140,7 +150,7 @@ class Link:
     def keyed(self, manifest: Manifest) -> Manifest:
         """For a new cutting of an object that is about to be served."""
         if manifest.block > self._room:
-            raise BrokerError(self.too_large(manifest.size))
+            raise BrokerError(too_large(manifest.size, self.block, self._room))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
     def carries(self, packed: bytes) -> bool:
@@ -151,25 +161,21 @@ class Link:
         """Whether a message has room for it; else it is an object itself."""
         return codec.SHORT_HASH * len(manifest.hashes) <= self._room
 
+    def still_fits(self, *cut: Manifest) -> bool:
+        """Whether an object, and maybe its manifest as another, can go on as they were cut before."""
+        return all(one.block <= self._room for one in cut) and (len(cut) > 1 or self.fits(cut[0]))
+
     def demands(self, size: int) -> dict[str, str]:
         """Which forms devices need for an object of so many bytes, and why. BrokerError where nothing helps."""
         block = blocks.block_size(size, self.block)
         if block > self._room:
-            raise BrokerError(self.too_large(size))
+            raise BrokerError(too_large(size, self.block, self._room))
         needed = codec.SHORT_HASH * -(-size // block)
         if needed <= self._room:
             return {}
         why = f"the broker takes packets of {self._room + FRAME_ROOM} bytes, the manifest of {size} bytes in blocks"
         out = f"raise the broker's limit to {needed + FRAME_ROOM}, or bring the device up to date"
         return {"manifest": f"{why} of {block} takes {needed}; {out}"}
-
-    def too_large(self, size: int) -> str:
-        """Why this broker cannot carry an object at all, and what it would have to take."""
-        block = blocks.block_size(size, self.block)
-        return (
-            f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
-            f"broker takes packets of {self._room + FRAME_ROOM}; raise its limit to {block + FRAME_ROOM} or more"
-        )
 
     def _demand(self, offer: Offer) -> None:
         """Of an object: not too large, and sealed where messages have to be."""
@@ -322,3 +328,12 @@ class Link:
         except Rejected:
             return "unreadable"
         return kind if kind in codec.DECODERS else "unreadable"
+
+
+def too_large(size: int, default: int, room: int) -> str:
+    """Why a broker cannot carry an object at all, and what it would have to take."""
+    block = blocks.block_size(size, default)
+    return (
+        f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
+        f"broker takes packets of {room + FRAME_ROOM}; raise its limit to {block + FRAME_ROOM} or more"
+    )

@@ -65,6 +65,7 @@ class Mqtt:
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
         self._ending: Ending | None = None
         self._errors, self._welcomed, self._denied, self._cut = HeardErrors(), False, "", False
+        self._turned_down = ""  # why, where the owner has no use for the present connection
         self._client = self._paho(client_id, will)
         self._outbox, self._traffic = Outbox(), Traffic()
         self._thread = Reconnecting(client_id, self._connection, self._tell, Backoff(*retry_seconds))
@@ -85,6 +86,10 @@ class Mqtt:
 
     def traffic(self) -> Traffic:
         return self._traffic
+
+    def turn_down(self, why: str) -> None:
+        self._turned_down = why
+        self._outbox.wake()
 
     def close(self) -> None:
         """Give the broker a moment to take what was published, and leave in good order: no will is sent."""
@@ -111,6 +116,7 @@ class Mqtt:
 
     def _connection(self) -> Ending:
         self._ending, self._welcomed, self._denied, self._errors.last = None, False, "", None
+        self._turned_down = ""
         try:
             self._connect()
             self._pump()
@@ -145,6 +151,9 @@ class Mqtt:
                 # TLS decrypts whole records: of what it holds already, no selector knows.
                 held = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
                 selector.select(0 if held else 1)
+                if self._turned_down:
+                    self._ending = Ending(f"{self._broker}: {self._turned_down}")
+                    return
                 self._step()
 
     def _step(self) -> None:

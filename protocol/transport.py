@@ -73,6 +73,9 @@ class Transport(Protocol):
     def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
         """QoS 1. While the connection is down the frame is dropped: whoever needs an answer asks again."""
 
+    def turn_down(self, why: str) -> None:
+        """This connection cannot be used: end it, and try another after a pause that grows."""
+
     def close(self) -> None: ...
 
 

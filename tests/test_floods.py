@@ -219,7 +219,7 @@ def in_blocks(run, monkeypatch):
     monkeypatch.setattr("protocol.link.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
-        agent.link.adapt = lambda max_packet: None
+        agent.link.adapt = lambda *limits: None
 
 
 def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_others(tmp_path, monkeypatch):

@@ -379,7 +379,7 @@ class Device:
 
     def connected(self, client: paho.Client, data: Any, flags: Any, code: Any, told: Any) -> None:
         self.lost(code)
-        self.room = getattr(told, "MaximumPacketSize", 1 << 28) - 4096
+        self.room, self.offers = getattr(told, "MaximumPacketSize", 1 << 28) - 4096, {}  # cut for the last room
         topics = "coord/state", f"down/{self.keys.name}", "bcast/now"
         self.birth = client.subscribe([(self.prefix + topic, 1) for topic in topics])[1] or 0
 

@@ -109,7 +109,7 @@ def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_tra
     policy = Policy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
     run = simulation(tmp_path, "fedavg", policy=policy)
     for agent in run.agents.values():
-        agent.link.inline, agent.link.adapt = 64, lambda max_packet: None
+        agent.link.inline, agent.link.adapt = 64, lambda *limits: None
     service, given_up = run.service, []
     run.run(until=lambda: bool(service.link._fetches))
     abandon = Partial.abandon

@@ -73,7 +73,7 @@ def in_blocks(run, monkeypatch):
     monkeypatch.setattr("protocol.link.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
-        agent.link.adapt = lambda max_packet: None
+        agent.link.adapt = lambda *limits: None
 
 
 @pytest.mark.parametrize("handler", HANDLERS)

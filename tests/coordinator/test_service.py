@@ -115,7 +115,7 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
         monkeypatch.setattr("protocol.link.INLINE", 64)
         for agent in full.agents.values():
             agent.link.inline = 64
-            agent.link.adapt = lambda max_packet: None
+            agent.link.adapt = lambda *limits: None
     full.run()
     assert full.service.finished and len(calls) == 5
     assert_same(quiet, full)

@@ -96,7 +96,7 @@ class Crashing(Simulation):
         if self._boot(device, partial(super().boot_device, device)):
             link = self.agents[device].link
             link.inline = SMALL_INLINE
-            link.adapt = lambda max_packet: None  # type: ignore[method-assign]
+            link.adapt = lambda *limits: None  # type: ignore[method-assign]
 
     def live(self) -> Crashing:
         """To the end of the run, and until every device has heard of it."""

@@ -19,7 +19,10 @@ from dataclasses import dataclass, field
 from protocol.broker import BrokerAddress, TlsFiles
 from tests.hostile import wire
 
-CONNECT, PUBLISH, PUBACK = 1, 3, 4
+CONNECT, CONNACK, PUBLISH, PUBACK = 1, 2, 3, 4
+MAXIMUM_PACKET_SIZE = 0x27
+# of the properties of a CONNACK that are no strings
+LENGTHS = {0x11: 5, 0x13: 3, 0x21: 3, 0x22: 3, 0x24: 2, 0x25: 2, 0x27: 5, 0x28: 2, 0x29: 2, 0x2A: 2}
 HANG_UPS = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, TimeoutError)
 
 
@@ -244,3 +247,19 @@ def _client_side(files: TlsFiles) -> ssl.SSLContext:
     context.load_cert_chain(files.cert, files.key)
     context.check_hostname = False
     return context
+
+
+def of_packets_up_to(size: int, connack: bytes) -> bytes:
+    """A CONNACK of success, with this Maximum Packet Size."""
+    if connack[0] >> 4 != CONNACK:
+        return connack
+    _, start = varint(connack, 1)
+    length, at = varint(connack, start + 2)
+    kept, end = b"", at + length
+    while at < end:
+        text = 3 + struct.unpack_from("!H", connack, at + 1)[0] if connack[at] not in LENGTHS else 0
+        stop = at + LENGTHS.get(connack[at], text)
+        kept += connack[at:stop] if connack[at] != MAXIMUM_PACKET_SIZE else b""
+        at = stop
+    kept += struct.pack("!BI", MAXIMUM_PACKET_SIZE, size)
+    return bytes([connack[0], 3 + len(kept), *connack[start : start + 2], len(kept)]) + kept

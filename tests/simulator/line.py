@@ -80,6 +80,9 @@ class Line:
 
     # The Transport.
 
+    def turn_down(self, why: str) -> None:
+        self.reset()
+
     def subscribe(self, topic: str) -> None:
         self.topics[topic] = None
         if self._open:

@@ -1,0 +1,88 @@
+"""A broker that comes back with a smaller packet limit, in the middle of a run."""
+
+import contextlib
+
+import pytest
+
+from coordinator.config import Rules
+from methods.plan import Network
+from tests.hostile.federation import Federation
+from tests.hostile.proxy import of_packets_up_to
+
+SOON = {"settle_seconds": 0.2, "patience_seconds": 15.0}
+
+
+@contextlib.contextmanager
+def federation(folder, *devices, **more):
+    with Federation(folder, *devices, taken_over=True, rounds=4, **more) as f:
+        yield f
+
+
+def shrink(f, size, *parties):
+    """From now on; and everybody connects again."""
+    f.proxy.alters = lambda party, packet: of_packets_up_to(size, packet)
+    for party in parties:
+        f.proxy.cut(party)
+    f.proxy.passes = lambda frame: True
+    return len(f.proxy.seen)
+
+
+def test_a_broadcast_that_is_under_way_is_cut_anew_for_a_smaller_limit(tmp_path):
+    with federation(tmp_path, "one", "two", policy=Rules(quorum=2, gather=2, **SOON)) as f:
+        coordinator = f.coordinator()
+        devices = [f.device(name) for name in ("one", "two")]
+        f.proxy.passes = lambda frame: not (frame.down and frame.kind == "block")
+        f.wait_until(lambda: len(f.proxy.frames("task", down=True)) >= 2, "a question to both")
+        after = shrink(f, 5200, "coordinator", "one", "two")
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert [f.wait_for_end(device) for device in devices] == [0, 0]
+        assert max(len(frame.data) for frame in f.proxy.seen[after + 10 :]) < 5200
+        assert "silent" not in f.log_of(coordinator)
+        assert "refused a message" not in f.log_of(coordinator)
+
+
+def test_an_answer_that_is_on_offer_is_offered_anew_for_a_smaller_limit(tmp_path):
+    large = Network("mlp", feature_size=600)
+    with federation(tmp_path, "one", network=large, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+        coordinator, device = f.coordinator(), f.device("one")
+        f.proxy.passes = lambda frame: frame.down or frame.kind != "block" or frame.party != "one"
+        f.wait_until(lambda: f.proxy.frames("want", "coordinator", down=True), "a want")
+        shrink(f, 20_000, "coordinator", "one")
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert f.wait_for_end(device) == 0, device.last_word()
+        assert "silent" not in f.log_of(coordinator)
+        assert "refused a message" not in f.log_of(device)
+
+
+@pytest.mark.parametrize("size", [5000, 5200])
+def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(tmp_path, size):
+    """Of 5,200 bytes the model would take more blocks than an object may have."""
+    large = Network("mlp", feature_size=5500)
+    network = large if size == 5200 else Network("mlp")
+    with federation(tmp_path, "one", network=network, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+        coordinator, device = f.coordinator(), f.device("one")
+        f.proxy.passes = lambda frame: frame.kind != "receipt"
+        f.wait_until(lambda: f.proxy.frames("update", "one"), "an answer")
+        told = {"coordinator": 0, "one": 0}
+
+        def alters(party, packet):
+            told[party] += (altered := of_packets_up_to(size, packet)) != packet
+            return altered if told[party] < 3 else packet
+
+        f.proxy.alters = alters
+        for party in told:
+            f.proxy.cut(party)
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert f.wait_for_end(device) == 0, device.last_word()
+        for process in (coordinator, device):
+            assert f.log_of(process).count("it took more before, so it is tried again") == 2
+
+
+def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp_path):
+    with federation(tmp_path, "one") as f:
+        f.proxy.alters = lambda party, packet: of_packets_up_to(5000, packet)
+        for process in (f.coordinator(), f.device("one")):
+            assert f.wait_for_end(process) == 1
+            assert "packets of 5000 bytes, at least 5120 are needed" in process.last_word()
+            assert "Traceback" not in f.log_of(process)
