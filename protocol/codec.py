@@ -298,6 +298,8 @@ def _refusal(fields: Fields) -> Refusal:
 
 def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
+    if len(more) > MAX_ASKED:  # each costs work, even if it asks for nothing
+        raise Rejected(Reason.MALFORMED, f"a want for {len(more)} further objects, over {MAX_ASKED}")
     others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
     ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
     if sum(stop - start for asked in (ranges, *(r for _, r in others)) for start, stop in asked) > MAX_ASKED:

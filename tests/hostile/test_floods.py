@@ -85,3 +85,15 @@ def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
         assert reformed.finished.wait(20)
         assert "shouter is listened to again" in f.log_of(second)
         assert [line["participants"] for line in f.rounds()] == [["a", "b", "shouter"]] * 3
+
+
+def test_a_want_that_names_thousands_of_objects_for_nothing_costs_no_work(tmp_path):
+    with Federation(tmp_path, "bad", rounds=1) as f:
+        coordinator = f.coordinator()
+        bad = f.raw("bad", lambda task: None)
+        broadcast = bad.wait("task").fields["broadcast"][0]
+        for count in (64, 65, 4000):
+            bad.say("want", {"object": broadcast, "ranges": [], "more": [[broadcast, []]] * count})
+        refused = 'protofleet_messages_total{direction="up",kind="want",result="malformed"}'
+        f.wait_until(lambda: f.metrics().get(refused) == 2, "two of three to be refused")
+        assert "over 64" in f.log_of(coordinator)

@@ -104,3 +104,12 @@ def test_an_object_whose_ranges_do_not_ascend_is_refused_among_others():
     wrong = Want(OBJECTS[0], ((0, 1),), more=((OBJECTS[1], ((3, 2),)),))
     with pytest.raises(Rejected):
         codec.decode("want", codec.encode(wrong), "a", Place())
+
+
+@pytest.mark.parametrize("ranges", [(), ((0, 1),)])
+def test_a_message_names_no_more_further_objects_than_it_may_ask_for_blocks(ranges):
+    one, other = OBJECTS
+    most = Want(one, (), more=((other, ranges),) * MAX_ASKED)
+    assert codec.decode("want", codec.encode(most), "a", Place())[0] == most
+    more = Want(one, (), more=((other, ranges),) * (MAX_ASKED + 1))
+    assert fault_of(lambda: codec.decode("want", codec.encode(more), "a", Place())) is Reason.MALFORMED
