@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import platform
+import secrets
 from pathlib import Path
 from typing import Final
 
@@ -57,6 +58,9 @@ def remember(runs: Path, federation: str, epoch: int) -> None:
 
 
 def where(folder: Path) -> str:
-    """Of this very process, for whoever finds another coordinator there. Brokers read it too, so no path is in it."""
+    """Of this very start, for whoever finds another coordinator there. Brokers read it too, so no path is in it.
+
+    Containers share host names, process ids and paths, so something of it is drawn.
+    """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]
-    return f"{platform.node()[:64]} pid {os.getpid()} folder {name}"
+    return f"{platform.node()[:64]} pid {os.getpid()} folder {name} start {secrets.token_hex(4)}"

@@ -44,6 +44,30 @@ def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_o
         two.wait("finished")
 
 
+TWINS = """
+import time, os, platform, pathlib
+import coordinator.epochs as epochs, coordinator.main as main
+now, where = {now}, epochs.where
+time.time = lambda: now
+os.getpid = lambda: 1
+platform.node = lambda: "coordinator"
+main.where = lambda folder: where(pathlib.Path("/srv/runs/run"))
+"""
+
+
+def test_of_two_containers_started_in_the_same_second_under_one_name_one_goes_on(tmp_path):
+    """With one host name, one process id and one path in each."""
+    planted = TWINS.format(now=int(time.time()) + 0.5)
+    with Federation(tmp_path, "one", rounds=1) as f:
+        pair = [f.coordinator(planted=planted, folder=str(tmp_path / name)) for name in ("first", "second")]
+        f.wait_until(lambda: any(p.child.poll() is not None for p in pair), "one of them to end")
+        ended, other = sorted(pair, key=lambda p: p.child.poll() is None)
+        assert f.wait_for_end(ended) == 1
+        assert "started in the same second" in ended.last_word()
+        f.raw("one")
+        assert f.wait_for_end(other) == 0, other.last_word()
+
+
 def test_a_second_coordinator_whose_clock_is_behind_ends_and_the_run_of_the_first_goes_on(tmp_path, gate):
     with Federation(tmp_path, "one", "two", rounds=3) as f:
         first = f.coordinator(ahead=3600.0, folder=str(tmp_path / "first"))
