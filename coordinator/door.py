@@ -38,7 +38,10 @@ class Door:
             other = Problem(Reason.EQUIVOCATION, "another answer to this question is in already")
             service.perform(Drop(device, update.round, update.phase, "refused", other))
         else:
-            service.copies.answered(device, update.round, service.now)
+            if service.takes_part(
+                device
+            ):  # else it may be of an earlier run, said by a device that has not looked
+                service.copies.answered(device, update.round, service.now)
             self.judged(update, None)
         return False
 

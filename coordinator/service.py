@@ -313,6 +313,8 @@ class Service:
             case State() if received.sender == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
+                if received.run != self.link.run:  # two runs may have one plan
+                    hello = replace(hello, plan=b"")
                 self._said[hello.device] = (hello, received.boot, received.sequence)
                 self._greeted(hello, now)
             case State(online=False) if received.sequence == 0 and not self.parting.begun:
@@ -397,6 +399,11 @@ class Service:
         self._holds[hello.device] = hello.holds
         self.copies.greeted(hello, self.link.heard_of(hello.device)[0], self.machine.base, now)
         self.happen(Joined(hello.device), now)
+
+    def takes_part(self, device: str) -> bool:
+        """Whether it has told this process that it holds the plan of this very run."""
+        said = self._said.get(device)
+        return said is not None and said[0].plan == self._digest
 
     def _refuse(self, device: str, problem: Problem) -> None:
         if self._words.take(self.now):

@@ -9,12 +9,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from edge_client.answering import Watcher, build_up, work_out
 from edge_client.evaluate import Splits
 from edge_client.greeting import FORMS, hello_of, plan_for
 from edge_client.heard import Ending, Heard, Refused, taken_up
-from edge_client.outgoing import Outgoing, question_of
+from edge_client.outgoing import RESEND_SECONDS, Outgoing, question_of
 from edge_client.pictures import Pictures
 from edge_client.quiet import Quiet
 from edge_client.rest import Rest
@@ -63,6 +64,7 @@ class Agent:
         self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
         self.half: ClientHalf | None = None
         self.plan: Plan | None = None
+        self._run = memory.book.run  # of which was heard last; plan, half and answers in hand are of it
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
         self.room = Room(memory)
@@ -195,16 +197,20 @@ class Agent:
     def _asked_for_the_past(self) -> None:
         """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
         book = self.memory.book
+        if self.half is None or self._run != self.link.run:
+            return  # what is in the book is of another run
         if self.link.epoch > book.epoch and book.answers and self._outgoing is None and not self._question:
             self._outgoing = Outgoing(book.answers[-1], self._now)
             self._say_answer(self._outgoing)
 
     def _heard(self, received: Received) -> None:
+        if received.run != self.link.run:
+            return  # it waited for its broadcast, and its run is another's turn now
         self._settle(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         self._silence.broken(self.link.news_at)
-        if received.run != self.memory.book.run and not self._question:
-            self._forget()  # another run, even if its plan is the same: answers of the old one count nowhere
+        if received.run != self._run:
+            self._turn_to(received.run)
         if not over(received.message):
             self._ending.contradicted()
         if isinstance(received.message, (Welcome, Task, Receipt)):
@@ -254,6 +260,15 @@ class Agent:
             known.add((self._next.message.round, self._next.message.phase))
         return (place.round, place.phase) not in known
 
+    def _turn_to(self, run: str) -> None:
+        """Nothing of another run is said, counted or learned in this one: not even what is being worked out.
+
+        Two runs may have one plan, or one name.
+        """
+        self._run, self._place = run, (0, "")
+        self._forget()
+        self.link.forget_all()
+
     def _forget(self) -> None:
         self.plan = self.half = self._outgoing = self._next = None
         self.link.least_round = 0
@@ -263,9 +278,7 @@ class Agent:
         if self._now < self._rest.until:
             self._hello_at = self._rest.until
             return
-        plan = (
-            self.plan if self._told_by == self.link.epoch else None
-        )  # another coordinator may know other forms
+        plan = self.plan if self._conducted else None  # another coordinator may know other forms
         names = self.data.names
         in_full = self._named_to != self.link.epoch and self.link.carries(packed(names))
         self._by_hash = bool(names) and not in_full and self.link.carries(packed(names))
@@ -274,6 +287,11 @@ class Agent:
         self._refused.hello_said(self.link.me.boot, self.link.said, self._now)
         self._quiet.hello_said(self._now)
         self._hello_at = self._quiet.next_hello(self._now)
+
+    @property
+    def _conducted(self) -> bool:
+        """Whether this coordinator has said its plan, and all in hand is of its run."""
+        return (self._told_by, self._run) == (self.link.epoch, self.link.run)
 
     def _told(self, about: About, epoch: int) -> None:
         self._told_by = epoch
@@ -287,12 +305,20 @@ class Agent:
             return
         if self.plan == plan and self.half is not None:
             self._hello()
-        elif not self._question:
+            return
+        if self.plan not in (None, plan):
+            self._turn_to(run)  # under the same name
+        if not self._question:
             self._question = "plan"
             epoch = self.link.epoch
-            self.worker.submit(lambda: build_up(self, plan, run, epoch), lambda half: self._ready(plan, half))
+            self.worker.submit(
+                lambda: build_up(self, plan, run, epoch), lambda half: self._ready(run, plan, half)
+            )
 
-    def _ready(self, plan: Plan, half: ClientHalf | Exception) -> None:
+    def _ready(self, run: str, plan: Plan, half: ClientHalf | Exception) -> None:
+        if run != self._run:
+            self._done_for_nobody(half)
+            return
         if isinstance(half, TrainerDiedError):
             self._trainer_died(half)
             return
@@ -330,9 +356,14 @@ class Agent:
             self._question, self._place, self.idle = question, (task.round, task.phase), False
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
-            self.worker.submit(lambda: work_out(self, half, received, question, view), self._worked)
+            self.worker.submit(
+                lambda: work_out(self, half, received, question, view), partial(self._worked, half)
+            )
 
-    def _worked(self, answer: Answer | Exception) -> None:
+    def _worked(self, half: ClientHalf, answer: Answer | Exception) -> None:
+        if half is not self.half:
+            self._done_for_nobody(answer)
+            return
         if isinstance(answer, TrainerDiedError):
             self._trainer_died(answer)
             return
@@ -349,6 +380,17 @@ class Agent:
             received, self._next = self._next, None
             assert isinstance(received.message, Task)
             self._asked(received.message, received)
+
+    def _done_for_nobody(self, result: object) -> None:
+        """Another run, or plan, has come in the meantime: on with that."""
+        if isinstance(result, Exception):
+            passing = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
+            if isinstance(result, DamagedError) or not passing:
+                raise result
+            log.warning("in work for another run: %s", result)
+        log.info("what was worked on is for another run, or plan; it is dropped")
+        self._question = ""
+        self._hello()
 
     def _not_done(self, error: Exception) -> None:
         """Without room for its answer a half is nowhere: as after a reboot, it is what the disk holds of it."""
@@ -368,6 +410,11 @@ class Agent:
         self._notify("died", round=self.memory.last_round)
 
     def _say_answer(self, outgoing: Outgoing) -> None:
+        if not self._conducted:
+            outgoing.again_at = (
+                self._now + RESEND_SECONDS
+            )  # it may be of another run, or plan, under the same name
+            return
         a = outgoing.answer
         log.info("round %d %s: answer %s", a.round, a.phase, a.object)
         try:

@@ -114,6 +114,13 @@ class DeviceLink(Link):
             self._served.pop(known, None)
             self._sent.pop(known, None)
 
+    def forget_all(self) -> None:
+        """Another run, or plan: nothing of the one before is fetched, offered or served any more."""
+        self.stop_fetching()
+        for name in list(self._offered):
+            self.forget(name)
+        self._inlined = None
+
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
         """What is complete after this frame. Raises Rejected where the frame was at fault."""
         if blocks.is_block(frame):

@@ -1,0 +1,97 @@
+"""A run is stopped while its devices train, and another is begun: nothing of the one may count in the other."""
+
+import contextlib
+import json
+import shutil
+
+import pytest
+
+from coordinator.config import Rules
+from tests.hostile.federation import Federation
+
+ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
+BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
+HELD = """
+import os, time
+import edge_client.agent, edge_client.answering
+work_out, folder, least = edge_client.answering.work_out, {folder!r}, {least}
+def held(agent, half, received, *more):
+    if received.message.round >= least and not os.path.exists(folder + "/go"):
+        open(folder + "/at-" + agent.link.me.name, "w").close()
+        while not os.path.exists(folder + "/go"):
+            time.sleep(0.02)
+    return work_out(agent, half, received, *more)
+edge_client.agent.work_out = edge_client.answering.work_out = held
+"""
+
+
+def held_in(f, least, *devices):
+    """Devices that hold on to their first question of such a round, and until when."""
+    planted = HELD.format(folder=str(f.folder), least=least)
+    started = [f.device(name, planted=planted) for name in devices]
+    return started, lambda: all((f.folder / f"at-{name}").exists() for name in devices)
+
+
+def begun_anew(f, first, name, devices, **more):
+    """Its devices have heard of the new run, and only then finish what the old one has asked."""
+    first.say(15)
+    first.child.wait(60)
+    f.settings["name"] = name
+    welcomed = len(f.proxy.frames("welcome", down=True)) + devices
+    asked = len(f.proxy.frames("task", down=True)) + devices
+    second = f.coordinator(name=name, **more)
+    f.wait_until(lambda: len(f.proxy.frames("welcome", down=True)) >= welcomed, "the new run's welcomes")
+    with contextlib.suppress(AssertionError):  # only whoever takes the one run for the other is asked so soon
+        f.wait_until(lambda: len(f.proxy.frames("task", down=True)) >= asked, "tasks", seconds=2)
+    (f.folder / "go").touch()
+    return second
+
+
+def counted(f, process):
+    """By round and phase, the answers that a run was made of."""
+    lines = [json.loads(line) for line in f.log_of(process).splitlines() if line.startswith("{")]
+    return [(e["round"], e["phase"], e["answers"]) for e in lines if e["event"] == "counted"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["same plan", "other plan", "same name"])
+def test_a_late_answer_to_a_run_that_was_stopped_does_not_end_the_next_one(tmp_path, kind):
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=3, policy=BOTH) as f:
+        first = f.coordinator(name="spring")
+        f.settings["name"] = "spring"
+        devices, held = held_in(f, 3, "one", "two")
+        f.wait_until(held, "round 3")
+        if kind == "same name":
+            first.say(15)
+            first.child.wait(60)
+            shutil.move(f.run, f.folder / "moved")
+        name = "spring" if kind == "same name" else "summer"
+        plan = {} if kind == "same plan" else {"seed": 2, "rounds": 2}
+        before = len(f.proxy.frames("update", down=False))
+        second = begun_anew(f, first, name, 2, **plan)
+        assert f.wait_for_end(second) == 0, f.log_of(second)[-3000:]
+        assert all(f.wait_for_end(device) == 0 for device in devices), f.last_words()
+        assert "has answered round" not in f.log_of(second)
+        assert {tuple(line["participants"]) for line in f.rounds()} == {("one", "two")}
+        said = [frame.header for frame in f.proxy.frames("update", down=False)[before:]]
+        assert {h["round"] for h in said[:2]} == {1} and {h["run"] for h in said} == {name}
+
+
+@pytest.mark.slow
+def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_same_plan(tmp_path):
+    with Federation(
+        tmp_path, "one", taken_over=True, rounds=2, policy=ALONE, method={"name": "fedproto"}
+    ) as f:
+        first = f.coordinator(name="spring")
+        (device,), held = held_in(f, 1, "one")
+        f.wait_until(held, "round 1")
+        summer = begun_anew(f, first, "summer", 1)
+        assert f.wait_for_end(summer) == 0 and f.wait_for_end(device) == 0, f.last_words()
+        autumn, fresh = f.coordinator(name="autumn"), f.device("one")
+        assert f.wait_for_end(autumn) == 0 and f.wait_for_end(fresh) == 0, f.last_words()
+        said = [
+            frame.header for frame in f.proxy.frames("update", down=False) if frame.header["run"] == "summer"
+        ]
+        assert sorted(h["round"] for h in said) == [1, 2, 3], "one answer to one question"
+        assert counted(f, summer) == counted(f, autumn) != []
+        assert "refused" not in f.log_of(device)
