@@ -135,6 +135,7 @@ class Rollback:
     """Put the server half back to the last Save."""
 
     why: str = field(default="", compare=False)
+    missing: tuple[str, ...] = field(default=(), compare=False)  # devices, without a verdict too
 
 
 @dataclass(frozen=True, slots=True)

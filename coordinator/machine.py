@@ -322,10 +322,10 @@ class RoundMachine:
     def _again(self, now: float) -> Iterator[Command]:
         """Too few answers: the same round once more, from its beginning."""
         words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
-        why = words + self.verdicts.words_of_the_refused() + _listed("; silent: ", self._missing)
+        why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
         self.attempt += 1
         self.phase, self._deadline, self._closed = Phase.GATHERING, None, {}
-        yield Rollback(why)
+        yield Rollback(why, missing)
         yield from self._maybe_start(now)
 
     def _end_round(self, now: float) -> Iterator[Command]:
@@ -356,7 +356,3 @@ class RoundMachine:
 
     def _seconds_left(self, now: float) -> float:
         return max(0.0, (self._deadline or now) - now)
-
-
-def _listed(words: str, devices: set[str]) -> str:
-    return words + ", ".join(sorted(devices)) if devices else ""

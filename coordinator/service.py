@@ -52,6 +52,7 @@ from coordinator.parting import Parting
 from coordinator.spool import Accepted, Kept, Spool
 from coordinator.story import Step, Story
 from coordinator.trial import Trial
+from coordinator.untold import Untold
 from coordinator.watcher import Aside, Watcher
 from methods.base import Ask, Member
 from methods.bridge import LazyPayload, to_numpy
@@ -133,6 +134,7 @@ class Service:
         self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
         self._resumed = False
         self._here = Here()
+        self._untold = Untold()
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
         self.link.metric_names = tuple(sorted(self.measures))
@@ -207,6 +209,9 @@ class Service:
                 if final:
                     self._stop(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
+                place = self.link.topics.parse(topic)
+                to_all = place is not None and place.kind in ("bcast", "now")
+                self._untold.denied(self.machine.waited_for if to_all else [place.device] if place else [])
                 if self._words.take(now):
                     log.warning("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
@@ -456,7 +461,8 @@ class Service:
                 self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
             case Forget():
                 self.spool.forget_damaged()
-            case Rollback(why):
+            case Rollback(why, missing):
+                why += self._untold.words(missing, self.connected)
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
                 self.story.restore()
@@ -539,6 +545,7 @@ class Service:
         told = "wants" in self.link.can.get(device, ()) and self.ask is not None
         rows = self._rows if told else ()
         holds = self._broadcast is not None and self._broadcast.object in self._holds.get(device, ())
+        self._untold.said(device, self.connected)
         self.link.task(device, Task(round, phase, self._broadcast, seconds, rows), holds)
 
     def _part_from_the_unknown(self) -> None:

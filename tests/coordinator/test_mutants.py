@@ -54,8 +54,8 @@ FAULTS = {
     "takes answers from outside the cohort": ("elif device not in self.cohort:", "elif False:"),
     "ignores the deadline": ("over = self.wake_at is not None and now >= self.wake_at", "over = False"),
     "never starts again after a failed attempt": (
-        "        yield Rollback(why)\n        yield from self._maybe_start(now)",
-        "        yield Rollback(why)",
+        "        yield Rollback(why, missing)\n        yield from self._maybe_start(now)",
+        "        yield Rollback(why, missing)",
     ),
     "forgets a closed phase after a crash": ("        self._closed = dict(past.closed)\n", ""),
     "forgets accepted answers after a crash": (

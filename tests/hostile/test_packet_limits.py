@@ -86,3 +86,23 @@ def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp
             assert f.wait_for_end(process) == 1
             assert "packets of 5000 bytes, at least 5120 are needed" in process.last_word()
             assert "Traceback" not in f.log_of(process)
+
+
+def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
+    with federation(
+        tmp_path, "one", policy=Rules(quorum=1, gather=1, **{**SOON, "patience_seconds": 3.0})
+    ) as f:
+        coordinator, device = f.coordinator(), f.device("one")
+        f.proxy.passes = lambda frame: frame.kind != "update"
+        f.wait_until(lambda: f.proxy.frames("update", "one"), "an answer")
+        f.proxy.alters = lambda party, packet: of_packets_up_to(5000, packet)
+        f.proxy.cut("coordinator")
+        f.wait_until(lambda: f.log_of(coordinator).count("begins again") >= 2, "two attempts")
+        assert "begins again: 0 of 1 answers are in, policy.quorum is 1; there is no connection" in f.log_of(
+            coordinator
+        )
+        assert "silent" not in f.log_of(coordinator)
+        f.proxy.alters = lambda party, packet: packet
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert f.wait_for_end(device) == 0, device.last_word()
