@@ -47,6 +47,7 @@ from coordinator.here import Here
 from coordinator.intake import Intake
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
+from coordinator.missed import Missed
 from coordinator.naming import Naming
 from coordinator.parting import Parting
 from coordinator.spool import Accepted, Kept, Spool
@@ -133,7 +134,7 @@ class Service:
         self.uses: dict[str, str] = {}  # forms without which no device can take part, and why
         self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
         self._resumed = False
-        self._here = Here()
+        self._here, self._missed = Here(), Missed()
         self._untold = Untold()
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
@@ -243,9 +244,12 @@ class Service:
         self.backlog.wake(now)
         for device, since in self.doubts.over(now).items():
             self._gone(device, "connection lost", since)
+            self._missed.misses(device, now)
         if now >= self.bans.wake_at:
+            unheard = self.bans.unheard
             self.link.dropped(self.bans.look(now))
             self._hear()
+            self._call_back(unheard - self.bans.unheard)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
         self._part_from_the_unheard()
@@ -253,14 +257,15 @@ class Service:
         self.finished |= self.parting.over(now)
 
     def _place(self, now: float) -> Now:
-        """While devices are gathered everybody is waited for; after a question was put, for a while nobody is."""
-        m = self.machine
+        """While devices are gathered everybody is waited for; after a question was put, for a while nobody who was
+        asked. For hellos of those who are missed it waits all the time."""
+        m, early = self.machine, self._here.too_early(now)
         asked = m.asked if m.phase is Phase.COLLECTING else ""
-        if self._here.too_early(now):
-            return Now(m.round, asked, m.attempt, ())
-        names = sorted(short_name(device) for device in m.waited_for)
-        many = m.phase is Phase.GATHERING or len(names) > MOST_NAMED
-        return Now(m.round, asked, m.attempt, None if many else tuple(names))
+        waited = set() if early else set(m.waited_for)
+        if not early and (m.phase is Phase.GATHERING or len(waited) > MOST_NAMED):
+            return Now(m.round, asked, m.attempt, None)
+        waited.update(self._missed.named(self.bans.unheard, MOST_NAMED - len(waited), now))
+        return Now(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
 
     def _enrolled(self) -> int:
         return sum(device != COORDINATOR for device in self.link.keyring)
@@ -281,7 +286,13 @@ class Service:
             self.link.abandon(device, for_good=True)
             if device in {*self.machine.roster, *self.machine.cohort}:
                 self._gone(device, "it is not listened to")
+                self._missed.misses(device, self.now)
             self._hear()
+
+    def _call_back(self, devices: frozenset[str]) -> None:
+        """Who is listened to again. It answers a welcome with a hello; where that is lost, a `here` names it."""
+        for device in sorted(device for device in devices if device in self._missed):
+            self._welcome(device)
 
     def _hear(self) -> None:
         """Also of devices that were enrolled while somebody is not listened to."""
@@ -327,10 +338,12 @@ class Service:
             case State(online=True):
                 if (since := self.doubts.settle(received.sender, RETURNED)) is not None:
                     self._gone(received.sender, "connection lost", since)  # and here again: its hello follows
+                    self._missed.misses(received.sender, now)
             case State(online=False, reason=reason) | Bye(reason):
                 if isinstance(received.message, Bye):
                     self.farewells.bidden(received.sender, reason, self._words.take(now))
                 self._gone(received.sender, reason)
+                self._missed.found(received.sender)
             case Update() as update:
                 self._answered(update, received.object, now)
 
@@ -385,6 +398,7 @@ class Service:
 
     def _greeted(self, hello: Hello, now: float) -> None:
         self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
+        self._missed.found(hello.device)
         if problem := unfit(hello, self.plan, self.limits, self.uses) or self.naming.judge(hello, now):
             self._refuse(hello.device, problem)
             if hello.device in self.machine.roster:  # it was another one before
@@ -397,6 +411,7 @@ class Service:
         if self.parting.begun and BYE in hello.can:
             self.parting.came(hello.device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
+            self._missed.misses(hello.device, now)
             self._welcome(hello.device)
             return
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)

@@ -149,7 +149,8 @@ class Agent:
         if self._rest.until != float("inf"):
             log.info("taking no new work: %s", why)
             self._rest.until = self._hello_at = float("inf")
-            self._quiet.begins()
+            self._quiet.leaves()
+            self._told_by = 0  # the next hello asks for a welcome, which tells that it was heard
             self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
@@ -245,7 +246,7 @@ class Agent:
                 self._quiet.here(place)
             case State():
                 self._quiet.begins()
-            case Task() | Receipt():
+            case Welcome() | Task() | Receipt():
                 self._quiet.answered()
         self._hello_at = max(self._quiet.next_hello(self._now), self._rest.until)
 
@@ -406,6 +407,7 @@ class Agent:
         log.error("%s; asking for work again in %.0f s", death, pause)
         self._question, self._next, self._hello_at = "", None, self._rest.until
         self.link.send(Bye(str(death)))
+        self._quiet.leaves()
         self._forget()  # where it trained, the half is in the middle of it; the disk has what it was before
         self._notify("died", round=self.memory.last_round)
 
@@ -461,6 +463,7 @@ class Agent:
         self._ending.contradicted()
         self._heard_before.end_of(self.memory.book.run)
         self._outgoing, self._next, self.idle = None, None, True
+        self._quiet.leaves()
         self.link.send(Bye(Farewell.FINISHED.value))
         if not self.stays:
             self._end(self.memory.contradicted(""))

@@ -1,7 +1,7 @@
 """When a device says hello again: every 15 s, or seldom where its coordinator says by itself whom it waits for.
 
-It may be seldom only once a hello has come through. That is known by a task or a receipt after it; where nobody asks
-for anything, three of them stand for one.
+It may be seldom only once this coordinator has said something to this device alone, so has heard it. From then on it
+names the device in its `here` whenever it misses it. A device that has taken its leave has to be heard anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from protocol.messages import Now
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
 HEARD_SECONDS: Final = 120.0  # without a `here`, after which its coordinator has gone, or the run is over
 QUIET_SECONDS: Final = 600.0  # between hellos of a device that nobody waits for
-SURE: Final = 3  # hellos
 
 
 @dataclass
@@ -22,20 +21,23 @@ class Quiet:
     _epoch: int = 0
     _told: bool = False  # the last `here` said where the coordinator is
     _heard_of_us: bool = False
-    _said: int = 0
     _said_at: float = 0.0
 
     def conducted_by(self, epoch: int) -> None:
         if epoch != self._epoch:
             self._epoch = epoch
-            self.begins()
+            self.leaves()
 
     def begins(self) -> None:
-        """With a connection, another coordinator, or when the device has been away from its work."""
-        self._told, self._heard_of_us, self._said = False, False, 0
+        """With a connection, or when the device has been away from its work."""
+        self._told = False
+
+    def leaves(self) -> None:
+        """Nobody misses who has said so."""
+        self._told = self._heard_of_us = False
 
     def hello_said(self, now: float) -> None:
-        self._said, self._said_at = self._said + 1, now
+        self._said_at = now
 
     def answered(self) -> None:
         self._heard_of_us = True
@@ -44,6 +46,6 @@ class Quiet:
         self._told = where is not None
 
     def next_hello(self, now: float) -> float:
-        if self._told and (self._heard_of_us or self._said >= SURE):
+        if self._told and self._heard_of_us:
             return min(now + HEARD_SECONDS, self._said_at + QUIET_SECONDS)
         return now + HELLO_SECONDS

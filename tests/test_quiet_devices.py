@@ -62,6 +62,20 @@ def test_a_device_that_is_at_work_on_the_question_says_no_more_hellos_than_other
     assert len(ear.times("hello", "device-2")) <= 5
 
 
+def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=replace(SLOW, quorum=2, cohort=2, gather=3))
+    run.run(until=lambda: run.service.machine.asked == "train")
+    asked = run.service.machine.cohort
+    (outside,) = set(run.agents) - set(asked)
+    for device in asked:
+        run._workers[device].alive = False
+    ear = Ear(run)
+    run.world.at(3000.0, lambda: None)
+    run.run(until=lambda: run.world.now >= 3000.0)
+    hellos = ear.times("hello", outside)
+    assert 3 <= len(hellos) <= 9, hellos
+
+
 def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as_ever(tmp_path, monkeypatch):
     monkeypatch.setattr("coordinator.service.Service._place", lambda service, now: None)
     ear = waiting_for_one(tmp_path)

@@ -1,0 +1,78 @@
+"""A device says hello seldom only where it is known to its coordinator, which names whoever it misses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from coordinator.config import Rules
+from tests.hostile.federation import Federation
+
+OFTEN = "import coordinator.here as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
+HELLOS = "import edge_client.quiet as q; q.HELLO_SECONDS = 0.5"
+SLOWLY = f"""
+{HELLOS}
+import edge_client.answering as answering, edge_client.agent as agent, time
+work_out = answering.work_out
+def slowly(*x):
+    time.sleep(0.3)
+    return work_out(*x)
+agent.work_out = slowly
+"""
+RULES = Rules(quorum=1, gather=1, grace_seconds=1.0, settle_seconds=0.2)
+
+
+def takes_part(f: Federation, name: str) -> bool:
+    return any(name in line["participants"] for line in f.rounds()[-3:])
+
+
+def heard_here(f: Federation, name: str, since: int) -> int:
+    seen = list(f.proxy.seen)[since:]
+    return sum(x.party == name and x.down and x.topic.endswith("coord/state") for x in seen)
+
+
+def lives_on(f: Federation, name: str) -> None:
+    """Without it for some words of the coordinator about where it is."""
+    since = len(f.proxy.seen)
+    f.wait_until(lambda: heard_here(f, name, since) >= 5, "the coordinator to say that it is here")
+
+
+@pytest.mark.slow
+def test_a_device_whose_hellos_were_lost_but_the_first_takes_part_as_soon_as_one_passes(tmp_path):
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
+        f.coordinator(planted=OFTEN)
+        f.device("one", planted=SLOWLY)
+        f.wait_until(lambda: len(f.rounds()) >= 2, "rounds")
+        lost = []
+
+        def passes(x):
+            if x.party == "two" and x.kind == "hello" and not x.down:
+                lost.append(x)
+                return len(lost) == 1
+            return True
+
+        f.proxy.passes = passes
+        f.device("two", planted=SLOWLY)
+        f.wait_until(lambda: len(lost) >= 4, "hellos that are lost")
+        lives_on(f, "two")
+        f.proxy.passes = lambda x: True
+        f.wait_until(lambda: takes_part(f, "two"), "two to take part", 30)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_missed(tmp_path):
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
+        f.coordinator(planted=OFTEN)
+        f.device("one", planted=SLOWLY), f.device("two", planted=SLOWLY)
+        f.wait_until(lambda: takes_part(f, "two"), "two to take part")
+        for _ in range(3000):
+            f.proxy.tell("coordinator", f"protofleet/1/{f.name}/up/two", b"x")
+        f.wait_until(lambda: f.metrics().get("protofleet_banned_devices"), "two to be banned")
+        f.wait_until(lambda: not takes_part(f, "two"), "rounds without two")
+        lives_on(f, "two")
+        f.proxy.passes = lambda x: x.kind != "welcome"  # what is said to it at once is lost
+        said = [sys.executable, "-m", "deploy.cli", "unban", "two", "--folder", str(f.run)]
+        subprocess.run(said, check=True, capture_output=True)
+        f.wait_until(lambda: takes_part(f, "two"), "two to take part again", 30)
