@@ -233,7 +233,7 @@ class Device:
             return self.end(1, f"not known to both, this device and this coordinator: {', '.join(lacking)}")
         if (digest, header.epoch) == (self.plan, self.planned_by):  # it wants counts; here as even as can be
             self.counts = [(self.examples + i) // self.classes for i in range(self.classes)]
-        if header.run != self.memory.run:
+        if header.run != self.memory.run or digest != (self.plan or digest):
             self.memory.run, self.memory.answers, self.answer = header.run, [], None
         self.plan, self.planned_by = digest, header.epoch
         self.hello()
@@ -304,7 +304,7 @@ class Device:
         self.update()
 
     def update(self) -> None:
-        if a := self.answer:
+        if (a := self.answer) and (self.planned_by, self.run) == (self.memory.epoch, self.memory.run):
             self.offers[a.question] = offer = self.offers.get(a.question) or self.offered(a.body, a.parts)
             fields = {"examples": self.examples, "metrics": {}, "numbers": {}, **offer}  # nothing is measured here
             self.say("update", fields, (a.round, a.phase, a.base))

@@ -3,12 +3,17 @@
 import contextlib
 import json
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
 from coordinator.config import Rules
-from tests.hostile.federation import Federation
+from protocol.enrolled import CURRENT
+from tests.chaos.world import Process
+from tests.hostile.federation import CLASSES, Federation
 
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
 BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
 HELD = """
@@ -95,3 +100,36 @@ def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_sam
         assert sorted(h["round"] for h in said) == [1, 2, 3], "one answer to one question"
         assert counted(f, summer) == counted(f, autumn) != []
         assert "refused" not in f.log_of(device)
+
+
+def smallest(f, name):
+    """The device that docs/write-a-client.md goes through."""
+    address, keys = f.address(name), f.fleet.party(name) / CURRENT
+    given = [address.host, address.port, keys, f.folder / name, CLASSES, 10]
+    made = Process(name, [sys.executable, "-I", str(EXAMPLE), *map(str, given)], f.folder / f"{name}.log")
+    f.processes.append(made)
+    made.start()
+    return made
+
+
+@pytest.mark.slow
+def test_an_answer_without_a_receipt_is_not_said_to_a_coordinator_that_has_not_said_its_plan(tmp_path):
+    with Federation(tmp_path, "one", "small", taken_over=True, rounds=9, policy=BOTH) as f:
+        f.proxy.passes = lambda frame: not (frame.down and frame.kind == "receipt")
+        first, devices = f.coordinator(), [f.device("one"), smallest(f, "small")]
+        f.wait_until(lambda: len(f.rounds()) >= 2, "two rounds")
+        first.say(15)
+        first.child.wait(60)
+        shutil.move(f.run, f.folder / "moved")
+        f.proxy.passes = lambda frame: not (frame.down and frame.kind == "welcome")
+        ended = max(frame.header["epoch"] for frame in f.proxy.frames("hello"))
+        second = f.coordinator(rounds=1, seed=2)
+
+        def said(kind, device=""):
+            return [x for x in f.proxy.frames(kind, device, down=False) if x.header["epoch"] > ended]
+
+        f.wait_until(lambda: min(len(said("hello", d)) for d in ("one", "small")) >= 2, "hellos 15 s apart")
+        assert not said("update"), "though they are said again after 5 s, and 10"
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(second) == 0 and all(f.wait_for_end(d) == 0 for d in devices), f.last_words()
+        assert "has answered round" not in f.log_of(second)
