@@ -3,8 +3,9 @@ something else by its labels, and takes no part.
 
 The settings say it; else most devices do. It is fixed when a round begins, or LISTEN_SECONDS after the first one has
 contradicted, as soon as two devices and more than half of all that have said names agree: a device that comes first,
-or lies, cannot decide it alone. Until then those who say what fewest say wait, so that no round mixes labels. What is
-fixed stays, over restarts too; only the settings are above it.
+or lies, cannot decide it alone, and a tie decides nothing. Until then those who say what fewest say wait, however
+long it takes: no round mixes labels, and nobody is refused on one's word. What is fixed stays, over restarts too;
+only the settings are above it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Final
 
+from protocol.admission import Bucket
 from protocol.class_names import Names, difference, digest_of, listed, normal
 from protocol.messages import Hello
 from protocol.reasons import Problem, Reason
@@ -20,6 +22,8 @@ from protocol.reasons import Problem, Reason
 log = logging.getLogger("protofleet.coordinator")
 
 LISTEN_SECONDS: Final = 30.0  # two hellos of everybody
+SAY_SECONDS: Final = 3600.0  # between lines about who waits, after the first few
+FEW: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +47,15 @@ class Naming:
         self._warned: set[str] = set()
         self._counts = b""  # what the devices that take part have said
         self._listened = False
+        self._lines = Bucket(1 / SAY_SECONDS, FEW)
         self.wake_at = float("inf")
         if stated:
             self._state(Called(digest_of(normal(stated)), normal(stated)))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether devices vote. A hello to an earlier coordinator does not: a broker may have kept it."""
+        return self.fixed is None
 
     @property
     def names(self) -> Names:
@@ -64,7 +74,7 @@ class Naming:
         self._hear(hello, digest)
         if digest == self._side():
             return None
-        if self.fixed or self._listened:
+        if self.fixed:
             return self._problem(digest, hello.names)
         self.keep_waiting(hello, now)
         return None
@@ -85,15 +95,16 @@ class Naming:
         return [hello for device, hello in self._hellos.items() if device in lost - self._waiting.keys()]
 
     def released(self) -> list[Hello]:
-        """Of those who have waited and need not any more."""
+        """Of those who have waited and need not any more; each time once."""
         side = self._side()
-        return [hello for device, hello in self._waiting.items() if self._said.get(device) == side]
+        free = [device for device in self._waiting if self._said.get(device) == side]
+        return [self._waiting.pop(device) for device in free]
 
     def refused(self) -> dict[str, Problem]:
-        """Those who have waited, when there is nothing more to wait for."""
-        if not (self.fixed or self._listened):
+        """Those who have waited for what is fixed now to be something else."""
+        if not self.fixed:
             return {}
-        side = self._side()
+        side = self.fixed.digest
         lost = {device: self._said[device] for device in self._waiting if self._said[device] != side}
         for device in lost:
             del self._waiting[device]
@@ -128,15 +139,17 @@ class Naming:
         self.fixed = stated
 
     def keep_waiting(self, hello: Hello, now: float) -> None:
-        """For more devices, which may say who is right."""
+        """For more devices, which may say who is right, or for the settings to say it."""
         self._waiting[hello.device] = hello
-        if self.wake_at == float("inf"):
+        if not self._listened and self.wake_at == float("inf"):
             self.wake_at = now + self._listen
+        if self._lines.take(now):
             digest = self._said[hello.device]
             log.error(
-                "%s says other class names than others, and waits %.0f s for more devices to say which are right; "
-                "class_names in this coordinator's settings would decide it: %s",
-                hello.device, self._listen, self._words(digest, self._lists.get(digest, ())),
+                "%s says other class names than others, and waits (%d of %d devices do) until two devices and more "
+                "than half of all that say names agree, or class_names in the coordinator's settings decides it: %s",
+                hello.device, len(self._waiting), len(self._said),
+                self._words(digest, self._lists.get(digest, ())),
             )  # fmt: skip
 
     def _hear(self, hello: Hello, digest: bytes) -> None:
@@ -151,6 +164,8 @@ class Naming:
         self._hellos[hello.device] = replace(hello, names=(), names_hash=digest)
         if hello.names:
             self._lists[digest] = hello.names
+        if self._listened:
+            self.settle()
 
     def _take_back(self, device: str) -> None:
         if (before := self._said.pop(device, None)) is None:

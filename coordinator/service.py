@@ -332,7 +332,10 @@ class Service:
                 if received.run != self.link.run:  # two runs may have one plan
                     hello = replace(hello, plan=b"")
                 self._said[hello.device] = (hello, received.boot, received.sequence)
-                self._greeted(hello, now)
+                if self.naming.is_open and received.epoch != self.link.epoch:
+                    self._greeted_another(hello)
+                else:
+                    self._greeted(hello, now)
             case State(online=False) if received.sequence == 0 and not self.parting.begun:
                 self._doubt(received.sender, now)
             case State(online=True):
@@ -404,9 +407,22 @@ class Service:
             if hello.device in self.machine.roster:  # it was another one before
                 self._gone(hello.device, "it does not fit any more")
             return
+        waits = self.naming.waits(hello.device)
         self._sort_out(now)
-        if self.naming.waits(hello.device):
-            return
+        if not waits:
+            self._admit(hello, now)
+
+    def _greeted_another(self, hello: Hello) -> None:
+        """Who has not heard of this coordinator yet votes for nothing, as a broker may have kept this hello since an
+        earlier run. After the welcome it says another one."""
+        self.spool.check_claim()
+        if problem := unfit(hello, self.plan, self.limits, self.uses):
+            self._refuse(hello.device, problem)
+        else:
+            self._missed.misses(hello.device, self.now)
+            self._welcome(hello.device)
+
+    def _admit(self, hello: Hello, now: float) -> None:
         self.link.can[hello.device] = frozenset(hello.can)
         if self.parting.begun and BYE in hello.can:
             self.parting.came(hello.device)
@@ -440,7 +456,8 @@ class Service:
         for device, problem in self.naming.refused().items():
             self._refuse(device, problem)
         for hello in self.naming.released():
-            self._greeted(hello, now)
+            with self.guard.around(hello.device):
+                self._admit(hello, now)
 
     def _answered(self, update: Update, name: bytes, now: float) -> None:
         assert self.ask is not None, "an answer is fetched only while something is asked"

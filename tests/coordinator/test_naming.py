@@ -78,18 +78,29 @@ def test_two_of_three_fix_it_when_a_round_begins_and_the_third_is_refused():
     assert "class 1 is 'cow' in its data" in problem.words
 
 
-def test_who_contradicts_waits_and_is_refused_when_nobody_else_has_come():
+def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says_for_what(caplog):
     made = naming()
     assert judged(made, hello("a"), hello("b", OTHER), now=5.0) == [None, None]
     assert made.waits("b") and not made.waits("a") and made.wake_at == 5.0 + LISTEN_SECONDS
-    made.look(made.wake_at - 1)
-    assert made.waits("b") and not made.refused()
-    made.look(made.wake_at)
-    assert [*made.refused()] == ["b"] and made.fixed is None
-    assert judged(made, hello("b", OTHER))[0], "it need not wait again"
+    for now in range(int(made.wake_at) - 1, 3000, 15):
+        made.look(now)
+        judged(made, hello("a"), hello("b", OTHER), now=now)
+        assert made.waits("b") and not made.refused() and made.is_open
+    assert made.wake_at == float("inf"), "there is nothing more to wake for"
+    said = [r.getMessage() for r in caplog.records if "b says other class names" in r.getMessage()]
+    assert 1 <= len(said) <= 6 and "or class_names in the coordinator's settings decides it" in said[0]
 
 
-def test_who_was_refused_in_a_tie_counts_when_a_third_comes():
+def test_after_the_listening_the_first_to_make_most_of_them_fixes_it():
+    made = naming()
+    judged(made, hello("liar", OTHER), hello("a"))
+    made.look(LISTENING)
+    judged(made, hello("b"))
+    assert made.names == NAMES and [*made.refused()] == [] and [h.device for h in made.released()] == ["a"]
+    assert made.released() == [], "each is told once"
+
+
+def test_who_has_left_in_a_tie_counts_when_a_third_comes():
     made = naming()
     judged(made, hello("liar", OTHER), hello("a"))
     made.look(LISTENING)
@@ -217,7 +228,9 @@ def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_
     finally:
         Naming.judge = judge
     second = [h for h in said if h.device == "device-1"]
-    assert [bool(h.names) for h in first] == [True, True, False], "before and after it has heard the epoch"
+    assert [bool(h.names) for h in first] == [True, False], (
+        "what it said before it heard the epoch is not judged"
+    )
     assert [bool(h.names) for h in second] == [True] + [False] * (len(second) - 1)
     for said in (first, second):
         assert {h.names_hash for h in said} == {b"", digest_of(NAMES)}

@@ -1,4 +1,7 @@
-"""One enrolled device that is there before all others: it neither ends the coordinator nor turns anybody away."""
+"""One enrolled device that is there before all others, or old hellos: nobody ends for them, and nobody is refused.
+
+And many that wait for what one of them says.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import pytest
 
 from coordinator.config import Rules
 from coordinator.copies import LISTEN_SECONDS
+from protocol.seal import COORDINATOR
 from tests.hostile import wire
+from tests.hostile.device import Device
 from tests.hostile.federation import Federation
 
 pytestmark = pytest.mark.slow
@@ -29,3 +34,93 @@ def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordi
         bad.stop()
         real = [f.device("one"), f.device("two")]
         assert f.wait_for_end(coordinator) == 0 and [f.wait_for_end(device) for device in real] == [0, 0]
+
+
+def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothing_is_fixed(tmp_path):
+    policy = Rules(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=4.0)
+    with Federation(tmp_path, "bad", "one", "two", rounds=2, policy=policy) as f:
+        coordinator = f.coordinator()
+        bad = f.raw("bad", hello={"can": ["names"], "names": ["x", "y", "z"]}, work=lambda task: None)
+        bad.wait("welcome")
+        f.wait_until(lambda: bad.epoch and f.metrics(), "it to be heard")
+        one = f.device("one")
+        waits = "one says other class names than others, and waits (1 of 2 devices do) until two devices"
+        f.wait_until(lambda: waits in f.log_of(coordinator), "it to wait")
+        time.sleep(policy.patience_seconds + 3.0)
+        assert one.child.poll() is None, one.last_word()
+        assert "cannot take part" not in f.log_of(coordinator)
+        two = f.device("two")
+        assert f.wait_for_end(coordinator) == 0 and [f.wait_for_end(device) for device in (one, two)] == [
+            0,
+            0,
+        ]
+        assert "are called circle, line, square, as 2 of 3 devices say" in f.log_of(coordinator)
+        assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
+
+
+def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_path):
+    policy = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=4.0)
+    old = {"names": ["square", "line", "circle"], "can": ["names"]}
+    with Federation(tmp_path, "one", "two", "three", taken_over=True, rounds=1, policy=policy) as f:
+        spring = f.coordinator(name="spring")
+        devices = [f.raw(name, hello=old) for name in ("one", "two")]
+        assert f.wait_for_end(spring) == 0
+        for device in devices:
+            device.stop()
+        kept = [f.proxy.frames("hello", name, down=False)[-1] for name in ("one", "two")]
+        held = {"one", "two"}
+        f.proxy.passes = lambda frame: (
+            frame.down or frame.party not in held or frame.kind not in ("hello", "state")
+        )
+        summer = f.coordinator(name="summer")
+        f.wait_until(lambda: any(x.header.get("run") == "summer" for x in f.proxy.seen), "the second run")
+        for frame in kept:
+            f.proxy.tell(COORDINATOR, frame.topic, frame.data)
+        real = [f.device(name) for name in ("three", "one", "two")]
+        heard = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
+        f.wait_until(lambda: f.answers() and f.metrics().get(heard, 0) >= 3, "both old hellos and a real one")
+        time.sleep(policy.patience_seconds + 3.0)
+        held.clear()
+        for name in ("one", "two"):
+            f.proxy.cut(name)
+        f.settings["name"] = "summer"
+        assert f.wait_for_end(summer) == 0, summer.last_word()
+        assert [f.wait_for_end(device) for device in real] == [0, 0, 0]
+        assert "cannot take part" not in f.log_of(summer) and "square, line, circle" not in f.log_of(summer)
+
+
+def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
+    half = 40
+    names = [f"d{i:03d}" for i in range(2 * half + 1)]
+    policy = Rules(quorum=2 * half, gather=2 * half, settle_seconds=5.0, patience_seconds=600.0)
+    with Federation(tmp_path, *names, taken_over=True, rounds=2, policy=policy) as f:
+        coordinator = f.coordinator()
+        f.wait_until(lambda: f.answers() and f.proxy.frames("state", down=False), "the coordinator")
+        epoch = f.proxy.frames("state", down=False)[0].header["epoch"]
+        heard = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
+
+        def says(name, order):
+            """Its own bytes, from the broker's far end: the processes would be too many."""
+            device = Device(f.credentials(name))
+            fields = {
+                "classes": 3,
+                "examples": 10,
+                "protocol": [1, 1],
+                "plan": b"",
+                "names": order,
+                "can": ["names"],
+            }
+            frame = device.frame("hello", fields, epoch=epoch)
+            f.proxy.tell(COORDINATOR, f"{device.prefix}up/{name}", frame)
+
+        for count, name in enumerate(names, 1):
+            says(name, ["a", "b", "c"] if count <= half else ["b", "a", "c"])
+            f.wait_until(lambda count=count: f.metrics().get(heard) == count, "the hello to be heard")
+
+        def told():
+            return [x for x in f.proxy.seen if not x.down and x.kind == "welcome"]
+
+        f.wait_until(lambda: len(told()) >= len(names), "everybody to be told")
+        time.sleep(1.0)
+        assert len(told()) == len(names) == len({x.header["recipient"] for x in told()})
+        assert "Traceback" not in f.log_of(coordinator)
