@@ -551,7 +551,8 @@ class Service:
         arrays = to_numpy(self.story.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0
         try:
-            self.link.adapt(max_packet, max(size, self._broadcast.size if self._broadcast else 0))
+            boxes = all("manifest" in can for can in self.link.can.values())
+            self.link.adapt(max_packet, max(size, self._broadcast.size if self._broadcast else 0), boxes)
         except BrokerError as error:
             self.link.turn_down(error)
             return False

@@ -130,7 +130,8 @@ class Agent:
     def _connected(self, max_packet: int, now: float) -> None:
         try:
             waiting = bytes.fromhex(self._outgoing.answer.object) if self._outgoing else b""
-            self.link.adapt(max_packet, self.link.store.size(waiting) if waiting else 0)
+            largest = self.link.store.size(waiting) if waiting else 0
+            self.link.adapt(max_packet, largest, "manifest" in self.link.peer_can)
         except BrokerError as error:
             self.link.turn_down(error)
             return

@@ -103,16 +103,22 @@ class Link:
         self._complete_lately: deque[bytes] = deque(maxlen=64)
         self._back = DOWN if self.direction == UP else UP
 
-    def adapt(self, max_packet: int, largest: int = 0) -> None:
-        """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through."""
+    def adapt(self, max_packet: int, largest: int = 0, boxes: bool = True) -> None:
+        """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through.
+
+        `boxes`: whether the other side takes a manifest as an object, should it fit no message any more.
+        """
         self._room_told = room = max_packet - FRAME_ROOM
-        block = blocks.DEFAULT_BLOCK
         if room < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        while block > room:
-            block //= 2
+        block, most = block_within(room), self._most_room
         if blocks.block_size(largest, block) > room:
             raise BrokerError(too_large(largest, block, room))
+        if not boxes and hashes_within(largest, most) <= most and hashes_within(largest, room) > room:
+            raise BrokerError(
+                f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
+                "them; who takes part takes none as an object"
+            )
         self.inline, self._room, self.block = min(INLINE, room), room, block
         self._most_room = max(self._most_room, room)
 
@@ -337,3 +343,15 @@ def too_large(size: int, default: int, room: int) -> str:
         f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
         f"broker takes packets of {room + FRAME_ROOM}; raise its limit to {block + FRAME_ROOM} or more"
     )
+
+
+def block_within(room: int) -> int:
+    block = blocks.DEFAULT_BLOCK
+    while block > room > 0:
+        block //= 2
+    return block
+
+
+def hashes_within(size: int, room: int) -> int:
+    """Bytes that they take in the manifest of an object of this size."""
+    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_within(room)))

@@ -106,3 +106,25 @@ def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
         assert f.wait_for_end(device) == 0, device.last_word()
+
+
+def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_smaller_limit(tmp_path):
+    """A device of 1.0: at 5,200 bytes it could not take part, and a refusal would end it."""
+    large = Network("mlp", feature_size=600)
+    with federation(tmp_path, "one", network=large, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+        coordinator, one = f.coordinator(), f.raw("one", lambda task: None)
+        one.wait("task")
+        told = []
+
+        def alters(party, packet):
+            if party == "coordinator" and not told and of_packets_up_to(5200, packet) != packet:
+                told.append(packet)
+                return of_packets_up_to(5200, packet)
+            return packet
+
+        f.proxy.alters = alters
+        f.proxy.cut("coordinator")
+        f.wait_until(lambda: told, "the smaller limit")
+        one.wait("task", since=len(one.heard))
+        assert "it took more before, so it is tried again" in f.log_of(coordinator)
+        assert not f.proxy.frames("refusal", down=True)
