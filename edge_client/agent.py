@@ -55,7 +55,9 @@ class Agent:
         self.data, self.link, self.memory, self.worker = data, link, memory, worker
         self.software, self.stays, self.watchers = software, stays, watchers
         self.pictures = pictures or Pictures()
-        self._heard_before = Heard(memory.folder, memory.disk)
+        wall = link.clock.after(memory.started_last)
+        self._heard_before = Heard(memory.folder, memory.disk, wall, memory.renewed)
+        link.clock = self._heard_before.clock
         self._ending, self._refused, self._quiet = Ending(), Refused(), Quiet()
         conductor = link.keyring.get(COORDINATOR)
         holder = conductor.holder if conductor else ""
@@ -296,6 +298,8 @@ class Agent:
         return (self._told_by, self._run) == (self.link.epoch, self.link.run)
 
     def _told(self, about: About, epoch: int) -> None:
+        if epoch != self._told_by:
+            self._heard_before.note_time()
         self._told_by = epoch
         self.link.peer_can, self.link.metric_names = frozenset(about.can), about.metrics
 

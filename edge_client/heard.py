@@ -37,14 +37,25 @@ class Mark:
 
 
 class Heard:
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    """`clock` is what judges from now on: it has said the time before that stands in the file.
+
+    Not where this device was `renewed` since: so does who has set a clock that was ahead.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
         self._path, self._disk = folder / NAME, disk
+        self._seen = 0  # the newest time that was written down, and not by a clock that was behind it
         self.mark = self._read()
+        self.clock = clock if renewed else clock.after(self._seen)
 
     def up_to(self, epoch: int, sequence: int, lasting: bool) -> None:
         """`lasting`: before something is done about it; else a power cut may take it back."""
         if (epoch, sequence) > (self.mark.epoch, self.mark.sequence):
             self._turn_to(replace(self.mark, epoch=epoch, sequence=sequence), lasting)
+
+    def note_time(self) -> None:
+        """Something is about to be written down that a clock behind this time shall not judge."""
+        self._turn_to(self.mark, False)
 
     def forget(self) -> None:
         """What was heard binds nobody any more."""
@@ -56,10 +67,12 @@ class Heard:
 
     def _turn_to(self, mark: Mark, lasting: bool) -> None:
         self.mark = mark
-        table = asdict(mark)
+        if self.clock.is_believable:
+            self._seen = int(self.clock.now())
+        table, seen = asdict(mark), {"seal": sealed(self._seen), "time": self._seen}
         fresh = self._path.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps({"seal": sealed(table), "heard": table}))
+            fresh.write_text(json.dumps({"seal": sealed(table), "heard": table, "seen": seen}))
             if lasting:
                 self._disk.sync(fresh)
             self._disk.rename(fresh, self._path)
@@ -76,6 +89,7 @@ class Heard:
             mark = decode(Mark, table["heard"])
             if table["seal"] != sealed(table["heard"]) or min(mark.epoch, mark.sequence) < 0:
                 raise ValueError("it is not what was written")
+            self._seen = _time_in(table.get("seen"))
         except FileNotFoundError:
             return Mark()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -84,6 +98,14 @@ class Heard:
             )
             return Mark()
         return mark
+
+
+def _time_in(seen: object) -> int:
+    """Nothing in a file of a version before this one, or where it is damaged: the clock is believed then."""
+    match seen:
+        case {"seal": str() as seal, "time": int() as time} if seal == sealed(time):
+            return time
+    return 0
 
 
 def taken_up(memory: Memory, heard: Heard, clock: Clock, coordinator: str) -> int:

@@ -41,6 +41,10 @@ class Memory:
         self._half_before = found.half_before  # of the generation before this one
         self._own = self.book.boot  # another one on the disk is of a process that has taken over
         self.holders = read_holders(folder)
+        self.renewed, self.started_last = (
+            False,
+            0,
+        )  # the boot before this one: a time that this clock has said
 
     def boot(self, clock: int, holder: str = "") -> int:
         """The number of this start, above every earlier one of its holder even if the clock went back."""
@@ -53,6 +57,8 @@ class Memory:
             if known.own:  # else a version that did not look has written them
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
+                self.renewed = not same_record(known.own, holder)
+            self.started_last = max(earlier)
             boot = max(clock, *(boot + 1 for boot in earlier))
             self._hold(replace(known, own=holder, boot=boot))
             self._turn_to(replace(self.book, boot=boot))

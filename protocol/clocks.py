@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 MOST_AHEAD: Final = 86_400.0  # seconds: time zones and clocks that are set by hand are less wrong
@@ -22,6 +22,14 @@ class Clock:
 
     now: Callable[[], float] = time.time
     since: float = NEVER_SET
+
+    @property
+    def is_believable(self) -> bool:
+        return self.now() >= max(self.since, NEVER_SET)
+
+    def after(self, seen: int) -> Clock:
+        """One that has said `seen` before: where it says a day less, it is wrong and judges nobody."""
+        return replace(self, since=max(self.since, seen - MOST_AHEAD))
 
     def ahead(self, number: int) -> float:
         return ahead(number, self.now(), max(self.since, NEVER_SET))

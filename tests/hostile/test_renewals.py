@@ -1,14 +1,16 @@
-"""Words from before a record was renewed: its keys are the same, so they still bear a good signature."""
+"""Words of before, under keys that are the same: neither a renewal nor a clock that is wrong once makes them news."""
 
 import json
+import time
 
 import pytest
 
 from coordinator.config import Rules
+from deploy.enrol.authority import Authority
 from deploy.enrol.operator import renew
 from protocol.seal import COORDINATOR
 from tests.hostile.federation import Federation
-from tests.hostile.test_clocks import rejected, renewed
+from tests.hostile.test_clocks import DAY, rejected, renewed
 from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
 
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
@@ -26,8 +28,8 @@ def run_on_disk(f):
     return json.loads((f.folder / "devices" / "real" / "device.json").read_text())["book"]["run"]
 
 
-def kept_of_an_earlier_run(f):
-    spring, real = f.coordinator(name="spring", rounds=1), f.device("real")
+def kept_of_an_earlier_run(f, ahead=0.0):
+    spring, real = f.coordinator(name="spring", rounds=1, ahead=ahead), f.device("real", ahead=ahead)
     assert f.wait_for_end(spring) == 0 and f.wait_for_end(real) == 0, f.last_words()
     f.settings["name"] = "summer"
     return said_to(f, "real", "welcome")
@@ -82,3 +84,27 @@ def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(t
         assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
         at = len(f.rounds())
         f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after it")
+
+
+@pytest.mark.slow
+def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkeypatch):
+    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
+    with Federation(
+        tmp_path, "real", taken_over=True, rounds=4, policy=ALONE, method={"name": "fedproto"}
+    ) as f:
+        kept = kept_of_an_earlier_run(f, ahead=-2.5 * DAY)
+        assert kept
+        summer, real = f.coordinator(), f.device("real", planted=SLOW)
+        f.wait_until(f.rounds, "the first round")
+        f.proxy.passes = lambda frame: not (frame.down and frame.party == "real")
+        for ahead in (-2 * DAY, 0.0):
+            real.kill()
+            before, real = hellos(f, "real"), f.device("real", ahead=ahead)
+            until_connected(f, "real", before + 1)
+        tell_again(f, "real", kept)
+        f.wait_until(
+            lambda: "stale_epoch" in f.log_of(real) or run_on_disk(f) != "summer", "it to hear of spring"
+        )
+        assert run_on_disk(f) == "summer"
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
