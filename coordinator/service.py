@@ -242,9 +242,7 @@ class Service:
         self.naming.look(now)
         self._sort_out(now)
         self.backlog.wake(now)
-        for device, since in self.doubts.over(now).items():
-            self._gone(device, "connection lost", since)
-            self._missed.misses(device, now)
+        self._settle_doubts(now)
         if now >= self.bans.wake_at:
             unheard = self.bans.unheard
             self.link.dropped(self.bans.look(now))
@@ -374,10 +372,17 @@ class Service:
     def _is_there(self, topic: str) -> None:
         place = self.link.topics.parse(topic)
         device = place.device if place else ""
-        if self.doubts.refuted(device, self.link.heard_of(device)) and self._words.take(self.now):
-            log.warning(
-                "the will of %s was said, but it is there: the broker says wills that are not due", device
-            )
+        self.doubts.is_there(device, self.link.heard_of(device), self.now)
+
+    def _settle_doubts(self, now: float) -> None:
+        for device, since in self.doubts.over(now).items():
+            self._gone(device, "connection lost", since)
+            self._missed.misses(device, now)
+        for device in self.doubts.refuted(now):
+            if self._words.take(now):
+                log.warning(
+                    "the will of %s was said, but it is there: the broker says wills that are not due", device
+                )
 
     def _outranked(self, later: Received) -> None:
         """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""

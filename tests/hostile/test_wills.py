@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from coordinator.config import Rules
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
@@ -105,3 +107,43 @@ def test_a_will_keeps_no_device_seen(tmp_path):
         assert 0 < last_seen(f, "two") < died + 8 < last_seen(f, "one")
         gate.append("open")
         assert f.wait_for_end(coordinator) == 0, f.last_words()
+
+
+def dies_and_starts_again(f, device):
+    device.die()
+    return f.raw("two", lambda task: None, boot=device.boot + 1, **MUTE)
+
+
+def connects_again(f, device):
+    device.vanish()
+    return device
+
+
+MUTE = {"says_hello": False, "again": 1000.0}  # but for what the test says
+
+
+@pytest.mark.parametrize("breaks", [dies_and_starts_again, connects_again])
+def test_a_will_that_was_due_is_no_fault_of_the_broker_whatever_its_device_says_first(tmp_path, breaks):
+    rules = Rules(gather=2, quorum=1, grace_seconds=60.0, settle_seconds=0.2)
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
+        coordinator = f.coordinator()
+        f.raw("one", lambda task: None)
+        two = f.raw("two", lambda task: None, **MUTE)
+        f.wait_until(lambda: f.answers(), "the coordinator")
+        two.say("state", {"online": True})
+        two.greet()
+        two.wait("task")
+        again = breaks(f, two)
+        f.wait_until(lambda: said_by_the_broker(f, "two"), "its will")
+        since = len(again.heard)
+        again.greet()
+        again.wait("task" if again is two else "welcome", since=since)
+        again.say("state", {"online": True})
+        f.wait_until(lambda: wills(f, "two", "returned") == 1, "its return", 20)
+        assert wills(f, "two", "refuted") == 0 and "the will of two" not in f.log_of(coordinator)
+
+
+def said_by_the_broker(f, name):
+    """To the coordinator."""
+    seen = f.proxy.frames("state", name, down=True)
+    return any(x.party == "coordinator" and x.header["sequence"] == 0 for x in seen)
