@@ -3,8 +3,8 @@
 The device has signed it before anything happened, so whoever has it may say it at any time, and a broker that was
 taken over would keep a device out of every round by it. A device in doubt is asked whether it is there and stays what
 it was. It has left when nothing new is heard of it for as long as a device that has left may take to come back; what
-it says in the meantime shows that it is there. Whether it was there all the time, so that its will was not due, or came
-back, is told by its boot, or by the birth of a new connection, which other words of it may have overtaken.
+it says in the meantime shows that it is there. Whether it was there all the time, so that its will was not due, or
+came back, is told by its boot, or by the birth of a new connection, which other words of it may have overtaken.
 """
 
 from __future__ import annotations

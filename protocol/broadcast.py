@@ -39,6 +39,7 @@ class Broadcast:
         self._wanted_by: dict[int, str] = {}  # block that is pending -> who asked for it first
         self._ever: set[int] = set()
         self._invited: set[str] = set()
+        self._followed: set[str] = set()  # were sent it unasked, once
         self._again: dict[str, Bucket] = {}
         self.wake_at = float("inf")
 
@@ -48,15 +49,22 @@ class Broadcast:
         self._expected |= set(cohort) - holders - set(self._asked)
 
     def follow(self, devices: list[str], now: float) -> bool:
-        """One block, unasked, behind the task of each of these: to a single one alone. False where it is longer."""
+        """One block, unasked, behind the task of each of these: to a single one alone. False where it is longer.
+
+        Who was sent it before asks for it where it was lost: a hello brings the task again, and not the block.
+        """
         if self._blocks > 1:
             return False
+        devices = [device for device in devices if device not in self._followed]
+        self._followed.update(devices)
         for device in devices:
             self._invited.add(device)
             self._expected.discard(device)
+        if not devices:
+            return True
         if len(devices) > 1:
             self._send(NOW, 0, 0 not in self._ever)
-        elif self._again.setdefault(devices[0], Bucket(AGAIN_RATE, AGAIN_BURST)).take(now):
+        else:
             self._send(devices[0], 0, 0 not in self._ever)
         self._ever.add(0)
         return True

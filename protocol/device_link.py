@@ -243,7 +243,10 @@ class DeviceLink(Link):
 
     def _comes_early(self, frame: bytes) -> bool:
         """A broadcast that follows its task on another topic, and has overtaken it."""
-        prefix, _, _ = blocks.unpack(frame)
+        try:
+            prefix, _, _ = blocks.unpack(frame)
+        except Rejected:
+            return False  # whoever counts it says what is wrong with it
         fetched = self._fetch is not None and self._fetch.goes_by(prefix)
         return not fetched and prefix not in self._complete_lately
 
