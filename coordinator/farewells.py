@@ -20,10 +20,13 @@ class Farewells:
     def __getitem__(self, reason: Farewell) -> int:
         return self._counted[reason]
 
-    def bidden(self, device: str, reason: str, aloud: bool) -> None:
-        """`aloud`: whether there is still room in the log for words of peers."""
-        self._counted[farewell_of(reason)] += 1
-        if aloud and farewell_of(reason) is not Farewell.FINISHED:
+    def bidden(self, device: str, reason: str, aloud: bool, over: bool = True) -> None:
+        """`aloud`: whether there is still room in the log for words of peers. `over`: the run is."""
+        known = farewell_of(reason)
+        if known is Farewell.FINISHED and not over:
+            known = Farewell.OTHER  # nobody can have told it so
+        self._counted[known] += 1
+        if aloud and known is not Farewell.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")
 
     @staticmethod

@@ -342,7 +342,8 @@ class Service:
                     self._missed.misses(received.sender, now)
             case State(online=False, reason=reason) | Bye(reason):
                 if isinstance(received.message, Bye):
-                    self.farewells.bidden(received.sender, reason, self._words.take(now))
+                    aloud = self._words.take(now)
+                    self.farewells.bidden(received.sender, reason, aloud, over=self.parting.begun)
                 self._gone(received.sender, reason)
                 self._missed.found(received.sender)
             case Update() as update:

@@ -47,3 +47,15 @@ def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tm
         coordinator.say(signal.SIGTERM)
         assert f.wait_for_end(coordinator) == 1, f.log_of(coordinator)
         assert f.log_of(coordinator).splitlines()[-1] == "protofleet: signal: SIGTERM"
+
+
+def test_a_device_that_says_in_the_middle_of_a_run_that_it_is_over_is_no_good_end(tmp_path):
+    with Federation(tmp_path, "one", "two", rounds=1, policy=Rules(quorum=2, gather=2)) as f:
+        coordinator = f.coordinator()
+        f.raw("one", lambda task: None)
+        two = f.raw("two", lambda task: None)
+        two.wait("task")
+        two.say("bye", {"reason": "finished"})
+        series = 'protofleet_device_farewells_total{reason="%s"}'
+        f.wait_until(lambda: f.metrics()[series % "other"], "its word")
+        assert f.metrics()[series % "finished"] == 0 and "two leaves: finished" in f.log_of(coordinator)
