@@ -116,7 +116,7 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
             found: Found = super().open(topic, frame)
             if found:
                 self.ear.took(topic, frame, found[0])
-                self.due.heard(found[0].sender, found[1])
+                self.due.heard(found[0].sender, found[1], found[0].boot, said.clock.now)
             else:
                 self.ear.left_out(read_header(frame)[0])
             return found
