@@ -256,6 +256,11 @@ class Federation:
         self.hosts[COORDINATOR].set()
         self.ring[name] = replace(self.ring[name], serial=self.ring[name].serial + 1)
 
+    @staticmethod
+    def _far(party: Agent | Service) -> Reason:
+        """What the log of each is full of where a clock is wrong, its own or another's."""
+        return Reason.EPOCH_AHEAD if isinstance(party, Agent) else Reason.BOOT_AHEAD
+
     def _somebody_sets_the_clock(self) -> None:
         if self._set_at == float("inf"):
             self._set_at = self.clock.now + 20.0 + 40.0 * self.dice.random()
@@ -282,9 +287,9 @@ class Federation:
             words = f"I4: {process.name} went back from epoch {process.epoch} to {party.link.epoch}"
             demand(party.link.epoch >= process.epoch, words)
             process.epoch = party.link.epoch
-            if party.link.meter.rejected[Reason.EPOCH_AHEAD] > process.too_far:
-                process.too_far = party.link.meter.rejected[Reason.EPOCH_AHEAD]
-                self._somebody_sets_the_clock()
+        if (too_far := party.link.meter.rejected[self._far(party)]) > process.too_far:
+            process.too_far = too_far
+            self._somebody_sets_the_clock()
         if isinstance(party, Service):
             self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
             errors = party.guard.cut_off + party.aside.errors
