@@ -95,9 +95,10 @@ from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, I
 log = logging.getLogger("protofleet.coordinator")
 
 NAMES: Final = "names"
+COUNTS: Final = "counts"  # whoever says it knows no method, and is told whether this one needs them
 BYE: Final = "bye"  # whoever can says it at the end of its run
 # what was added in minor version 1
-FORMS: Final = ("answers", BYE, "inline", "manifest", "many", NAMES, "wants")
+FORMS: Final = ("answers", BYE, COUNTS, "inline", "manifest", "many", NAMES, "wants")
 WAITS: Final = (Phase.GATHERING, Phase.COLLECTING)
 
 
@@ -365,9 +366,10 @@ class Service:
             self._welcome(device)
 
     def _welcome(self, device: str) -> None:
-        names = self.naming.names
-        told = NAMES in self.link.can.get(device, ()) and self.link.carries(packed(names))
-        about = replace(self._about, names=names if told else ())
+        names, can = self.naming.names, self._said[device][0].can if device in self._said else ()
+        told = NAMES in can and self.link.carries(packed(names))
+        asked = self._needs_counts and COUNTS in can
+        about = replace(self._about, names=names if told else (), counts=asked)
         self.link.send(device, Welcome(self.plan.encode(), about))
 
     def _is_there(self, topic: str) -> None:

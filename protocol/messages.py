@@ -95,6 +95,7 @@ class About:
     names: tuple[str, ...] = ()  # of the classes
     embedding: int = 0  # width of the network's embedding: what prototypes are made of
     metrics: tuple[str, ...] = ()  # an update may name each by its place here
+    counts: bool = False  # whether the method needs a device's `counts`, only for one that asks to be told
 
 
 @dataclass(frozen=True, slots=True)

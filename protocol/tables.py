@@ -63,7 +63,7 @@ def about_fields(about: About) -> dict[str, object]:
     """Without what is not said."""
     said = {
         "can": list(about.can), "uses": list(about.uses), "names": list(about.names), "embedding": about.embedding,
-        "metrics": list(about.metrics),
+        "metrics": list(about.metrics), "counts": about.counts,
     }  # fmt: skip
     return {key: value for key, value in said.items() if value}
 
@@ -76,6 +76,7 @@ def read_about(value: object) -> About:
         names=class_names(table.get("names", [])),
         embedding=whole(table.get("embedding", 0)),
         metrics=_texts(table.get("metrics", []), MAX_NAMES, MAX_LETTERS),
+        counts=typed(table.get("counts", False), bool),
     )
 
 

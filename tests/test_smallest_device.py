@@ -22,12 +22,13 @@ from tests.chaos.world import Process
 from tests.conftest import missing
 from tests.hostile import wire
 from tests.hostile.federation import CLASSES, Federation
+from tests.hostile.test_old_words import said_to
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "device.py"
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fedplcc": {}}
-EXAMPLES = 10
+EXAMPLES, BOTH = 10, ("one", "foreign")
 PAIR = Rules(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)
 
 
@@ -126,6 +127,42 @@ def test_killed_and_started_again_it_says_the_same_answer_under_a_higher_boot(tm
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
         assert {verdict for *_, verdict in verdicts(f, device)} == {"accepted"}
+
+
+@pytest.mark.parametrize(("method", "asked"), [("fedhp", True), ("fedavg", False), ("fedproto", False)])
+def test_it_tells_the_samples_of_its_classes_only_where_the_method_asks(tmp_path, method, asked):
+    """However often it is said welcome: here once more, as the broker says its will."""
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=PAIR, rounds=1) as f:
+        coordinator = f.coordinator(method={"name": method, **SETTINGS.get(method, {})})
+        device = foreign(f, method)
+        f.wait_until(lambda: [hello for hello in hellos(f) if hello["plan"]], "a hello with the plan")
+        welcomes, will = len(said_to(f, "foreign", "welcome")), f.proxy.wills["foreign"]
+
+        def doubted():
+            f.proxy.tell(COORDINATOR, will.topic, will.data)
+            return len(said_to(f, "foreign", "welcome")) > welcomes
+
+        f.wait_until(doubted, "another welcome")
+        f.device("one")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        told = [hello for hello in hellos(f) if hello.get("counts")]
+        assert bool(told) == asked and all(sum(hello["counts"]) == EXAMPLES for hello in told)
+        assert all(hello["plan"] for hello in told), "to nobody whose plan it does not know"
+        asks = {
+            name: [w["about"].get("counts") for w in contents(f, name, said_to(f, name, "welcome"))]
+            for name in BOTH
+        }
+        assert set(asks["foreign"]) == ({True} if asked else {None})
+        assert set(asks["one"]) == {None}, "it knows the method, and does not say the form"
+
+
+def hellos(f):
+    return contents(f, COORDINATOR, f.proxy.frames("hello", "foreign", down=False))
+
+
+def contents(f, receiver, frames):
+    secret = load_enrolled(f.fleet.party(receiver) / CURRENT, time.time()).receive
+    return [wire.opened(frame.data, secret)[1] for frame in frames]
 
 
 def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):

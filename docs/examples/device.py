@@ -30,7 +30,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-CAN = ["answers", "bye", "inline", "manifest", "many", "wants"]  # what it understands beside version 1.0
+CAN = ["answers", "bye", "counts", "inline", "manifest", "many", "wants"]  # what it understands beside version 1.0
 HPKE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 FINAL = {132, 133, 134, 135, 138, 140, 142, 149, 152, 154, 155, 156, 157}  # after these nobody connects again
 FAULTS = ValueError, TypeError, LookupError, AttributeError, struct.error, InvalidSignature, InvalidTag  # of others
@@ -195,9 +195,9 @@ class Device:
         self.at[what], self.pauses[what] = time.monotonic() + seconds, min(2 * seconds, most)
 
     def hello(self) -> None:
-        plan, self.said = (self.plan if self.planned_by == self.memory.epoch else b""), self.sequence + 1
+        known, self.said = self.planned_by == self.memory.epoch, self.sequence + 1  # else it may ask for other things
         self.say("hello", {"classes": self.classes, "examples": self.examples, "protocol": [1, 1], "can": CAN,
-                           "plan": plan, "counts": self.counts})
+                           "plan": self.plan if known else b"", "counts": self.counts if known else []})
         self.wait("hello", 15, 15)
 
     def take(self, message: paho.MQTTMessage) -> None:
@@ -229,10 +229,10 @@ class Device:
 
     def on_welcome(self, header: Header, fields: Fields) -> None:
         about, digest = fields.get("about", {}), hashlib.sha256(fields["plan"]).digest()
-        if lacking := {*about.get("uses", [])} - {*CAN} | {"wants"} - {*about.get("can", [])}:
+        if lacking := {*about.get("uses", [])} - {*CAN} | {"counts", "wants"} - {*about.get("can", [])}:
             return self.end(1, f"not known to both, this device and this coordinator: {', '.join(lacking)}")
-        if (digest, header.epoch) == (self.plan, self.planned_by):  # it wants counts; here as even as can be
-            self.counts = [(self.examples + i) // self.classes for i in range(self.classes)]
+        even = [(self.examples + i) // self.classes for i in range(self.classes)]  # put those of your classes here
+        self.counts = even if about.get("counts") else []  # nobody is told them whose method needs none
         if header.run != self.memory.run or digest != (self.plan or digest):
             self.memory.run, self.memory.answers, self.answer = header.run, [], None
         self.plan, self.planned_by = digest, header.epoch

@@ -50,11 +50,12 @@ HELLO = Hello("board-7", 3, 9, software="x", plan=HASH, counts=(3, 3, 3), holds=
 TASK, WANT = Task(1, "train", ONE, 60.0), Want(HASH, ((0, 1),))
 UPDATE = Update("board-7", 1, "train", 9, HASH, {}, {"accuracy.test.global": 0.5})
 ROW = Wanted("weights.*", None, None, None, None, None, 1e6, True)
+ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True)
 SAID = {  # key -> what is said without it, and what with it: everybody hears it
     "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
     "hello.names": (HELLO, replace(HELLO, names=("cat", "dog", "owl"))),
     "hello.names_hash": (HELLO, replace(HELLO, names_hash=HASH)),
-    "welcome.about": (Welcome(b"{}"), Welcome(b"{}", About(("many",), ("manifest",), ("cat",), 16, ("loss.test",)))),
+    "welcome.about": (Welcome(b"{}"), Welcome(b"{}", ABOUT)),
     "state.who": (State(True), State(True, who="host 7 runs/spring")),
     "state.now": (State(True, "here"), State(True, "here", now=Now(3, "train", 0, (HASH[:4],)))),
 }  # fmt: skip

@@ -130,7 +130,7 @@ def test_every_key_of_every_message_is_described_with_its_type():
 
 def test_every_key_of_about_is_described():
     described = {row[2].strip("`") for row in rows(section("## 5. Messages")) if row[2:] and "." in row[2]}
-    about = About(("a",), ("a",), ("a",), 1, ("a",))
+    about = About(("a",), ("a",), ("a",), 1, ("a",), True)
     expected = {f"about.{key}" for key in tables.about_fields(about)}
     assert {key for key in described if key.startswith("about.")} == expected
 

@@ -269,6 +269,15 @@ CASES |= {
     ),
 }
 
+COUNTING = ("counts", "wants")
+FEDHP = json.dumps({**json.loads(PLAN), "hyper": {}, "method": "fedhp"}, sort_keys=True).encode()
+CASES |= {
+    "hello, of one that tells counts when it is asked": unheard(
+        says("board-7", 19, replace(HELLO, can=COUNTING))
+    ),
+    "welcome, that asks for counts": says("coordinator", 26, Welcome(FEDHP, About(COUNTING, counts=True))),
+}
+
 PLACE = "lab-server pid 4711 folder 0badcafe"
 CASES |= {
     "state of the coordinator, with where it is": says("coordinator", 1, State(True, who=PLACE)),

@@ -221,6 +221,7 @@ ADDED: dict[type, dict[str, Any]] = {
     Envelope: {"metrics": ()},
     Hello: {"can": (), "names": (), "names_hash": b""},
     Welcome: {"about": About()},
+    About: {"counts": False},
     Task: {"wants": (), "follows": False},
     State: {"who": "", "now": None},
     Want: {"more": ()},
