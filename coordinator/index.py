@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.epochs import after
+from coordinator.epochs import after, kept
 from protocol.disk import Disk, is_full, is_held
 from protocol.store import DamagedError, NewerFormatError
 
@@ -38,6 +38,7 @@ LATER: Final = {  # made where they are missing: to a version that does not know
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has ended there
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # what the classes are called
+    "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
 }
 UNIQUE: Final = {
     "accepted": "round, phase, device",
@@ -103,8 +104,13 @@ class Index:
                     f"{self.folder} holds run {row[0]} with other settings; go on with those that it was "
                     "begun with, or give this one another name"
                 )
-            epoch = max(clock, least, after(row[2], clock) if row else 0)
+            known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
+            known |= {row[2]} if row else set()  # a version that kept only one has claimed it
+            epoch = max(clock, least, after(known, clock))
             self.put("run", 1, name, settings, epoch)
+            self.db.execute("DELETE FROM epochs")
+            for each in kept(known, epoch):
+                self.put("epochs", each)
         self.epoch = epoch
         self.keep_copy()
         return epoch

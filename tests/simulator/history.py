@@ -123,8 +123,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
         def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
             epoch = super().start_run(name, settings, clock, least)
-            back = ahead(history.newest, clock) > 0  # a clock was ahead, and somebody has set it
-            demand(epoch > history.newest or back, f"I4: epoch {epoch} follows {history.newest}")
+            believed = [
+                each for each in history.epochs if not ahead(each, clock)
+            ]  # else a clock has been set
+            demand(epoch > max(believed, default=-1), f"I4: epoch {epoch} follows {believed}")
             history.epochs.append(epoch)
             self.mine = epoch
             return epoch
