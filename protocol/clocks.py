@@ -16,23 +16,33 @@ def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
     return number - now if now >= since and number - now > MOST_AHEAD else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Clock:
-    """A party's own. `since`: it is later than that, or the clock is wrong; a record's first second, for example."""
+    """A party's own. `since`: it is later than that, or the clock is wrong; a record's first second, for example.
+
+    What it has said itself counts too: where it goes back by more than a day, it is wrong, or was.
+    """
 
     now: Callable[[], float] = time.time
     since: float = NEVER_SET
 
     @property
     def is_believable(self) -> bool:
-        return self.now() >= max(self.since, NEVER_SET)
+        return self._said() >= self.since
 
     def after(self, seen: int) -> Clock:
         """One that has said `seen` before: where it says a day less, it is wrong and judges nobody."""
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 
     def ahead(self, number: int) -> float:
-        return ahead(number, self.now(), max(self.since, NEVER_SET))
+        return ahead(number, self._said(), self.since)
+
+    def _said(self) -> float:
+        said = self.now()
+        self.since = max(self.since, NEVER_SET)
+        if said >= self.since:
+            self.since = max(self.since, said - MOST_AHEAD)
+        return said
 
 
 def days(seconds: float) -> str:

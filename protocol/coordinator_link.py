@@ -258,9 +258,14 @@ class CoordinatorLink(Link):
         self.send(device, Refusal(words, boot))
 
     def _window(self, header: Header, holder: str) -> Window:
-        """A boot that lies far ahead of the clock binds nobody: a version that did not look has taken it over."""
-        known = self._windows.get(header.sender, Window()).boot
-        if header.boot < known and self.clock.ahead(known) and not self.clock.ahead(header.boot):
+        """A boot that lies far ahead of the clock binds nobody where a version took it over that did not look.
+
+        That version noted no holder. What one that looks has taken was not ahead, so now the clock is slow, or both
+        were ahead: then a renewal of the device's record lets the count go.
+        """
+        known = self._windows.get(header.sender, Window())
+        nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
+        if nobodys and header.boot < known.boot and not self.clock.ahead(header.boot):
             del self._windows[header.sender]
         return super()._window(header, holder)
 

@@ -10,7 +10,7 @@ from deploy.enrol.authority import Authority
 from deploy.enrol.operator import renew
 from protocol.seal import COORDINATOR
 from tests.hostile.federation import Federation
-from tests.hostile.test_clocks import DAY, rejected, renewed
+from tests.hostile.test_clocks import DAY, Dial, rejected, renewed
 from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
 
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
@@ -84,6 +84,33 @@ def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(t
         assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
         at = len(f.rounds())
         f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after it")
+
+
+@pytest.mark.slow
+def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_start_news(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
+    clock = Dial(tmp_path / "clock", 0.0)
+    with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
+        coordinator, first = f.coordinator(planted=clock.planted), f.device("real")
+        f.wait_until(f.rounds, "a round")
+        first.say(15)
+        f.wait_for_end(first)
+        byes = f.proxy.frames("bye", "real", down=False)
+        assert byes
+        f.device("real")
+        at = len(f.rounds())
+        f.wait_until(lambda: len(f.rounds()) > at + 1, "it to take part again")
+        clock.turn(-2 * DAY)
+        left = f.log_of(coordinator).count("real leaves")
+        for bye in byes:
+            f.proxy.tell(COORDINATOR, bye.topic, bye.data)
+        f.wait_until(
+            lambda: rejected(f, "stale_boot") or f.log_of(coordinator).count("real leaves") > left,
+            "the coordinator to hear its farewell again",
+        )
+        assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
 
 
 @pytest.mark.slow
