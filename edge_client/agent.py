@@ -14,7 +14,7 @@ from functools import partial
 from edge_client.answering import Watcher, build_up, work_out
 from edge_client.evaluate import Splits
 from edge_client.greeting import FORMS, hello_of, plan_for
-from edge_client.heard import Ending, Heard, Refused, taken_up
+from edge_client.heard import Ending, Heard, Refused, taken_up, told_earlier
 from edge_client.outgoing import RESEND_SECONDS, Outgoing, question_of
 from edge_client.pictures import Pictures
 from edge_client.quiet import Quiet
@@ -210,6 +210,7 @@ class Agent:
     def _heard(self, received: Received) -> None:
         if received.run != self.link.run:
             return  # it waited for its broadcast, and its run is another's turn now
+        told_earlier(self.memory, self._heard_before, self.link.clock, received.epoch)
         self._settle(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         self._silence.broken(self.link.news_at)

@@ -117,11 +117,28 @@ def taken_up(memory: Memory, heard: Heard, clock: Clock, coordinator: str) -> in
     elif far := clock.ahead(epoch):
         why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"
     if why:
-        log.warning("the epoch %d that was heard last is forgotten: %s", epoch, why)
-        heard.forget()
-        memory.forget_epoch()
+        _forget(memory, heard, epoch, why)
     memory.conducted_by(coordinator)
     return 0 if why else epoch
+
+
+def told_earlier(memory: Memory, heard: Heard, clock: Clock, epoch: int) -> None:
+    """Of an epoch that is heard: where a higher one is held, the link has found that far ahead of the clock."""
+    held = max(memory.book.epoch, heard.mark.epoch)
+    if epoch < held:
+        far = days(clock.ahead(held))
+        _forget(
+            memory,
+            heard,
+            held,
+            f"it lies {far} ahead of this clock, which has been set, and {epoch} is there",
+        )
+
+
+def _forget(memory: Memory, heard: Heard, epoch: int, why: str) -> None:
+    log.warning("the epoch %d that was heard last is forgotten: %s", epoch, why)
+    heard.forget()
+    memory.forget_epoch()
 
 
 class Refused:

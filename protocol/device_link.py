@@ -278,10 +278,20 @@ class DeviceLink(Link):
 
     def _window(self, header: Header, holder: str) -> Window:
         before = self._windows.get(header.sender)
+        if self._only_a_clock_held(header):
+            self._windows.pop(COORDINATOR, None)
         window = super()._window(header, holder)
         if header.sender == COORDINATOR and before is not None and window is not before:
             self.epoch = 0  # new keys, new count
         return window
+
+    def _only_a_clock_held(self, header: Header) -> bool:
+        """Whether the epoch that is held was taken over while the clock judged nobody, and is far ahead of it now.
+
+        Not before another coordinator speaks: the one of that epoch may conduct still, and its clock be wrong alone.
+        """
+        held = self.epoch if self.clock.ahead(self.epoch) else 0
+        return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
     @property
     def asked(self) -> tuple[int, str] | None:

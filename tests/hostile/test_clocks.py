@@ -3,6 +3,7 @@
 import time
 
 from coordinator.config import Rules
+from deploy.enrol.authority import Authority
 from deploy.enrol.operator import approve, look_at, refresh, renew, revoke
 from deploy.enrol.party import install, make_request, read_approval_file
 from protocol.seal import COORDINATOR
@@ -14,6 +15,22 @@ ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
 UNBOUNDED = (
     "import protocol.clocks; protocol.clocks.Clock.ahead = lambda self, number: 0.0"  # as versions before
 )
+
+
+class Dial:
+    """By how many seconds the clock of a process is ahead, turned while it runs."""
+
+    def __init__(self, path, ahead):
+        self._path = path
+        self.turn(ahead)
+        self.planted = (
+            f"import time; right = time.time; time.time = lambda: right() + float(open({str(path)!r}).read())"
+        )
+
+    def turn(self, ahead):
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(str(ahead))
+        fresh.replace(self._path)
 
 
 def installed(f, name, approval):
@@ -115,6 +132,23 @@ def test_a_run_that_a_fast_clock_began_goes_on_under_the_right_one(tmp_path):
         right, one = f.coordinator(), f.device("one")
         assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
         assert [line["round"] for line in f.rounds()] == [1, 2, 3]
+
+
+def test_a_device_lets_go_of_an_epoch_far_ahead_once_its_clock_is_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
+    clock = Dial(tmp_path / "clock", 0.0)
+    with Federation(tmp_path, "one", policy=ALONE) as f:
+        spring, one = f.coordinator(name="spring", rounds=1), f.device("one")
+        assert f.wait_for_end(spring) == 0 and f.wait_for_end(one) == 0, f.last_words()
+        clock.turn(-2 * DAY)  # behind what it has said: it judges nobody
+        f.settings |= {"name": "summer", "rounds": 4}
+        wrong, one = f.coordinator(ahead=35 * DAY), f.device("one", planted=clock.planted)
+        f.wait_until(lambda: f.rounds(), "the first round")
+        clock.turn(0.0)
+        wrong.kill()
+        right = f.coordinator()
+        assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
+        assert "is forgotten" in f.log_of(one) and "which has been set" in f.log_of(one)
 
 
 def test_of_two_coordinators_of_one_second_one_ends_and_names_the_other(tmp_path):

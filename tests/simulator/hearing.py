@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import msgpack
 
 from protocol.blocks import is_block
+from protocol.clocks import Clock as Wall
 from protocol.codec import Attachment
 from protocol.coordinator_link import CoordinatorLink
+from protocol.device_link import DeviceLink
 from protocol.link import Link
 from protocol.messages import Message
 from protocol.seal import EVERYBODY, SIGNATURE, Header, read_header
@@ -88,6 +90,12 @@ class Ear:
         self._taken.add((sender, place))
         self.newest[sender] = max(place, newest)
 
+    def lets_go(self, header: Header, clock: Wall) -> None:
+        """Of an epoch that a device has taken over while its clock judged nobody, and that is far ahead of it now."""
+        held = self.newest[header.sender][0]
+        if header.boot < held and clock.ahead(held) and not clock.ahead(header.boot):
+            self.newest[header.sender] = NOTHING
+
     def left_out(self, header: Header) -> None:
         """As a duplicate."""
         sender, place, newest = header.sender, (header.boot, header.sequence), self.newest[header.sender]
@@ -115,6 +123,8 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
         def open(self, topic: str, frame: bytes) -> Found:
             found: Found = super().open(topic, frame)
             if found:
+                if isinstance(self, DeviceLink):
+                    self.ear.lets_go(found[0], self.clock)
                 self.ear.took(topic, frame, found[0])
                 self.due.heard(found[0].sender, found[1], found[0].boot, said.clock.now)
             else:
