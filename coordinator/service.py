@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -134,6 +135,8 @@ class Service:
         self._broadcast: Offer | None = None  # what the open ask stands on
         self.uses: dict[str, str] = {}  # forms without which no device can take part, and why
         self._rows: tuple[Wanted, ...] = ()  # what answers to the open ask must hold, for who asks to be told
+        self._max_packet, self._carried = 0, math.inf  # of this broker, and the largest object asked of it
+        self._too_large: Step | None = None  # its broadcast goes through no broker that there was since
         self._resumed = False
         self._here, self._missed = Here(), Missed()
         self._untold = Untold()
@@ -204,6 +207,9 @@ class Service:
                 self._here.connected(now)
                 if not self._resumed:
                     self._resume(now)
+                if grown := self._too_large:
+                    self._too_large = None
+                    self._stepped(grown)
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self.connected = False
@@ -556,19 +562,35 @@ class Service:
 
         What is open was cut for another one, maybe, whose packets were larger.
         """
+        self._max_packet = max_packet
         arrays = to_numpy(self.story.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0
-        try:
-            boxes = all("manifest" in can for can in self.link.can.values())
-            self.link.adapt(max_packet, max(size, self._broadcast.size if self._broadcast else 0), boxes)
-        except BrokerError as error:
-            self.link.turn_down(error)
+        waiting = self._too_large.manifest if self._too_large else None
+        if not self._carries(max([size, *(offer.size for offer in (self._broadcast, waiting) if offer)])):
             return False
-        self.uses = self.link.demands(size)
-        self._about = replace(self._about, uses=tuple(self.uses))
         if self._broadcast is not None and not self.link.can_still_serve:
             self._offer(self.spool.broadcasts.manifest(self._broadcast.object, self.link.block))
         return True
+
+    def _carries(self, size: int) -> bool:
+        """Whether an object of this size goes through this broker; else another connection is waited for."""
+        boxes = all("manifest" in can for can in self.link.can.values())
+        try:
+            self.link.adapt(self._max_packet, size, boxes)
+        except BrokerError as error:
+            self.link.turn_down(error)
+            return False
+        self._carried, self.uses = size, self.link.demands(size)
+        self._about = replace(self._about, uses=tuple(self.uses))
+        self._part_from_the_unable()
+        return True
+
+    def _part_from_the_unable(self) -> None:
+        """They came when what had to be said was smaller."""
+        for device in sorted(self.machine.roster & self._said.keys()):
+            if problem := unfit(self._said[device][0], self.plan, self.limits, self.uses):
+                self._refuse(device, problem)
+                self._gone(device, "it does not fit any more")
 
     def _offer(self, manifest: Manifest) -> None:
         holders = {device for device, names in self._holds.items() if manifest.object in names}
@@ -639,7 +661,11 @@ class Service:
             self.backlog.again(self._advancing, step, self.now)
             return
         self.spool.check_claim()
-        manifest, self.ask = step.manifest, step.ask
+        manifest = step.manifest
+        if manifest is not None and manifest.size > self._carried and not self._carries(manifest.size):
+            self._too_large = step
+            return
+        self.ask = step.ask
         if step.ask is not None:
             self.intake.open(step.ask, len(self.machine.cohort))
             self._rows = table_of(step.ask.wants, step.ask.payload, self.limits.norm)

@@ -130,7 +130,8 @@ class LocalBroker:
         if (more or secured) and self._program.kind != "mosquitto":
             wanted = f"the lines {list(more)}" if more else "certificates and access rules"
             raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
-        self._folder, self._port, self._sys_seconds, self._more = folder, port, sys_seconds, more
+        self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
+        self.more = more  # of the next start
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
 
@@ -204,7 +205,7 @@ class LocalBroker:
         """Written anew at each start: the port may be another."""
         # As root it would become a user who may not read what lies beside its settings.
         user = "root" if os.geteuid() == 0 else ""
-        lines = "".join(f"{line}\n" for line in self._more)
+        lines = "".join(f"{line}\n" for line in self.more)
         if self._secured is not None:
             path = self._secured.folder / CONF
             listening = Listening(

@@ -123,10 +123,13 @@ class Link:
         self._most_room = max(self._most_room, room)
 
     def turn_down(self, error: BrokerError) -> None:
-        """A broker whose limit is too small: the end where it never was larger, else it is tried again."""
-        if self._room_told >= self._most_room:
+        """A broker whose limit is too small: the end of who never had one to use, else it is tried again."""
+        if not self._most_room:
             raise error
-        self.transport.turn_down(f"{error}; it took more before, so it is tried again")
+        again = "it took more before, so it is tried again"
+        if self._room_told >= self._most_room:
+            again = "what has to be said has grown; it waits, and tries again until the broker takes more"
+        self.transport.turn_down(f"{error}; {again}")
 
     def seal(
         self,

@@ -1,0 +1,88 @@
+"""What has to be said outgrows the packets of the broker in the middle of a run: it waits, and goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.config import Rules
+from methods.plan import Network
+from tests.hostile.federation import Federation
+
+pytestmark = pytest.mark.slow
+
+LEAST = 5120  # 4,096 blocks of 1,024 bytes: 4 MiB
+FEDPLCC = {"name": "fedplcc", "lr": 0.02}
+LARGE = Network("mlp", feature_size=615, embedding_size=1500)  # 4.19 MB of weights; a prototype has 6 kB
+RULES = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=120.0)
+ACCEPTED = 'protofleet_updates_total{verdict="accepted"}'
+HELLOS = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
+# The server half of round 1 is slow: it ends when a file is there.
+SLOW = """
+import pathlib, time
+from coordinator.story import Story
+step = Story.step
+def slow(self, advance, *more):
+    found = step(self, advance, *more)
+    while advance.phase == "train" and not pathlib.Path({!r}).exists():
+        time.sleep(0.05)
+    return found
+Story.step = slow
+"""
+
+
+def restart(f, *lines):
+    """The Mosquitto comes back with other settings, on the port that it had."""
+    f.broker.stop()
+    f.broker.more = lines
+    f.broker.start()
+
+
+def test_a_broadcast_that_outgrows_the_limit_of_a_restarted_broker_waits_for_another(tmp_path):
+    settings = {"network": LARGE, "method": FEDPLCC, "policy": RULES, "rounds": 2}
+    with Federation(tmp_path, "one", "two", **settings) as f:
+        coordinator = f.coordinator(planted=SLOW.format(str(tmp_path / "go")))
+        devices = [f.device(name) for name in ("one", "two")]
+        f.wait_until(lambda: f.answers() and f.metrics().get(ACCEPTED) == 2, "both answers")
+        before = f.metrics()[HELLOS]
+        restart(f, f"max_packet_size {LEAST}")
+        f.wait_until(lambda: f.metrics().get(HELLOS, 0) >= before + 2, "everybody to be back")
+        (tmp_path / "go").touch()
+        said = f"4096 blocks, so of 2048 bytes each, and the broker takes packets of {LEAST}; raise its limit to 6144"
+        f.wait_until(lambda: f.log_of(coordinator).count(said) >= 2, "two attempts")
+        assert coordinator.child.poll() is None and "it took more before" in f.log_of(coordinator)
+        restart(f)
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert [f.wait_for_end(device) for device in devices] == [0, 0]
+        assert "silent" not in f.log_of(coordinator)
+
+
+def test_an_answer_that_outgrows_the_only_limit_its_device_has_known_waits_for_another(tmp_path):
+    settings = {"network": LARGE, "method": FEDPLCC, "rounds": 1, "broker": [f"max_packet_size {LEAST}"]}
+    rules = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=120.0)
+    with Federation(tmp_path, "one", policy=rules, **settings) as f:
+        coordinator, device = f.coordinator(), f.device("one")
+        said = "what has to be said has grown; it waits, and tries again until the broker takes more"
+        f.wait_until(lambda: f.log_of(device).count(said) >= 2, "two attempts")
+        assert device.child.poll() is None and "raise its limit to 6144" in f.log_of(device)
+        restart(f)
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert f.wait_for_end(device) == 0, device.last_word()
+
+
+def test_a_device_of_the_first_version_hears_why_it_can_take_no_further_part(tmp_path):
+    """The manifest of round 2's broadcast is an object, at a broker that has never taken larger packets."""
+    fedsa = {"name": "fedsa", "lr": 0.02, "anchors": "random"}
+    settings = {"network": Network("mlp", embedding_size=4000), "method": fedsa, "rounds": 2}
+    rules = Rules(quorum=1, gather=2, settle_seconds=0.2, patience_seconds=5.0)
+    with Federation(
+        tmp_path, "one", "old", policy=rules, broker=[f"max_packet_size {LEAST}"], **settings
+    ) as f:
+        coordinator, old = f.coordinator(), f.raw("old", lambda task: None)
+        old.wait("welcome")
+        device = f.device("one")
+        old.wait("task")
+        refusal = old.wait("refusal")
+        assert "it does not know manifest, without which it cannot take part" in refusal.fields["reason"]
+        old.stop()
+        assert f.wait_for_end(coordinator) == 0, coordinator.last_word()
+        assert f.wait_for_end(device) == 0, device.last_word()
