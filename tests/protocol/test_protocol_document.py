@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from coordinator.config import Rules
@@ -21,7 +22,7 @@ from protocol.link import FRAME_ROOM
 from protocol.messages import About, Wanted
 from protocol.reasons import Reason
 from protocol.reconnect import FLAPS, STABLE_SECONDS
-from protocol.seal import _TYPES, DOMAIN, Header
+from protocol.seal import _TYPES, DOMAIN, SIGNATURE, Header
 from protocol.topics import PREFIX, TABLE
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
@@ -126,6 +127,46 @@ def test_every_key_of_every_message_is_described_with_its_type():
         False,
     )  # nil is refused by the coordinator, not by the codec
     assert described == expected
+
+
+def open_payloads():
+    """Of the vectors that are not sealed: what is packed, with its keys in the order of its bytes."""
+    for vector in load()["vectors"]:
+        if vector["content"]["is"] == "Envelope" and not vector["content"]["header"]["suite"]:
+            frame = bytes.fromhex(vector["hex"])
+            start = 5 + int.from_bytes(frame[3:5], "little")
+            payload = msgpack.unpackb(frame[start:-SIGNATURE], strict_map_key=False)
+            yield vector["content"]["header"]["kind"], payload, vector["name"]
+
+
+def described_keys():
+    """By kind: the keys as section 5 lists them, and whether each came with minor version 1."""
+    keys, kind = {name: {} for name in DECODERS}, ""
+    for row in rows(section("## 5. Messages"))[1:]:
+        kind = row[0].strip("`") or kind
+        if len(row) > 4 and row[2]:
+            keys[kind][row[2].strip("`")] = "since 1.1" in row[5] or "." in row[2]
+    return keys
+
+
+def test_keys_are_written_in_the_order_of_the_table():
+    keys = described_keys()
+    for kind, payload, name in open_payloads():
+        inner = [f"about.{key}" for key in payload.get("about", {})]
+        for said in (list(payload), inner):
+            assert said == [key for key in keys[kind] if key in said], name
+
+
+def test_what_came_with_minor_version_1_is_left_out_where_it_is_empty_and_nothing_else():
+    assert "of these, and `boot` of a `refusal`, is left out where its value is empty" in FLAT
+    keys = described_keys()
+    for kind, payload, name in open_payloads():
+        about = {f"about.{key}": value for key, value in payload.get("about", {}).items()}
+        for key, is_new in keys[kind].items():
+            if is_new or (kind, key) == ("refusal", "boot"):
+                assert {**payload, **about}.get(key, True), f"{name}: {key}"
+            else:
+                assert key in payload, f"{name}: {key}"
 
 
 def test_every_key_of_about_is_described():
