@@ -92,7 +92,10 @@ class Naming:
         if before == self._counts:
             return []
         lost = {device for device, digest in self._said.items() if digest != self._counts}
-        return [hello for device, hello in self._hellos.items() if device in lost - self._waiting.keys()]
+        found = [hello for device, hello in self._hellos.items() if device in lost - self._waiting.keys()]
+        if self.fixed:
+            self._hellos.clear()
+        return found
 
     def released(self) -> list[Hello]:
         """Of those who have waited and need not any more; each time once."""
@@ -118,7 +121,6 @@ class Naming:
         if self._votes[side] < 2 or 2 * self._votes[side] <= total:
             return
         self.fixed = Called(side, self._lists.get(side, ()))
-        self._hellos.clear()
         self.wake_at = 0.0 if self._waiting else float("inf")
         log.info(
             "the classes of this run are called %s, as %d of %d devices say; from now on nobody who says something "
@@ -139,8 +141,11 @@ class Naming:
         self.fixed = stated
 
     def keep_waiting(self, hello: Hello, now: float) -> None:
-        """For more devices, which may say who is right, or for the settings to say it."""
+        """For more devices, which may say who is right, or for the settings to say it. Or to be refused, once it is
+        fixed."""
         self._waiting[hello.device] = hello
+        if self.fixed:
+            return
         if not self._listened and self.wake_at == float("inf"):
             self.wake_at = now + self._listen
         if self._lines.take(now):

@@ -422,6 +422,9 @@ class Service:
                 self._gone(hello.device, "it does not fit any more")
             return
         waits = self.naming.waits(hello.device)
+        if waits and hello.device in self.machine.roster:  # as it said something else before
+            self.link.abandon(hello.device)
+            self.happen(Left(hello.device, "its classes have other names"), now)
         self._sort_out(now)
         if not waits:
             self._admit(hello, now)

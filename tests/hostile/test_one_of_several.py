@@ -58,6 +58,44 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
         assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
 
 
+def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_are_fixed(tmp_path):
+    """It says hello once, as a device does that is asked in every round."""
+    policy = Rules(quorum=2, gather=3, settle_seconds=0.5, patience_seconds=2.0)
+    with Federation(tmp_path, "odd", "one", "two", rounds=5, policy=policy) as f:
+        coordinator = f.coordinator()
+        said = {"can": ["names"]}
+        odd = f.raw("odd", hello={**said, "names": ["x", "y", "z"]}, again=1000.0)
+        f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(coordinator), "it to take part")
+        f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
+        f.wait_until(lambda: "one says other class names" in f.log_of(coordinator), "the next to wait")
+        time.sleep(policy.patience_seconds + 1.0)
+        f.raw("two", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
+        assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
+        assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
+        assert "its classes have other names" in odd.wait("refusal").fields["reason"]
+
+
+def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_together(tmp_path):
+    """The coordinator is started again before anything is fixed, and hears the other one first."""
+    policy = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=4.0)
+    with Federation(tmp_path, "one", "odd", taken_over=True, rounds=1000, policy=policy) as f:
+        first = f.coordinator()
+        said = {"can": ["names"]}
+        f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=0.5)
+        f.wait_until(lambda: len(f.rounds()) >= 2, "rounds of one")
+        f.proxy.passes = lambda frame: frame.party != "one" or frame.down or frame.kind != "hello"
+        first.kill()
+        second = f.coordinator()
+        f.raw("odd", hello={**said, "names": ["x", "y", "z"]}, again=0.5)
+        f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(second), "the other one")
+        f.proxy.passes = lambda frame: True
+        f.proxy.cut("one")
+        f.wait_until(lambda: "says other class names" in f.log_of(second), "one of them to wait")
+        since = len(f.rounds())
+        time.sleep(3.0)  # some dozen rounds, where one of them trains alone
+        assert all(len(line["participants"]) == 1 for line in f.rounds()[since + 1 :])
+
+
 def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_path):
     policy = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=4.0)
     old = {"names": ["square", "line", "circle"], "can": ["names"]}
