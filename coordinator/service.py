@@ -46,6 +46,7 @@ from coordinator.farewells import Farewells
 from coordinator.guard import Guard
 from coordinator.here import Here
 from coordinator.intake import Intake
+from coordinator.leaves import Leaves
 from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
 from coordinator.missed import Missed
@@ -123,7 +124,7 @@ class Service:
         self.copies = Copies(spool, machine.policy.patience_seconds, self._enrolled)
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
-        self.farewells, self.parting = Farewells(), Parting()
+        self.farewells, self.leaves, self.parting = Farewells(), Leaves(), Parting()
         self.doubts = Doubts(machine.policy.grace_seconds)
         self.naming = Naming(plan.classes, class_names, spool.called(), machine.policy.patience_seconds)
         self.domains: dict[str, str] = {}
@@ -334,6 +335,7 @@ class Service:
             case State() if received.sender == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
+                self.leaves.greeted(received, self.link.heard_of(hello.device)[1])
                 if received.run != self.link.run:  # two runs may have one plan
                     hello = replace(hello, plan=b"")
                 self._said[hello.device] = (hello, received.boot, received.sequence)
@@ -347,6 +349,8 @@ class Service:
                 if (since := self.doubts.settle(received.sender, RETURNED)) is not None:
                     self._gone(received.sender, "connection lost", since)  # and here again: its hello follows
                     self._missed.misses(received.sender, now)
+            case State(online=False) | Bye() if self._is_overtaken(received):
+                pass
             case State(online=False, reason=reason) | Bye(reason):
                 if isinstance(received.message, Bye):
                     aloud = self._words.take(now)
@@ -355,6 +359,9 @@ class Service:
                 self._missed.found(received.sender)
             case Update() as update:
                 self._answered(update, received.object, now)
+
+    def _is_overtaken(self, leave: Received) -> bool:
+        return self.leaves.is_overtaken(leave, self.link.heard_of(leave.sender)[1])
 
     def _gone(self, device: str, reason: str, since: float | None = None) -> None:
         if self.parting.begun:

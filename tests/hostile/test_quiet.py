@@ -76,3 +76,25 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
         said = [sys.executable, "-m", "deploy.cli", "unban", "two", "--folder", str(f.run)]
         subprocess.run(said, check=True, capture_output=True)
         f.wait_until(lambda: takes_part(f, "two"), "two to take part again", 30)
+
+
+@pytest.mark.slow
+def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this_one(tmp_path):
+    with Federation(tmp_path, "one", "two", taken_over=True, policy=RULES) as f:
+        first = f.coordinator(name="spring", rounds=1)
+        for name in ("one", "two"):
+            f.device(name, planted=SLOWLY, stays=True)
+        assert f.wait_for_end(first) == 0, f.last_words()
+        kept = f.proxy.frames("bye", "two", down=False)
+        assert kept and {frame.header["run"] for frame in kept} == {"spring"}
+        f.settings["name"] = "summer"
+        second = f.coordinator(name="summer", rounds=100_000)
+        f.wait_until(lambda: takes_part(f, "two"), "two to take part in the next run")
+        heard = 'protofleet_messages_total{direction="up",kind="bye",result="accepted"}'
+        for frame in kept:
+            f.proxy.tell("coordinator", frame.topic, frame.data)
+        f.wait_until(lambda: f.metrics().get(heard, 0) == len(kept), "the old words to be heard")
+        since = len(f.rounds())
+        f.wait_until(lambda: len(f.rounds()) >= since + 5, "more rounds")
+        assert all("two" in line["participants"] for line in f.rounds()[since + 1 :])
+        assert '"event": "left"' not in f.log_of(second)
