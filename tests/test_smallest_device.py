@@ -22,13 +22,15 @@ from tests.chaos.world import Process
 from tests.conftest import missing
 from tests.hostile import wire
 from tests.hostile.federation import CLASSES, Federation
-from tests.hostile.test_old_words import said_to
+from tests.hostile.test_clocks import renewed
+from tests.hostile.test_old_words import said_to, tell_again, until_connected
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "device.py"
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fedplcc": {}}
 EXAMPLES, BOTH = 10, ("one", "foreign")
+ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600.0)
 PAIR = Rules(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)
 
 
@@ -229,3 +231,35 @@ def test_a_renewal_lets_it_count_its_boots_anew(tmp_path):
         f.device("one")
         device.start()
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+
+
+def test_a_renewal_of_the_same_keys_makes_no_word_of_an_earlier_run_news(tmp_path):
+    with Federation(
+        tmp_path, "foreign", taken_over=True, policy=ALONE, rounds=1, method={"name": "fedproto"}
+    ) as f:
+        spring, device = f.coordinator(name="spring"), foreign(f, "fedproto")
+        assert f.wait_for_end(spring) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        kept, said = said_to(f, "foreign", "welcome", "task"), len(f.proxy.frames("update", "foreign"))
+        f.proxy.passes = lambda frame: frame.kind != "update"
+        summer = f.coordinator(name="summer")
+        device.start()
+        f.wait_until(lambda: len(f.proxy.frames("update", "foreign")) > said, "an answer in the second run")
+        device.kill()
+        renewed(f, COORDINATOR)
+        renewed(f, "foreign")
+        f.proxy.passes = lambda frame: not (frame.down and frame.party == "foreign")
+        before = len(hellos(f))
+        device.start()
+        until_connected(f, "foreign", before + 1)
+        tell_again(f, "foreign", kept)
+        f.proxy.tell("foreign", f"protofleet/1/{f.name}/coord/state", b"behind them")
+        f.wait_until(lambda: "dropped a frame" in f.log_of(device), "it to have heard them")
+        f.proxy.passes = lambda frame: True
+        assert f.wait_for_end(summer) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        assert {frame.header["run"] for frame in f.proxy.frames("hello", "foreign", down=False)[before:]} <= {
+            "",
+            "summer",
+        }
+        updates = [frame for frame in f.proxy.frames("update", "foreign") if frame.header["run"] == "summer"]
+        first = [frame for frame in updates if frame.header["phase"] == "train"]
+        assert len({fields["arrays"] for fields in contents(f, COORDINATOR, first)}) == 1 < len(first)

@@ -39,7 +39,7 @@ def keys_of(name, peer):
     others = (
         kind.from_private_bytes(secret[peer]).public_key() for kind in (Ed25519PrivateKey, X25519PrivateKey)
     )
-    return device.Keys(Path(), "lab", name, sign, receive, *others, [b"", b""])
+    return device.Keys(Path(), "lab", name, sign, receive, *others, [b"", b"", b""], 0)
 
 
 BOARD = keys_of("board-7", "coordinator")
@@ -130,27 +130,80 @@ def test_it_reads_the_keys_that_enrolment_leaves(tmp_path):
     keys = device.read_keys(fleet.party("board-7") / CURRENT)
     assert (keys.federation, keys.name) == ("lab", "board-7")
     theirs = device.read_record(fleet.party("coordinator") / CURRENT / "identity.record")
-    assert theirs[3] == keys.coordinator_signs.public_bytes_raw()
+    assert theirs[3] == keys.holders[2] == keys.coordinator_signs.public_bytes_raw()
     assert theirs[4] == keys.coordinator_receives.public_bytes_raw()
     found = load_enrolled(fleet.party("board-7") / CURRENT, time.time())
-    mine = found.record.serial
-    assert keys.serials[0] == mine.to_bytes(8, "little") and keys.serials[1] == theirs[5] != keys.serials[0]
+    assert keys.holders[0] == found.record.serial.to_bytes(8, "little")
+    assert keys.holders[1] == found.record.sign and keys.since == found.record.not_before
 
 
-def test_what_it_remembers_is_there_after_a_restart(tmp_path):
-    path, serials = tmp_path / "new" / "memory", [b"mine", b"theirs"]
-    memory = device.Memory(path, serials)
-    memory.boot, memory.epoch, memory.sequence = 7, 5, 3
-    memory.answers = [device.Answer(b"q", 1, "train", b"base", b"body", [["control", 5]])]
-    memory.write()
-    again = device.Memory(path, serials)
-    assert (again.boot, again.epoch, again.sequence, again.answers) == (7, 5, 3, memory.answers)
+NOW, DAY, HOLDERS = 1_900_000_000, 86_400, [b"serial", b"my key", b"their key"]
+RENEWED = [b"another", *HOLDERS[1:]]
 
 
-def test_with_another_record_of_a_party_its_numbers_are_counted_anew(tmp_path):
-    memory = device.Memory(tmp_path / "memory", [b"mine", b"theirs"])
-    memory.boot, memory.epoch, memory.sequence = 7, 5, 3
-    memory.write()
-    for serials, numbers in (([b"new", b"theirs"], (0, 5, 3)), ([b"mine", b"new"], (7, 0, 0))):
-        again = device.Memory(tmp_path / "memory", serials)
-        assert (again.boot, again.epoch, again.sequence) == numbers
+@pytest.fixture
+def memory_at(tmp_path, monkeypatch):
+    """What a start finds whose clock says so; it writes it down again, as each start does."""
+
+    def start(now=NOW, holders=HOLDERS, since=NOW - 100 * DAY, **then):
+        monkeypatch.setattr(device.time, "time", lambda: now)
+        memory = device.Memory(tmp_path / "new" / "memory", holders, since)
+        for name, value in then.items():
+            setattr(memory, name, value)
+        memory.write()
+        return memory
+
+    return start
+
+
+def test_what_it_remembers_is_there_after_a_restart(memory_at):
+    answers = [device.Answer(b"q", 1, "train", b"base", b"body", [["control", 5]])]
+    memory_at(boot=NOW, epoch=NOW - 5, sequence=3, run="spring", answers=answers)
+    again = memory_at()
+    assert (again.boot, again.epoch, again.sequence, again.run, again.answers) == (
+        NOW, NOW - 5, 3, "spring", answers,
+    )  # fmt: skip
+
+
+def test_a_new_record_of_the_same_keys_makes_nothing_news(memory_at):
+    memory_at(boot=NOW, epoch=NOW - 5, sequence=3)
+    again = memory_at(holders=RENEWED)
+    assert (again.boot, again.epoch, again.sequence) == (NOW, NOW - 5, 3)
+
+
+@pytest.mark.parametrize(("which", "kept"), [(1, (0, NOW - 5)), (2, (NOW, 0))])
+def test_with_another_key_of_a_party_its_numbers_are_counted_anew(memory_at, which, kept):
+    memory_at(boot=NOW, epoch=NOW - 5, sequence=3)
+    again = memory_at(holders=[b"other" if i == which else key for i, key in enumerate(HOLDERS)])
+    assert (again.boot, again.epoch) == kept
+
+
+def test_an_epoch_that_lies_far_ahead_of_its_clock_binds_nobody_and_a_boot_until_it_is_renewed(memory_at):
+    memory_at(boot=NOW + 3 * DAY, epoch=NOW + 3 * DAY)
+    again = memory_at()
+    assert (again.boot, again.epoch) == (NOW + 3 * DAY, 0)
+    assert memory_at(holders=RENEWED).boot == 0
+
+
+@pytest.mark.parametrize("slow", [NOW - 10 * DAY, 0])
+def test_a_clock_that_is_behind_itself_or_its_record_forgets_nothing_then_and_later(memory_at, slow):
+    memory_at(boot=NOW, epoch=NOW - 5)
+    for now in (slow, slow, NOW):
+        found = memory_at(now)
+        assert (found.boot, found.epoch) == (NOW, NOW - 5) and not found.ahead(NOW + DAY // 2)
+
+
+def test_who_has_set_a_clock_that_was_ahead_is_believed_after_a_renewal(memory_at):
+    memory_at(NOW + 30 * DAY, boot=NOW + 30 * DAY, epoch=NOW + 30 * DAY)
+    again = memory_at(NOW, RENEWED)
+    assert (again.boot, again.epoch) == (0, 0)
+
+
+def test_it_takes_no_epoch_that_lies_far_ahead_of_its_clock(tmp_path, memory_at):
+    memory_at(boot=NOW)
+    keys = BOARD._replace(holders=HOLDERS, since=NOW - 100 * DAY)
+    listener = device.Device(keys, tmp_path / "new", 2, 7)
+    assert listener.is_new(NOW + DAY, 1)
+    with pytest.raises(device.FAULTS):
+        listener.is_new(NOW + DAY + 1, 1)
+    assert listener.memory.epoch == NOW + DAY

@@ -1,6 +1,5 @@
 """A device in one file, which knows no method: python device.py HOST PORT KEYS FOLDER CLASSES EXAMPLES
-Written from docs/protocol.md, with nothing of protofleet; docs/write-a-client.md goes through it part by part. What
-it answers is made up within the bounds that the task states: put your own computation into `answer_to`."""
+Written from docs/protocol.md; docs/write-a-client.md goes through it. Your computation goes into `answer_to`."""
 
 import base64
 import hashlib
@@ -39,41 +38,46 @@ KEPT.SessionExpiryInterval = 600
 Fields = dict[str, Any]
 
 # -- 1. Keys: what `protofleet enrol install` has left in keys/current
-Keys = namedtuple("Keys", "folder federation name sign receive coordinator_signs coordinator_receives serials")
+Keys = namedtuple("Keys", "folder federation name sign receive coordinator_signs coordinator_receives holders since")
 def read_keys(folder: Path) -> Keys:
     sign, receive = (load_pem_private_key((folder / f).read_bytes(), None) for f in ("identity.key", "receive.key"))
-    federation, name, *_, mine = read_record(folder / "identity.record")
-    _, _, _, signs, receives, theirs = read_record(folder / "coordinator.record")
+    federation, name, _, mine, _, serial, since = read_record(folder / "identity.record")
+    _, _, _, signs, receives, *_ = read_record(folder / "coordinator.record")
     public = Ed25519PublicKey.from_public_bytes(signs), X25519PublicKey.from_public_bytes(receives)
-    return Keys(folder, federation.decode(), name.decode(), sign, receive, *public, [mine, theirs])
+    return Keys(folder, federation.decode(), name.decode(), sign, receive, *public, [serial, mine, signs], since)
 
-def read_record(path: Path) -> list[bytes]:
-    """Federation, name, role, two keys, serial. Whoever installed it has checked the root's signature."""
+def read_record(path: Path) -> list[Any]:
+    """Federation, name, role, two keys, serial, not before. Whoever installed it has checked the root's signature."""
     data = base64.b64decode("".join(path.read_text().splitlines()[1:-1]))
-    at = 5 + data[4]  # behind the magic and the kind
-    at += 1 + 8 * data[at] + 4  # behind the signers and the length of the body
+    at = 10 + data[4] + 8 * data[5 + data[4]]  # behind the magic, the kind, the signers and the length of the body
     fields: list[bytes] = []
     for _ in range(5):
         length = int.from_bytes(data[at : at + 4], "little")
         fields, at = [*fields, data[at + 4 : at + 4 + length]], at + 4 + length
-    return [*fields, data[at : at + 8]]
+    return [*fields, data[at : at + 8], int.from_bytes(data[at + 8 : at + 16], "little")]
 
 # -- 2. Memory: what outlives this process
 Answer = namedtuple("Answer", "question round phase base body parts")
 class Memory:
-    def __init__(self, path: Path, serials: list[bytes]) -> None:
-        self.path, self.serials = path, serials
+    def __init__(self, path: Path, holders: list[bytes], since: int) -> None:
+        self.path, self.holders = path, holders
         path.parent.mkdir(parents=True, exist_ok=True)
         found = msgpack.unpackb(path.read_bytes()) if path.exists() else [0, 0, 0, "", []]
-        *numbers, self.run, answers, of = [*found, serials][:6]
-        mine, theirs = (a == b for a, b in zip(of, serials, strict=True))  # with another record they are counted anew
-        self.boot, self.epoch, self.sequence = numbers[0] * mine, numbers[1] * theirs, numbers[2] * theirs
+        self.boot, self.epoch, self.sequence, self.run, answers, of, seen = [*found, holders, 0][:7]
         self.answers = [Answer(*answer) for answer in answers]
+        renewed, other, others = (a != b for a, b in zip(of, holders, strict=True))
+        self.seen = 0 if renewed else seen  # who has set a clock that was ahead renews
+        self.least = max(since, self.seen - 86_400)  # a clock that says less is wrong, and judges nobody
+        self.boot *= not (other or (renewed and self.ahead(self.boot)))  # with other keys numbers are counted anew
+        self.epoch *= not (others or self.ahead(self.epoch))
+
+    def ahead(self, number: int) -> bool:  # by more than a day
+        return number - 86_400 > time.time() >= self.least
 
     def write(self) -> None:  # the old file or the new one, after a power cut too
-        with self.path.with_suffix(".new").open("wb") as file:
-            file.write(msgpack.packb([self.boot, self.epoch, self.sequence, self.run, self.answers, self.serials]))
-            file.flush()
+        self.seen, numbers = max(self.seen, int(time.time())), [self.boot, self.epoch, self.sequence]
+        with self.path.with_suffix(".new").open("wb", 0) as file:
+            file.write(msgpack.packb([*numbers, self.run, self.answers, self.holders, self.seen]))
             os.fsync(file.fileno())
         self.path.with_suffix(".new").replace(self.path)
 
@@ -98,8 +102,7 @@ def opened(topic: str, frame: bytes, keys: Keys) -> tuple[Header, Fields]:  # or
     return h, msgpack.unpackb(payload if state else HPKE.decrypt(payload, keys.receive, info=info))
 
 # -- 4. Bodies: named arrays
-CODES = {"float16": "e", "float32": "f", "float64": "d", "int8": "b", "int16": "h", "int32": "i", "int64": "q",
-         "uint8": "B", "bool": "?"}
+CODES = dict(float16="e", float32="f", float64="d", int8="b", int16="h", int32="i", int64="q", uint8="B", bool="?")
 KINDS = {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
 Array = namedtuple("Array", "dtype shape numbers")  # the last index runs fastest
 def kind_of(name: str) -> str:
@@ -155,10 +158,8 @@ def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice
     real, count = dtype.startswith("float"), prod(shape := [lengths.get(dim, dim) for dim in shape])
     low, high = (end if bound is None else bound for bound, end in ((row.low, -inf), (row.high, inf)))
     most = min(1.0, inf if row.norm is None else row.norm / sqrt(count or 1))
-    if numbers is None:
-        numbers = [dice.uniform(-most, most) for _ in range(count)] if real else range(count)
-    if "sum<=examples" in row.rules:
-        numbers = [examples // count] * count
+    numbers = numbers or ([dice.uniform(-most, most) for _ in range(count)] if real else range(count))
+    numbers = [examples // count] * count if "sum<=examples" in row.rules else numbers
     changed = [n * dice.uniform(0.998, 1.0) for n in numbers] if real else numbers
     return Array(dtype, shape, [(float if real else int)(min(max(n, low), high)) for n in changed])
 
@@ -166,7 +167,7 @@ def array_for(row: Row, sent: Array | None, lengths: Fields, examples: int, dice
 class Device:
     def __init__(self, keys: Keys, folder: Path, classes: int, examples: int) -> None:
         self.keys, self.classes, self.examples = keys, classes, examples
-        self.memory, self.inbox = Memory(folder / "memory", keys.serials), queue.SimpleQueue[Any]()
+        self.memory, self.inbox = Memory(folder / "memory", keys.holders, keys.since), queue.SimpleQueue[Any]()
         self.memory.boot = max(self.memory.boot + 1, int(time.time()))
         self.memory.write()  # before anything is said
         self.prefix, self.room, self.birth = f"protofleet/1/{keys.federation}/", 0, 0
@@ -215,6 +216,8 @@ class Device:
     def is_new(self, epoch: int, number: int) -> bool:
         m = self.memory
         if epoch > m.epoch:
+            if m.ahead(epoch):
+                raise ValueError(f"epoch {epoch} is more than a day ahead of this clock")
             m.epoch, m.sequence, self.floor, self.seen = epoch, 0, 0, set()
         new = epoch == m.epoch and number > max(self.floor, m.sequence - 1024) and number not in self.seen
         self.seen |= {number} if new else set()
@@ -231,8 +234,7 @@ class Device:
         about, digest = fields.get("about", {}), hashlib.sha256(fields["plan"]).digest()
         if lacking := {*about.get("uses", [])} - {*CAN} | {"counts", "wants"} - {*about.get("can", [])}:
             return self.end(1, f"not known to both, this device and this coordinator: {', '.join(lacking)}")
-        even = [(self.examples + i) // self.classes for i in range(self.classes)]  # put those of your classes here
-        self.counts = even if about.get("counts") else []  # nobody is told them whose method needs none
+        self.counts = [(self.examples + i) // self.classes for i in range(self.classes) if about.get("counts")]
         if header.run != self.memory.run or digest != (self.plan or digest):
             self.memory.run, self.memory.answers, self.answer = header.run, [], None
         self.plan, self.planned_by = digest, header.epoch
@@ -272,9 +274,8 @@ class Device:
 
     def want(self, again: bool = True) -> None:
         known = {*self.blocks} if again else {*self.blocks, *self.asked}
-        missing = [i for i in range(len(self.coming.hashes) // 16) if i not in known][:64]
-        self.asked.update(missing)
-        ranges = [n for i in missing for n in (i, i + 1)]
+        self.asked.update(gaps := [i for i in range(len(self.coming.hashes) // 16) if i not in known][:64])
+        ranges = [n for i in gaps for n in (i, i + 1)]
         self.say("want", {"object": self.coming.object, "ranges": ranges, "again": again})
         self.wait("want", self.pauses["want"] if again else 1, 20)
 
@@ -317,8 +318,7 @@ class Device:
         self.served[whole.object] = whole, body
         if len(whole.hashes) <= self.room:
             return {"arrays": whole}
-        plain = msgpack.packb(whole[:5])
-        body, parts = encode({"manifest": Array("uint8", [len(plain)], plain)})
+        body, parts = encode({"manifest": Array("uint8", [len(plain := msgpack.packb(whole[:5]))], plain)})
         box = manifest_of(body, parts, self.room)
         self.served[box.object] = box, body
         return {"arrays": None, "manifest": [whole.object, whole.size, whole.key, box]}
@@ -380,8 +380,8 @@ class Device:
     def connected(self, client: paho.Client, data: Any, flags: Any, code: Any, told: Any) -> None:
         self.lost(code)
         self.room, self.offers = getattr(told, "MaximumPacketSize", 1 << 28) - 4096, {}  # cut for the last room
-        topics = "coord/state", f"down/{self.keys.name}", "bcast/now"
-        self.birth = client.subscribe([(self.prefix + topic, 1) for topic in topics])[1] or 0
+        topics = [(self.prefix + topic, 1) for topic in ("coord/state", f"down/{self.keys.name}", "bcast/now")]
+        self.birth = client.subscribe(topics)[1] or 0
 
     def subscribed(self, client: paho.Client, data: Any, mid: int, codes: Any, told: Any) -> None:
         if mid == self.birth:  # now nothing that answers the hello is missed
