@@ -205,7 +205,8 @@ class RoundMachine:
     def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
         self.asked, self.base = phase, base
         known, self.verdicts.refused = self.verdicts.known(phase, base), {}
-        if closed := self._closed.get(phase):
+        closed = self._closed.get(phase)
+        if closed or (closed is not None and self.evaluating):  # which may have ended without anybody
             self.cohort = closed
             if known.issuperset(closed):
                 yield Advance(self.round, phase, closed)
@@ -214,7 +215,7 @@ class RoundMachine:
         self._answered = known.intersection(self.cohort)
         self.phase = Phase.COLLECTING
         self._deadline = now + self.policy.patience_seconds
-        self._time(now, closed is not None)
+        self._time(now, bool(closed))
         for device in sorted(self._missing):
             yield Send(device, self.round, phase, self.policy.patience_seconds)
         yield from self._maybe_close(now)

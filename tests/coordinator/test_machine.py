@@ -590,6 +590,12 @@ def test_after_a_restart_a_repeated_round_is_still_known_and_so_is_the_end():
     assert m.resume(Recovered(2, 0, ("a", "b"), diverged="for good")) == [Diverge(2, "for good")]
 
 
+def test_a_last_evaluation_that_ended_without_anybody_is_not_asked_for_again_after_a_restart():
+    m = machine(rounds=2)
+    m.resume(Recovered(3, 0, ("a", "b"), {"evaluate": ()}))
+    assert m.handle(Advanced("evaluate", b"last"), 0.0) == [Advance(3, "evaluate", ())]
+
+
 def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
     m = machine(quorum=3, gather=3, patience_seconds=10.0)
     started(m, "abc")
