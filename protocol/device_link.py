@@ -7,7 +7,7 @@ from typing import Final
 
 from protocol import blocks, boxes, codec
 from protocol.broker import BrokerError
-from protocol.clocks import days
+from protocol.clocks import ahead, days
 from protocol.codec import Attachment
 from protocol.fetch import Fetch, indices
 from protocol.keys import Identity, Keyring
@@ -293,6 +293,15 @@ class DeviceLink(Link):
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
+    def _of_a_clock_behind(self) -> str:
+        """What to do about an epoch that only a clock could judge which has said more before."""
+        if self.clock.is_believable or (far := ahead(self.epoch, self.clock.now())) <= 0:
+            return ""
+        return (
+            f", {days(far)} ahead of this device's clock, which has said more itself and judges nothing: set it; if "
+            f"it was ahead then and is right now, `protofleet enrol renew {self.me.name}`, install, start it again"
+        )
+
     @property
     def asked(self) -> tuple[int, str] | None:
         """Round and phase of the task whose broadcast is coming."""
@@ -317,7 +326,6 @@ class DeviceLink(Link):
                 "clock that is wrong, and start the coordinator again if it was its own",
             )
         if header.epoch < self.epoch:
-            raise Rejected(
-                Reason.STALE_EPOCH, f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
-            )
+            words = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
+            raise Rejected(Reason.STALE_EPOCH, words + self._of_a_clock_behind())
         self.run, self.epoch = header.run, header.epoch

@@ -151,6 +151,23 @@ def test_a_device_lets_go_of_an_epoch_far_ahead_once_its_clock_is_set(tmp_path, 
         assert "is forgotten" in f.log_of(one) and "which has been set" in f.log_of(one)
 
 
+def test_a_device_whose_own_clock_was_ahead_says_what_frees_it_of_the_epoch_that_it_took_over(tmp_path):
+    clock = Dial(tmp_path / "clock", 35 * DAY)
+    with Federation(tmp_path, "one", policy=ALONE, rounds=4) as f:
+        wrong, one = f.coordinator(ahead=35 * DAY), f.device("one", planted=clock.planted)
+        f.wait_until(lambda: f.rounds(), "the first round")
+        clock.turn(0.0)
+        wrong.kill()
+        right = f.coordinator()
+        f.wait_until(lambda: "enrol renew one" in f.log_of(one), "the device to say it")
+        assert "35.0 days ahead of this device's clock" in f.log_of(one)
+        one.say(15)
+        f.wait_for_end(one)
+        renewed(f, "one")
+        one = f.device("one")
+        assert f.wait_for_end(right) == 0 and f.wait_for_end(one) == 0, f.last_words()
+
+
 def test_of_two_coordinators_of_one_second_one_ends_and_names_the_other(tmp_path):
     frozen = f"import time; time.time = lambda: {int(time.time())}.5"
     with Federation(tmp_path, "one", policy=ALONE, rounds=2) as f:

@@ -91,14 +91,15 @@ def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_sta
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
-    clock = Dial(tmp_path / "clock", 0.0)
+    clock = Dial(tmp_path / "clock", -2 * DAY)
     with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
-        coordinator, first = f.coordinator(planted=clock.planted), f.device("real")
+        coordinator, first = f.coordinator(planted=clock.planted), f.device("real", ahead=-2 * DAY)
         f.wait_until(f.rounds, "a round")
         first.say(15)
         f.wait_for_end(first)
         byes = f.proxy.frames("bye", "real", down=False)
         assert byes
+        clock.turn(0.0)
         f.device("real")
         at = len(f.rounds())
         f.wait_until(lambda: len(f.rounds()) > at + 1, "it to take part again")

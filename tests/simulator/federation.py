@@ -272,6 +272,13 @@ class Federation:
         self.clock.note("the clocks are set")
         for host in self.hosts.values():
             host.set()
+        for name in self.scenario.devices:
+            process = self.processes.get(name)
+            party = process.party if process and process.alive else None
+            if isinstance(party, Agent) and not party.link.clock.is_believable:  # it was ahead, and said so
+                self.kill(name)
+                self._renew(name)
+                self.clock.after(1.0, f"{name} is started again", lambda name=name: self.boot(name))
         self.kill(COORDINATOR)
         self.clock.after(2.0, f"{COORDINATOR} is started again", lambda: self.boot(COORDINATOR))
 
