@@ -3,14 +3,16 @@ something else by its labels, and takes no part.
 
 The settings say it; else most devices do. It is fixed when a round begins, or LISTEN_SECONDS after the first one has
 contradicted, as soon as two devices and more than half of all that have said names agree: a device that comes first,
-or lies, cannot decide it alone, and a tie decides nothing. Until then those who say what fewest say wait, however
-long it takes: no round mixes labels, and nobody is refused on one's word. What is fixed stays, over restarts too;
-only the settings are above it.
+or lies, cannot decide it alone. While all agree nobody waits, and a single device is all. Where they do not, those
+take part on whom it could be fixed; the others wait, and in a tie all do, however long it takes: no round mixes
+labels, nobody learns alone on one's word, and nobody is refused on it. What is fixed stays, over restarts too; only
+the settings are above it. Who is not enrolled any more has said nothing.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -35,8 +37,12 @@ class Called:
 
 
 class Naming:
-    def __init__(self, classes: int, stated: Names, known: Called | None, listen: float) -> None:
+    def __init__(
+        self, classes: int, stated: Names, known: Called | None, listen: float,
+        enrolled: Callable[[str], bool] = lambda device: True,
+    ) -> None:  # fmt: skip
         """`known` is what an earlier coordinator of this run has fixed."""
+        self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
         self.fixed, self.kept = known, known is not None
         self._said: dict[str, bytes] = {}  # by each device, while nothing is fixed
@@ -117,8 +123,8 @@ class Naming:
         """Fix what most say, if enough do."""
         if self.fixed or not self._votes:
             return
-        side, total = self._side(), len(self._said)
-        if self._votes[side] < 2 or 2 * self._votes[side] <= total:
+        side, total = self._most(), len(self._said)
+        if not self._decides(side):
             return
         self.fixed = Called(side, self._lists.get(side, ()))
         self.wake_at = 0.0 if self._waiting else float("inf")
@@ -129,6 +135,10 @@ class Naming:
 
     def look(self, now: float) -> None:
         """Whether who contradicts has been given the time in which more devices could say who is right."""
+        if not self.fixed:
+            for device in [device for device in self._said if not self._enrolled(device)]:
+                self._waiting.pop(device, None)
+                self._take_back(device)
         if now >= self.wake_at:
             self.wake_at, self._listened = float("inf"), True
             self.settle()
@@ -182,19 +192,30 @@ class Naming:
             self._lists.pop(before, None)
 
     def _side(self) -> bytes:
-        """What is fixed, or said by most; of equally many what was said first."""
-        return self.fixed.digest if self.fixed else max(self._votes, key=self._votes.__getitem__, default=b"")
+        """What those say who take part: what is fixed, or all say, or enough to fix it; in a tie nothing."""
+        if self.fixed:
+            return self.fixed.digest
+        most = self._most()
+        return most if len(self._votes) == 1 or self._decides(most) else b""
+
+    def _most(self) -> bytes:
+        """Of equally many what was said first."""
+        return max(self._votes, key=self._votes.__getitem__, default=b"")
+
+    def _decides(self, side: bytes) -> bool:
+        return self._votes.get(side, 0) >= 2 and 2 * self._votes[side] > len(self._said)
 
     def _problem(self, digest: bytes, said: Names) -> Problem:
         return Problem(Reason.UNFIT, f"its classes have other names: {self._words(digest, said)}")
 
     def _words(self, digest: bytes, said: Names) -> str:
-        side = self._side()
+        """In a tie against what others say, of which one list is enough to show that they differ."""
+        side = self._side() or next((other for other in self._votes if other != digest), b"")
+        who = "this run" if self._side() else "another's"
         names = self.names or self._lists.get(side, ())
-        words = difference("its data", said, "this run", names)
-        return (
-            words
-            or f"SHA-256 {digest.hex()[:16]} in its data, {side.hex()[:16]} in this run: {listed(names)}"
+        words = difference("its data", said, who, names)
+        return words or (
+            f"SHA-256 {digest.hex()[:16]} in its data, {side.hex()[:16]} in {who}: {listed(names or said)}"
         )
 
     def _says_none(self, device: str) -> None:

@@ -126,7 +126,8 @@ class Service:
         self.members: dict[str, Member] = {}
         self.farewells, self.leaves, self.parting = Farewells(), Leaves(), Parting()
         self.doubts = Doubts(machine.policy.grace_seconds)
-        self.naming = Naming(plan.classes, class_names, spool.called(), machine.policy.patience_seconds)
+        patience, known = machine.policy.patience_seconds, lambda device: device in self.link.keyring
+        self.naming = Naming(plan.classes, class_names, spool.called(), patience, known)
         self.domains: dict[str, str] = {}
         self.finished = False
         self.diverged = ""  # why, where the run has come to nothing

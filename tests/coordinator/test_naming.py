@@ -100,6 +100,40 @@ def test_after_the_listening_the_first_to_make_most_of_them_fixes_it():
     assert made.released() == [], "each is told once"
 
 
+def test_in_a_tie_all_wait_and_who_is_alone_or_agrees_with_all_does_not(caplog):
+    made = naming()
+    judged(made, hello("liar", OTHER))
+    assert made.outvoted() == [] and not made.waits("liar"), "all agree"
+    judged(made, hello("a"))
+    assert made.waits("a") and [h.device for h in made.outvoted()] == ["liar"] and made.released() == []
+    assert "waits (1 of 2 devices do) until two devices and more than half of all" in caplog.text
+    assert "class_names in the coordinator's settings decides it: class 1 is 'dog' in its data" in caplog.text
+    assert "its data: cat, dog, owl; another's: cat, cow, owl" in caplog.text
+    judged(made, hello("a", OTHER))
+    assert made.waits("a") is False and made.outvoted() == [], "it has changed its data, and all agree again"
+
+
+def test_two_of_four_that_say_three_lists_take_no_part_either():
+    made = naming()
+    judged(made, hello("a"), hello("b"), hello("c", OTHER))
+    assert made.outvoted() == [] and not made.waits("a") and made.waits("c"), "two of three could fix it"
+    judged(made, hello("d", ("owl", "dog", "cat")))
+    assert {h.device for h in made.outvoted()} == {"a", "b"} and made.waits("d")
+    made.settle()
+    assert made.is_open
+
+
+def test_who_is_not_enrolled_any_more_has_said_nothing():
+    enrolled = {"liar", "a"}
+    made = Naming(3, (), None, 600.0, enrolled.__contains__)
+    judged(made, hello("liar", OTHER), hello("a"))
+    made.look(1.0)
+    assert made.waits("a") and made.released() == []
+    enrolled.discard("liar")
+    made.look(2.0)
+    assert [h.device for h in made.released()] == ["a"]
+
+
 def test_who_has_left_in_a_tie_counts_when_a_third_comes():
     made = naming()
     judged(made, hello("liar", OTHER), hello("a"))

@@ -96,6 +96,30 @@ def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_tog
         assert all(len(line["participants"]) == 1 for line in f.rounds()[since + 1 :])
 
 
+def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
+    """Whoever comes first does, as nobody contradicts; the round in hand may end."""
+    policy = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
+    with Federation(tmp_path, "bad", "one", "two", rounds=500, policy=policy) as f:
+        coordinator = f.coordinator()
+        f.raw("bad", hello={"can": ["names"], "names": ["x", "y", "z"]})
+        f.wait_until(lambda: len(f.rounds()) >= 2, "rounds of one that is alone")
+        one = f.device("one")
+        f.wait_until(lambda: "waits (2 of 2 devices do)" in f.log_of(coordinator), "both to wait")
+        words = "class_names in the coordinator's settings decides it: class 0 is"
+        lists = ["x, y, z", "circle, line, square"]
+        said = [line for line in f.log_of(coordinator).splitlines() if words in line]
+        assert said and all(names in line for line in said for names in lists)
+        done = len(f.rounds())
+        time.sleep(policy.patience_seconds + 3.0)
+        assert len(f.rounds()) <= done + 1 and one.child.poll() is None, (
+            "some hundred, were one side asked on"
+        )
+        f.device("two")
+        before = len(f.rounds())
+        f.wait_until(lambda: len(f.rounds()) >= before + 3, "rounds of both that agree")
+        assert {name for line in f.rounds()[before:] for name in line["participants"]} <= {"one", "two"}
+
+
 def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_path):
     policy = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=4.0)
     old = {"names": ["square", "line", "circle"], "can": ["names"]}
