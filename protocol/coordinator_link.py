@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -335,11 +335,24 @@ class CoordinatorLink(Link):
         if not self._gate.admit(update, size, name):
             return []
         store = self._stores(received.sender)
-        if isinstance(attachment, bytes):
-            return self._complete(received, update, store.put_bytes(attachment))
-        if store.has(attachment.object):
-            return self._complete(received, update, attachment.object)
-        return self._fetch(received, attachment, store, now)
+        with self._judging(update):
+            if isinstance(attachment, bytes):
+                return self._complete(received, update, store.put_bytes(attachment))
+            if store.has(attachment.object):
+                return self._complete(received, update, attachment.object)
+            return self._fetch(received, attachment, store, now)
+        return []
+
+    @contextlib.contextmanager
+    def _judging(self, update: Update) -> Iterator[None]:
+        """What cannot be used gets its verdict, whether it was fetched or was here. No room is our own fault: the
+        answer is good, and will be offered again."""
+        try:
+            yield
+        except Rejected as fault:
+            if fault.reason is Reason.NO_ROOM:
+                raise
+            self._gate.spoiled(update, fault)
 
     def _fetch(self, received: Received, offer: Offer, store: ObjectStore, now: float) -> list[Received]:
         """The answer's blocks, after those of its manifest where that is an object."""
@@ -388,11 +401,7 @@ class CoordinatorLink(Link):
             raise
 
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
-        try:
-            arrays = self._stores(received.sender).open(name)
-        except Rejected as fault:
-            self._gate.spoiled(update, fault)
-            return []
+        arrays = self._stores(received.sender).open(name)
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
     def writer(self, topic: str) -> str:
@@ -435,17 +444,13 @@ class CoordinatorLink(Link):
         self._complete_lately.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
         self._feed(now)
         assert isinstance(received.message, Update)
-        try:
+        with self._judging(received.message):
             fetch.partial.finish()
             boxed = self._boxed.get(device)
             if boxed and boxed.box.object == fetch.object:
                 return self._fetch(received, boxed, self._stores(device), now)
-        except Rejected as fault:
-            if fault.reason is Reason.NO_ROOM:
-                raise  # our fault: the answer is good, and will be offered again
-            self._gate.spoiled(received.message, fault)
-            return []
-        return self._complete(received, received.message, fetch.object)
+            return self._complete(received, received.message, fetch.object)
+        return []
 
     def _feed(self, now: float) -> None:
         """Share the budget out, first come first served."""

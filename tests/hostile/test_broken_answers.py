@@ -6,11 +6,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from coordinator.config import Rules
 from tests.hostile import wire
-from tests.hostile.device import Answer
+from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
 pytestmark = pytest.mark.slow
@@ -101,3 +102,38 @@ def test_an_answer_that_cannot_be_read_is_refused_with_its_reason(story, name):
 def test_each_is_counted_once_under_its_reason(story):
     expected = Counter(reason for _, reason in BROKEN.values())
     assert [line["rejected"] for line in story.rounds] == [expected, expected], "one question a round"
+
+
+def boxed_in(box, size):
+    """An answer whose manifest is said to lie in this object."""
+    return Answer(fields={"arrays": None, "manifest": [bytes([7]) * 32, size, bytes([1]) * 32, box]})
+
+
+def test_an_answer_whose_manifest_lies_in_no_manifest_is_refused_whether_that_is_new_or_here(tmp_path):
+    policy = Rules(
+        quorum=1, gather=3, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0, settle_seconds=120.0
+    )
+    with Federation(tmp_path, "one", "earlier", "new", rounds=2, policy=policy) as f:
+        coordinator, bodies = f.coordinator(), []
+
+        def says_what_is_here(task):
+            bodies.append(task.body)
+            return (
+                honest(task) if task.place[:2] != (2, "train") else boxed_in(wire.manifest(bodies[0]), 1000)
+            )
+
+        def says_what_is_new(task):
+            if task.place[:2] != (2, "train"):
+                return honest(task)
+            return boxed_in(new.offer(wire.body({"manifest": np.zeros(9, np.uint8)})), 1000)
+
+        one, earlier = f.raw("one"), f.raw("earlier", says_what_is_here, again=0.5)
+        new = f.raw("new", says_what_is_new, again=0.5)
+        assert f.wait_for_end(coordinator, PATIENCE_SECONDS / 2) == 0, f.last_words()
+        assert {v for v, _ in one.verdicts()} == {"accepted"}
+        for device in (earlier, new):
+            assert ("refused", 2) in {
+                (h.fields["verdict"], h.header["round"]) for h in device.heard if h.kind == "receipt"
+            }
+        assert [line["participants"] for line in f.rounds()[:2]] == [["earlier", "new", "one"], ["one"]]
+        assert f.rounds()[1]["rejected"] == {"malformed": 2}
