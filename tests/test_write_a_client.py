@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from deploy.enrol.fleet import enrol_fleet
 from protocol.enrolled import CURRENT, load_enrolled
+from tests.protocol import hpke
 from tests.protocol.golden.vectors import case_of, load, plain
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -101,6 +102,25 @@ def test_the_coordinator_opens_what_it_seals():
         frame[start:-64], coordinator.receive, info=b"protofleet/1 sealed\0" + frame[:start]
     )
     assert device.msgpack.unpackb(payload) == fields
+
+
+class KnownSeal:
+    """HPKE as the example uses it, with an ephemeral key that is given and not drawn."""
+
+    def __init__(self, ephemeral):
+        self.ephemeral = X25519PrivateKey.from_private_bytes(ephemeral)
+
+    def encrypt(self, payload, receive, info):
+        return hpke.seal(payload, receive.public_bytes_raw(), info, ephemeral=self.ephemeral)
+
+
+def test_it_seals_in_the_bytes_of_the_vector_whose_ephemeral_key_is_known(monkeypatch):
+    frame, seal = (
+        bytes_of("hello, sealed with a known ephemeral key"),
+        case_of(VECTORS["the seal of that hello"]),
+    )
+    monkeypatch.setattr(device, "HPKE", KnownSeal(seal.ephemeral))
+    assert device.envelope(header_of(frame), device.msgpack.unpackb(seal.payload), BOARD) == frame
 
 
 @pytest.mark.parametrize(

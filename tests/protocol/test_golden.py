@@ -15,6 +15,7 @@ from tests.protocol.golden.vectors import (
     Envelope,
     Later,
     Refused,
+    Sealing,
     case_of,
     load,
     plain,
@@ -64,7 +65,7 @@ def test_every_kind_of_message_and_every_type_of_number_has_a_vector():
     cases = [case_of(v) for v in BOOK["vectors"]]
     assert {c.header.kind for c in cases if isinstance(c, Envelope)} == set(codec.DECODERS)
     assert {a.dtype for c in cases if isinstance(c, Body) for a in c.arrays} == set(arrays.DTYPES)
-    assert {type(c) for c in cases} == {Body, Block, Envelope, Later, Refused}
+    assert {type(c) for c in cases} == {Body, Block, Envelope, Sealing, Later, Refused}
 
 
 def test_the_vectors_fit_together():
@@ -81,3 +82,17 @@ def test_the_vectors_fit_together():
     assert isinstance(sealed, Task) and sealed.broadcast is not None and sealed.broadcast.key
     assert [b.data for b in hidden] == [b.data for b in blocks]
     assert all(b.manifest.wire_name == sealed.broadcast.wire_name for b in hidden)
+
+
+def test_the_envelope_whose_ephemeral_key_is_known_holds_the_seal_with_all_its_numbers():
+    """So a client in another language can check its own seal, byte for byte and step by step."""
+    cases = {v["name"]: case_of(v) for v in BOOK["vectors"]}
+    envelope, seal = cases["hello, sealed with a known ephemeral key"], cases["the seal of that hello"]
+    label = b"protofleet/1 sealed\0"
+    assert isinstance(seal, Sealing) and seal.info.startswith(label)
+    frame, (opened,) = (
+        envelope.encode(),
+        [v for v in BOOK["vectors"] if v["name"] == "the seal of that hello"],
+    )
+    assert not envelope.frame and frame[:-64] == seal.info[len(label) :] + bytes.fromhex(opened["hex"])
+    assert opened["content"]["receive"]["hex"] == BOOK["keys"][seal.recipient]["receive"]

@@ -30,7 +30,7 @@ from protocol.messages import (
     Welcome,
     short_name,
 )
-from protocol.seal import Header
+from protocol.seal import Header, read_header
 from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused, key
 
 EPOCH, BOOT = 1_800_000_000, 1_800_000_060
@@ -83,6 +83,12 @@ def unheard(envelope: Envelope) -> Envelope:
 
 def sealed(envelope: Envelope) -> Envelope:
     return replace(envelope, header=replace(envelope.header, suite=1))
+
+
+def head_of(envelope: Envelope) -> bytes:
+    """All that stands before the payload."""
+    frame = envelope.encode()
+    return frame[: read_header(frame)[1]]
 
 
 DOWN = body(
@@ -297,3 +303,10 @@ CASES |= {
     ),
     "bye, at the end of the run": says("board-7", 18, Bye("finished")),
 }  # fmt: skip
+
+# A seal whose bytes can be made again: the one whose ephemeral key is known.
+KNOWN = replace(sealed(says("board-7", 20, replace(HELLO, can=CAN))), ephemeral=bytes(range(64, 96)))
+CASES |= {
+    "hello, sealed with a known ephemeral key": KNOWN,
+    "the seal of that hello": KNOWN.sealing(head_of(KNOWN)),
+}
