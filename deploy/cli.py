@@ -89,7 +89,12 @@ def software() -> str:
 def program() -> NoReturn:
     """What a shell starts. `main` is for whoever calls a command from Python, and goes on afterwards."""
     end_plainly()
-    leave(main())
+    try:
+        code = main()
+    except Exception:  # noqa: BLE001 - our own fault: it is seen, and no core dump follows
+        sys.excepthook(*sys.exc_info())
+        code = FAILED
+    leave(code)
 
 
 if __name__ == "__main__":

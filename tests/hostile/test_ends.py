@@ -49,6 +49,31 @@ def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tm
         assert f.log_of(coordinator).splitlines()[-1] == "protofleet: signal: SIGTERM"
 
 
+FAILS_WHEN_IT_TRAINS = """
+from coordinator.service import Service
+at_once = Service.take
+def fails(self, item, now):
+    if steps:
+        raise RuntimeError("a fault of our own")
+    at_once(self, item, now)
+Service.take = fails
+"""
+
+
+def test_an_error_of_our_own_is_seen_and_no_core_dump_while_a_thread_computes(tmp_path):
+    with Federation(tmp_path, "one", "two", policy=Rules(quorum=1)) as f:
+        trains = tmp_path / "trains"
+        coordinator = f.coordinator(
+            planted=SAYS_WHEN_IT_TRAINS.format(str(trains)) + FAILS_WHEN_IT_TRAINS,
+            method={"name": "fedlsa", "server_epochs": 100 * LONG},
+        )
+        f.raw("one")
+        f.wait_until(trains.exists, "the anchors to be trained")
+        f.raw("two")
+        assert f.wait_for_end(coordinator) == 1, f.log_of(coordinator)
+        assert f.log_of(coordinator).splitlines()[-1].strip() == "RuntimeError: a fault of our own"
+
+
 def test_a_device_that_says_in_the_middle_of_a_run_that_it_is_over_is_no_good_end(tmp_path):
     with Federation(tmp_path, "one", "two", rounds=1, policy=Rules(quorum=2, gather=2)) as f:
         coordinator = f.coordinator()
