@@ -306,6 +306,8 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("fleet f coordinator", "that name is the coordinator's"),
         ("fleet f", "no device is named"),
         ("coordinator --root root --folder coordinator", "holds enrolled keys already"),
+        ("rotate --root root --force", "--force goes with --finish"),
+        ("rotate --root root --finish --years 3", "--years is of a new root; --finish makes none"),
     ],
 )
 def test_a_mistake_is_one_line(lab, line, words):

@@ -48,7 +48,12 @@ def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
 
 def roots_within(data: bytes) -> bytes:
     """The statement about the roots that an approval brings along; the approval itself is not believed yet."""
-    return _read(unverified_body(APPROVAL, data)).roots
+    return claim_of(data).roots
+
+
+def claim_of(data: bytes) -> Approval:
+    """What an approval says, whoever has made it: good for refusing, and for nothing else."""
+    return _read(unverified_body(APPROVAL, data))
 
 
 def _read(body: bytes) -> Approval:

@@ -80,6 +80,11 @@ def reload(folder: Path) -> None:
         if comm.parent.parent.is_dir() and "mosquitto" not in comm.read_text():
             raise ProcessLookupError  # somebody else has that process id by now
         os.kill(pid, signal.SIGHUP)
+    except PermissionError:
+        words = "runs as another user; the new files are in place, tell it to reload"
+        raise BrokerError(
+            f"the Mosquitto of {folder} {words}: kill -HUP {path.read_text().strip()}, as root"
+        ) from None
     except (FileNotFoundError, ValueError, ProcessLookupError):
         words = f"no Mosquitto runs by {path}"
         raise BrokerError(f"{words}; the new files are in place, tell it to reload where it runs") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,18 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from cryptography import x509
+
 from deploy.enrol import cutting, operator, party
+from deploy.enrol.approvals import claim_of, roots_within
 from deploy.enrol.authority import DAY, Authority, make_authority
-from deploy.enrol.fleet import LOOPBACK, enrol_fleet, join, tls_files, write_settings
+from deploy.enrol.certificates import hosts_of
+from deploy.enrol.fleet import LOOPBACK, YEARS, SimulatedFleet, enrol_fleet, join, tls_files
+from deploy.enrol.listening import flags, tell_broker, wanted
 from deploy.enrol.register import Entry
 from deploy.enrol.requests import REQUEST
-from deploy.mosquitto import CONF, Listening
-from protocol.broker import BrokerAddress, BrokerError
-from protocol.enrolled import CURRENT
+from protocol.broker import BrokerAddress
+from protocol.enrolled import CURRENT, load_trust
 from protocol.records import day
 from protocol.seal import COORDINATOR
 from protocol.settings import SettingsError
-from protocol.statements import StatementError, Why, read_armoured, same_fingerprint
+from protocol.statements import StatementError, Why, fingerprint, read_armoured, same_fingerprint
 from protocol.topics import valid_device, valid_name
 
 Options = argparse.Namespace
@@ -66,11 +69,20 @@ def approve(o: Options) -> int:
 
 def install(o: Options) -> int:
     data = party.read_approval_file(o.approval)
+    claimed = claim_of(data)
+    if claimed.part == "broker":
+        wanted(o, o.folder)
+    elif given := flags(o):
+        raise SettingsError(
+            f"{given}: for a broker's mosquitto.conf, and {claimed.name} is a {claimed.part}; where its broker is "
+            "stands in its settings: [broker] host and port"
+        )
+    _demand_known(o, data)
     done = party.install(o.folder, data, lambda seen: _vouched(o, seen, "root"), time.time())
     approval = done.approval
     print(f"{approval.name} is enrolled in {approval.federation} until {done.until}: {done.folder}")
     if approval.part == "broker":
-        _tell_broker(o, o.folder)
+        tell_broker(o, o.folder)
     else:
         _tell_settings(o.folder)
     return 0
@@ -85,8 +97,9 @@ def coordinator(o: Options) -> int:
 
 def broker(o: Options) -> int:
     authority = Authority(o.root)
+    wanted(o, o.folder)
     _join(authority, o.folder, _name(o.name), o.days, tuple(o.host))
-    _tell_broker(o, o.folder)
+    tell_broker(o, o.folder)
     return 0
 
 
@@ -96,10 +109,29 @@ def fleet(o: Options) -> int:
         _name(name, valid_device)
     if not names:
         raise SettingsError("no device is named; give names, or --count")
-    made = enrol_fleet(o.folder, _name(o.federation), names, (*LOOPBACK, *o.host), o.days)
-    print(f"{len(names)} devices, a coordinator and a broker of {o.federation}: {o.folder}")
-    _tell_broker(o, made.party("broker"))
+    federation = _federation_of(o)
+    wanted(o, SimulatedFleet(o.folder).party("broker"))
+    made = enrol_fleet(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
+    print(f"{len(names)} devices, a coordinator and a broker of {federation}: {o.folder}")
+    tell_broker(o, made.party("broker"))
     return 0
+
+
+def _federation_of(o: Options) -> str:
+    """Of a fleet that is there already, whose broker's certificate is made out to the hosts that it was."""
+    made = SimulatedFleet(o.folder)
+    if not made.root.exists():
+        return o.federation or "protofleet"
+    found = made.authority().federation
+    if o.federation not in (None, found):
+        raise SettingsError(f"{o.folder} is a fleet of {found}; take another folder for {o.federation}")
+    cert = Path(made.tls("broker").cert or "")
+    hosts = hosts_of(x509.load_pem_x509_certificate(cert.read_bytes())) if cert.exists() else o.host
+    if new := [host for host in o.host if host not in hosts]:
+        raise SettingsError(
+            f"the broker of {o.folder} is enrolled as {', '.join(hosts)}; --host {new[0]} is for a new folder"
+        )
+    return found
 
 
 def show(o: Options) -> int:
@@ -168,6 +200,10 @@ def cut(o: Options) -> int:
 
 def rotate(o: Options) -> int:
     authority = Authority(o.root)
+    if o.finish and o.years is not None:
+        raise SettingsError("--years is of a new root; --finish makes none")
+    if o.force and not o.finish:
+        raise SettingsError("--force goes with --finish: it leaves behind who has not followed")
     if o.finish:
         operator.finish_rotation(authority, o.force)
         print("the old root has ended, its private keys are destroyed; every approval was written anew:")
@@ -175,7 +211,7 @@ def rotate(o: Options) -> int:
             f"  install {o.root / 'approvals'}/* where they belong, the broker's last; then restart Mosquitto"
         )
         return 0
-    operator.begin_rotation(authority, o.years)
+    operator.begin_rotation(authority, YEARS if o.years is None else o.years)
     print(f"root {authority.roots[-1].number} is introduced; fingerprint: {authority.fingerprint}")
     print(
         f"  1. install the approvals of the brokers and the coordinator ({o.root / 'approvals'}) and restart"
@@ -194,7 +230,9 @@ def _due(authority: Authority, days: float) -> list[Entry]:
 
 def _join(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
     if (folder / CURRENT).exists():
-        raise SettingsError(f"{folder} holds enrolled keys already; `enrol renew {name}` and `enrol install`")
+        raise SettingsError(
+            f"{folder} holds enrolled keys already; `enrol renew {name}` and `enrol install`, which takes all else"
+        )
     join(authority, folder, name, days, hosts)
     print(f"{name} is enrolled in {authority.federation}: {folder / CURRENT}")
 
@@ -212,6 +250,16 @@ def _vouched(o: Options, seen: str, whose: str) -> bool:
     return input("Is it the one that you were told? [y/N] ").strip().lower() in ("y", "yes")
 
 
+def _demand_known(o: Options, data: bytes) -> None:
+    """A fingerprint that is said holds, also where the root is known and nobody is asked for one."""
+    if not o.fingerprint or not (o.folder / CURRENT).exists():
+        return
+    roots = load_trust(o.folder / CURRENT).with_roots(roots_within(data)).roots.keys
+    if not any(same_fingerprint(o.fingerprint, fingerprint(key)) for key in roots):
+        words = f"the root that {o.folder} knows has another fingerprint than --fingerprint: {fingerprint(roots[-1])}"
+        raise StatementError(Why.UNKNOWN_ROOT, words)
+
+
 def _tell_approval(authority: Authority, name: str) -> None:
     entry = authority.register.latest(name)
     assert entry is not None
@@ -224,33 +272,6 @@ def _tell_approval(authority: Authority, name: str) -> None:
 def _tell_settings(folder: Path) -> None:
     files = tls_files(folder)
     print(f'settings: [broker] tls = {{ ca = "{files.ca}", cert = "{files.cert}", key = "{files.key}" }}')
-
-
-def _tell_broker(o: Options, folder: Path) -> None:
-    """mosquitto.conf is written once; what it names is replaced without touching it."""
-    if not (folder / CONF).exists():
-        listening = Listening(o.port, o.listen, o.plain_port, o.user)
-        write_settings(folder, listening)
-        _give_to(folder, o.user)
-        print(f"broker: mosquitto -c {folder / CONF}")
-        return
-    try:
-        cutting.reload(folder)
-        print(f"the Mosquitto of {folder} reads its files again")
-    except BrokerError as error:
-        print(error)
-
-
-def _give_to(folder: Path, user: str) -> None:
-    """Mosquitto reads its files again as the user that it has become."""
-    if not user:
-        return
-    try:
-        for path in (folder, *folder.rglob("*")):
-            if not path.is_symlink():
-                shutil.chown(path, user)
-    except LookupError:
-        raise SettingsError(f"there is no user {user} on this machine") from None
 
 
 def _address(host: str, port: int) -> BrokerAddress:

@@ -96,7 +96,7 @@ def _fleet(steps: Jobs) -> None:
     step.add_argument("folder", type=Path)
     step.add_argument("names", nargs="*", help="of devices")
     step.add_argument("--count", type=DEVICES, default=0, help="so many more, named device-1 ...")
-    step.add_argument("--federation", default="protofleet", metavar="NAME")
+    step.add_argument("--federation", metavar="NAME", help="(default: protofleet, or what is there)")
     step.add_argument("--host", action="append", default=[], help="of the broker, beside this machine's own")
     step.add_argument("--days", type=DAYS, default=365.0)
     _listening(step)
@@ -136,7 +136,7 @@ def _rotate(steps: Jobs) -> None:
     step = _step(steps, "rotate", words, at_root=True)
     step.add_argument("--finish", action="store_true", help="end the old root; its keys are destroyed")
     step.add_argument("--force", action="store_true", help="though not everybody has followed")
-    step.add_argument("--years", type=YEARS, default=10.0, help="how long the new root holds (default: 10)")
+    step.add_argument("--years", type=YEARS, help="how long the new root holds (default: 10)")
 
 
 def _vouching(step: argparse.ArgumentParser, whose: str) -> None:
@@ -146,10 +146,12 @@ def _vouching(step: argparse.ArgumentParser, whose: str) -> None:
 
 
 def _listening(step: argparse.ArgumentParser) -> None:
+    """Nothing where nothing is said: what a mosquitto.conf says already stays."""
     group = step.add_argument_group("a broker's mosquitto.conf")
-    group.add_argument("--port", type=PORT, default=8883)
-    group.add_argument("--listen", default="0.0.0.0", metavar="ADDRESS", help="(default: all)")
+    group.add_argument("--port", type=PORT, help="(default: 8883)")
+    group.add_argument("--listen", metavar="ADDRESS", help="(default: 0.0.0.0, all)")
     group.add_argument(
-        "--plain-port", type=OPTIONAL_PORT, default=0, help="without TLS, for 127.0.0.1; 0: none"
+        "--plain-port", type=OPTIONAL_PORT, help="without TLS, for 127.0.0.1; 0: none (default)"
     )
-    group.add_argument("--user", default="", help="whom Mosquitto becomes when root starts it")
+    words = "whom Mosquitto becomes when root starts it (default: mosquitto, where root says this)"
+    group.add_argument("--user", help=words)
