@@ -32,17 +32,14 @@ def file_of(runs: Path, federation: str) -> Path:
 
 def after(known: Iterable[int], clock: int) -> int:
     """The least epoch after the known ones. Devices take none for true that is far ahead of their clocks."""
-    believed = 0
-    for epoch in known:
-        if far := ahead(epoch, clock):
-            log.warning(
-                "epoch %d is known here, %s ahead of this clock: a clock was ahead once, and epochs are counted from "
-                "this one again. If it is this one that is wrong, set it and start again",
-                epoch, days(far),
-            )  # fmt: skip
-        else:
-            believed = max(believed, epoch + 1)
-    return believed
+    known = sorted(known)
+    if known and (far := ahead(known[-1], clock)):
+        log.warning(
+            "epoch %d is known here, %s ahead of this clock: a clock was ahead once, and epochs are counted from "
+            "this one again. If it is this one that is wrong, set it and start again",
+            known[-1], days(far),
+        )  # fmt: skip
+    return max((epoch + 1 for epoch in known if not ahead(epoch, clock)), default=0)
 
 
 def kept(known: Iterable[int], epoch: int) -> list[int]:

@@ -22,6 +22,11 @@ def test_an_epoch_of_years_ahead_does_not_hide_one_of_an_hour_ahead_that_devices
     assert last == NOW + HOUR + 1
 
 
+def test_clocks_that_were_ahead_more_than_once_are_said_in_one_line(tmp_path, caplog):
+    claimed(tmp_path, NOW + YEARS, NOW + 2 * YEARS, NOW)
+    assert caplog.text.count("ahead of this clock") == 1 and f"epoch {NOW + 2 * YEARS} " in caplog.text
+
+
 def test_an_epoch_of_years_ahead_is_known_again_where_the_clock_has_come_that_far(tmp_path):
     *_, last = claimed(tmp_path, NOW + YEARS, NOW, NOW + YEARS)
     assert last == NOW + YEARS + 1
