@@ -148,7 +148,7 @@ class Service:
         self._about = About(FORMS, (), (), self.story.server.model.embedding_size, self.link.metric_names)
         self._digest = plan.digest
         self._said: dict[str, tuple[Hello, int, int]] = {}  # by device its last hello, with boot and sequence
-        self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has last said that it holds
+        self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has said that it has, or had since
         self._fetched: dict[str, Accepted] = {}
         self._advancing: Advance | None = None  # what the worker is at
         self.backlog = Backlog(spool, self.perform)
@@ -544,8 +544,8 @@ class Service:
             case Accept(device, round, phase):
                 heard, holder = self.link.heard_of(device), self.link.holder_of(device)
                 self.spool.accept(round, phase, self._fetched[device], heard, holder)
-                del self._fetched[device]
-                self._holds[device] = (*self._holds.get(device, ())[: MAX_HOLDS - 1], self.machine.base)
+                own = self._fetched.pop(device).object  # what comes of one answer may be that answer
+                self._holds[device] = (*self._holds.get(device, ())[: MAX_HOLDS - 2], self.machine.base, own)
                 self.link.admission.frame_was_useful(device)
                 self.link.send(device, Receipt(round, phase, "accepted"))
             case Repeat(device, round, phase, problem):

@@ -178,6 +178,18 @@ def test_a_broadcast_that_is_lost_on_its_way_is_asked_for(tmp_path):
         assert len(verdicts(f, device)) == 2
 
 
+@pytest.mark.parametrize("who", ["one", "foreign"])
+def test_a_device_alone_is_sent_no_broadcast_that_is_its_own_answer(tmp_path, who):
+    """What comes of one answer to FedAvg is that answer."""
+    with Federation(tmp_path, "one", "foreign", taken_over=True, policy=ALONE, rounds=3) as f:
+        coordinator = f.coordinator(method={"name": "fedavg", "lr": 0.02})
+        device = f.device("one") if who == "one" else foreign(f, "alone")
+        assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)
+        answered = [frame.header["base"] for frame in f.proxy.frames("update", who, down=False)]
+        assert len(set(answered)) == 4, "each round is asked on another broadcast"
+        assert len(said_to(f, who, "block")) == 1 and not f.proxy.frames("want", who)
+
+
 def test_what_fits_no_packet_goes_in_blocks_and_its_manifest_too(tmp_path):
     small = ("max_packet_size 5120",)
     with Federation(tmp_path, "one", "foreign", policy=PAIR, rounds=1, broker=small) as f:

@@ -46,8 +46,7 @@ def read_keys(folder: Path) -> Keys:
     public = Ed25519PublicKey.from_public_bytes(signs), X25519PublicKey.from_public_bytes(receives)
     return Keys(folder, federation.decode(), name.decode(), sign, receive, *public, [serial, mine, signs], since)
 
-def read_record(path: Path) -> list[Any]:
-    """Federation, name, role, two keys, serial, not before. Whoever installed it has checked the root's signature."""
+def read_record(path: Path) -> list[Any]:  # federation, name, role, two keys, serial, not before; checked before
     data = base64.b64decode("".join(path.read_text().splitlines()[1:-1]))
     at = 10 + data[4] + 8 * data[5 + data[4]]  # behind the magic, the kind, the signers and the length of the body
     fields: list[bytes] = []
@@ -300,6 +299,7 @@ class Device:
         rows, sent = [Row(*row[:9]) for row in fields.get("wants", [])], decode(self.bodies[base]) if base else {}
         body, parts = encode(answer_to(rows, sent, self.examples, random.Random()))
         self.answer, self.pauses["update"] = Answer(question, header.round, header.phase, base, body, parts), 5.0
+        self.bodies = {base: self.bodies.get(base, b""), hashlib.sha256(body).digest(): body}  # alone, it comes back
         self.memory.answers = [*(a for a in self.memory.answers if a.round == header.round), self.answer]
         self.memory.write()  # before it is said
         self.update()
