@@ -51,6 +51,7 @@ from coordinator.machine import RoundMachine
 from coordinator.measured import counted, names_of
 from coordinator.missed import Missed
 from coordinator.naming import Naming
+from coordinator.narrow import Narrow
 from coordinator.parting import Parting
 from coordinator.spool import Accepted, Kept, Spool
 from coordinator.story import Step, Story
@@ -125,7 +126,7 @@ class Service:
         self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
         self.farewells, self.leaves, self.parting = Farewells(), Leaves(), Parting()
-        self.doubts = Doubts(machine.policy.grace_seconds)
+        self.doubts, self.narrow = Doubts(machine.policy.grace_seconds), Narrow(machine.policy.quorum)
         patience, known = machine.policy.patience_seconds, lambda device: device in self.link.keyring
         self.naming = Naming(plan.classes, class_names, spool.called(), patience, known)
         self.domains: dict[str, str] = {}
@@ -585,12 +586,14 @@ class Service:
 
     def _carries(self, size: int) -> bool:
         """Whether an object of this size goes through this broker; else another connection is waited for."""
-        boxes = all("manifest" in can for can in self.link.can.values())
+        boxes = self.narrow.takes_boxes(self.machine.roster, self.link.can, self.now)
         try:
             self.link.adapt(self._max_packet, size, boxes)
         except BrokerError as error:
+            self.narrow.turned_down(self.now)
             self.link.turn_down(error)
             return False
+        self.narrow.carried()
         self._carried, self.uses = size, self.link.demands(size)
         self._about = replace(self._about, uses=tuple(self.uses))
         self._part_from_the_unable()

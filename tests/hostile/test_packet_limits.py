@@ -128,3 +128,24 @@ def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_s
         one.wait("task", since=len(one.heard))
         assert "it took more before, so it is tried again" in f.log_of(coordinator)
         assert not f.proxy.frames("refusal", down=True)
+
+
+SOON_LASTING = "import coordinator.narrow as narrow; narrow.LASTS_SECONDS = 2.0"
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker(tmp_path, leaves):
+    """It is the only one such; the broker's limit stays as small as it has become. Without it a quorum is there."""
+    large = Network("mlp", feature_size=600)
+    with federation(tmp_path, "one", "old", network=large, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+        coordinator = f.coordinator(planted=SOON_LASTING)
+        old, one = f.raw("old"), f.device("one")
+        f.wait_until(lambda: '"joined", "device": "one"' in f.log_of(coordinator), "both to be there")
+        if leaves:
+            old.say("bye", {"reason": "signal: SIGTERM"})
+            f.wait_until(lambda: '"event": "left", "device": "old"' in f.log_of(coordinator), "its leave")
+            old.stop()
+        shrink(f, 5200, "coordinator", "one", "old")
+        assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
+        assert f.wait_for_end(one) == 0, one.last_word()
+        assert leaves or "it does not know manifest" in old.wait("refusal").fields["reason"]

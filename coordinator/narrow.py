@@ -1,0 +1,31 @@
+"""Packets that have become too small for a manifest, which has to be an object then, and devices that take none so.
+
+A refusal ends them, so for one CONNACK nobody is sent away: the broker is tried again. A limit that lasts is no slip,
+and where the others are enough they go on: one device, however little it says it can, keeps nobody from a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+MANIFEST: Final = "manifest"  # a form: it may be an object
+LASTS_SECONDS: Final = 60.0
+
+
+class Narrow:
+    def __init__(self, quorum: int) -> None:
+        self._quorum = quorum
+        self._since = float("inf")  # no broker could be used
+
+    def takes_boxes(self, present: Collection[str], can: Mapping[str, Collection[str]], now: float) -> bool:
+        """Whether a manifest may be an object from now on. Who has left is not asked."""
+        unable = [device for device in present if MANIFEST not in can.get(device, (MANIFEST,))]
+        lasts = now >= self._since + LASTS_SECONDS
+        return not unable or (lasts and len(present) - len(unable) >= self._quorum)
+
+    def turned_down(self, now: float) -> None:
+        self._since = min(self._since, now)
+
+    def carried(self) -> None:
+        self._since = float("inf")
