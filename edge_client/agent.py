@@ -250,9 +250,10 @@ class Agent:
                 self._quiet.here(place)
             case State():
                 self._quiet.begins()
-            case Welcome() | Task() | Receipt():
-                self._quiet.answered()
-        self._hello_at = max(self._quiet.next_hello(self._now), self._rest.until)
+            case Welcome():
+                self._quiet.welcomed()
+        if self.connected:  # else it says hello as soon as it is
+            self._hello_at = max(self._quiet.next_hello(self._now), self._rest.until)
 
     def _is_missed(self, place: Now) -> bool:
         """Whether the coordinator waits for an answer to a question that has not come here, or for a hello."""

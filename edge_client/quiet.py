@@ -1,7 +1,9 @@
 """When a device says hello again: every 15 s, or seldom where its coordinator says by itself whom it waits for.
 
-It may be seldom only once this coordinator has said something to this device alone, so has heard it. From then on it
-names the device in its `here` whenever it misses it. A device that has taken its leave has to be heard anew.
+It may be seldom only once this coordinator has said its plan to this device, so has heard it. From then on it names
+the device in its `here` whenever it misses it. A device that has taken its leave has to be heard anew. A task or a
+receipt shows less: a coordinator that was started again knows from its disk whom it asks, and is told no answer
+before it has said its plan. So who first hears of it by other than its birth, which may be lost, says hello at once.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ class Quiet:
     _told: bool = False  # the last `here` said where the coordinator is
     _heard_of_us: bool = False
     _said_at: float = 0.0
+    _greeted: bool = True  # this coordinator, since it was heard
 
     def conducted_by(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._epoch = epoch
+            self._epoch, self._greeted = epoch, False
             self.leaves()
 
     def begins(self) -> None:
@@ -37,15 +40,17 @@ class Quiet:
         self._told = self._heard_of_us = False
 
     def hello_said(self, now: float) -> None:
-        self._said_at = now
+        self._said_at, self._greeted = now, True
 
-    def answered(self) -> None:
+    def welcomed(self) -> None:
         self._heard_of_us = True
 
     def here(self, where: Now | None) -> None:
         self._told = where is not None
 
     def next_hello(self, now: float) -> float:
+        if not self._greeted:
+            return now
         if self._told and self._heard_of_us:
             return min(now + HEARD_SECONDS, self._said_at + QUIET_SECONDS)
         return now + HELLO_SECONDS

@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.config import Rules
 from tests.hostile.federation import Federation
+from tests.hostile.test_other_runs import held_in
 
 OFTEN = "import coordinator.here as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
 HELLOS = "import edge_client.quiet as q; q.HELLO_SECONDS = 0.5"
@@ -98,3 +99,28 @@ def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this
         f.wait_until(lambda: len(f.rounds()) >= since + 5, "more rounds")
         assert all("two" in line["participants"] for line in f.rounds()[since + 1 :])
         assert '"event": "left"' not in f.log_of(second)
+
+
+@pytest.mark.slow
+def test_a_device_at_work_that_missed_the_birth_of_a_later_coordinator_asks_it_for_its_plan(tmp_path):
+    """It is asked all the same, as the coordinator knows it from its disk, and answers under a plan that is told."""
+    with Federation(tmp_path, "one", taken_over=True, rounds=5, policy=RULES) as f:
+        first = f.coordinator(planted=OFTEN)
+        (device,), held = held_in(f, 2, "one")
+        f.wait_until(held, "round 2")
+        first.kill()
+        births = []
+
+        def passes(x):
+            if x.down and x.party == "one" and x.kind == "state":
+                births.append(x)
+                return len(births) > 1
+            return True
+
+        f.proxy.passes = passes
+        since = len(f.proxy.seen)
+        second = f.coordinator(planted=OFTEN)
+        f.wait_until(lambda: births and heard_here(f, "one", since) >= 3, "the later coordinator to be heard")
+        (f.folder / "go").touch()
+        f.wait_until(lambda: len(f.rounds()) >= 3, "the rounds to go on", 30)
+        assert f.wait_for_end(second) == 0 and f.wait_for_end(device) == 0, f.last_words()
