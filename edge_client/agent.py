@@ -153,12 +153,12 @@ class Agent:
             log.info("taking no new work: %s", why)
             self._rest.until = self._hello_at = float("inf")
             self._quiet.leaves()
-            self._told_by = 0  # the next hello asks for a welcome, which tells that it was heard
             self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
         if self._rest.until == float("inf"):
             self._rest.until = self._hello_at = self._now
+            self._told_by = 0  # that hello asks for a welcome, which tells that it was heard
 
     def _leave(self, reason: str) -> None:
         self.link.send(Bye(reason))
