@@ -51,6 +51,8 @@ class Quiet:
     def next_hello(self, now: float) -> float:
         if not self._greeted:
             return now
-        if self._told and self._heard_of_us:
+        if not self._heard_of_us:  # whatever else is said meanwhile: the hello or its welcome may be lost
+            return max(now, self._said_at + HELLO_SECONDS)
+        if self._told:
             return min(now + HEARD_SECONDS, self._said_at + QUIET_SECONDS)
         return now + HELLO_SECONDS

@@ -7,8 +7,9 @@ import pytest
 from coordinator.events import Phase
 from coordinator.here import ASK_SECONDS
 from coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
-from edge_client.quiet import HEARD_SECONDS, QUIET_SECONDS
+from edge_client.quiet import HEARD_SECONDS, QUIET_SECONDS, Quiet
 from protocol.blocks import is_block
+from protocol.messages import Now
 from protocol.seal import read_header
 from tests.worlds import POLICY, assert_same, simulation
 
@@ -165,3 +166,14 @@ def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
     meters = [agent.link.meter.snapshot() for agent in run.agents.values()]
     assert sum(meter.messages["down", "block", "for_others"] for meter in meters) > 0
     assert not [meter.rejected for meter in meters if sum(meter.rejected.values())]
+
+
+def test_a_hello_without_a_welcome_is_said_again_after_15_s_whatever_else_is_heard():
+    quiet = Quiet()
+    quiet.conducted_by(1)
+    quiet.hello_said(100.0)
+    for now in range(101, 115):
+        quiet.here(Now(1, "train", 0, ()))
+        assert quiet.next_hello(now) == 115.0
+    quiet.welcomed()
+    assert quiet.next_hello(115.0) > 130.0

@@ -35,7 +35,7 @@ from tests.crash.platter import Platter
 from tests.simulator import tally
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
-from tests.simulator.hearing import Said, observed_link
+from tests.simulator.hearing import NOTHING, Said, observed_link
 from tests.simulator.history import History, observed_agent, observed_memory, observed_spool
 from tests.simulator.line import Line
 from tests.simulator.order import observed_service
@@ -255,6 +255,8 @@ class Federation:
         self.hosts[name].set()
         self.hosts[COORDINATOR].set()
         self.ring[name] = replace(self.ring[name], serial=self.ring[name].serial + 1)
+        if self.said.marks.get(name, NOTHING)[0] > self.hosts[COORDINATOR].wall() + MOST_AHEAD:
+            del self.said.marks[name]  # said under the wrong clock; the new record lets it go
 
     @staticmethod
     def _far(party: Agent | Service) -> Reason:
