@@ -53,6 +53,7 @@ def recalled(files: Files, store: ObjectStore) -> Recalled:
     if newer := _of_a_later_version(book, newest, *copies, previous):
         raise newer
     if book is None:
+        fault = fault or f"{files.newest} is older than {files.previous}"
         raise _stop(files, fault, *map(_words, files.copies, copies))
     if fault:
         log.error("%s; its copy has taken its place", fault)

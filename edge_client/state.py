@@ -60,6 +60,8 @@ class Memory:
                 self.renewed = not same_record(known.own, holder)
             self.started_last = max(earlier)
             boot = max(clock, *(boot + 1 for boot in earlier))
+            if boot < self.book.boot:
+                self._lower_previous(boot)
             self._hold(replace(known, own=holder, boot=boot))
             self._turn_to(replace(self.book, boot=boot))
             self._own = boot
@@ -181,6 +183,19 @@ class Memory:
             return read_book(self._files.newest.read_bytes()).boot
         except (FileNotFoundError, DamagedError):
             return 0
+
+    def _lower_previous(self, boot: int) -> None:
+        """A number that is let go of, in the generation before too: beside it the newest would look older."""
+        path = self._files.previous
+        try:
+            previous = read_book(path.read_bytes())
+        except (FileNotFoundError, DamagedError, NewerFormatError):
+            return
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(written(replace(previous, boot=min(previous.boot, boot))))
+        self.disk.sync(fresh)
+        self.disk.rename(fresh, path)
+        self.disk.sync(self.folder)
 
     def _named(self) -> set[str]:
         return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}

@@ -38,6 +38,34 @@ def test_a_device_finds_again_what_it_has_written(device):
     assert [(a.round, a.examples) for a in book.answers] == [(1, 5)]
 
 
+def test_a_device_that_let_go_of_a_boot_of_years_ahead_starts_again_as_often_as_it_likes(tmp_path):
+    ahead, now, keys = 1_900_000_000, 1_800_000_000, "0" * 32
+    memory = Memory(tmp_path, durable=False)
+    assert memory.boot(ahead, f"1:{keys}") == ahead
+    memory.begin("spring", HASH)
+    for round in (1, 2):
+        memory.remember(answer_of(memory, round), {"w": np.full(3, round, np.float32)})
+    assert Memory(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
+    for later in (1, 2):
+        assert Memory(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
+    assert [a.round for a in Memory(tmp_path, durable=False).book.answers] == [2]
+
+
+def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
+    memory = Memory(tmp_path, durable=False)
+    memory.boot(7)
+    memory.begin("spring", HASH)
+    first = (tmp_path / "device.json").read_bytes()
+    memory.boot(8)
+    for round in (1, 2):
+        memory.remember(answer_of(memory, round), {"w": np.full(3, round, np.float32)})
+    (tmp_path / "device.json").write_bytes(first)
+    for copy in ("device.copy.json", "device.copy-2.json"):
+        (tmp_path / copy).write_bytes(first)
+    with pytest.raises(DamagedError, match=r"device.json is older than .*previous.json; put it back"):
+        Memory(tmp_path, durable=False)
+
+
 def sealed_with(book, times):
     table = {**book, "answers": book["answers"] * times}
     return {"format": FORMAT, "seal": sealed(table), "book": table}
