@@ -19,10 +19,15 @@ class Narrow:
         self._since = float("inf")  # no broker could be used
 
     def takes_boxes(self, present: Collection[str], can: Mapping[str, Collection[str]], now: float) -> bool:
-        """Whether a manifest may be an object from now on. Who has left is not asked."""
-        unable = [device for device in present if MANIFEST not in can.get(device, (MANIFEST,))]
+        """Whether a manifest may be an object from now on. Who has left is not asked.
+
+        All that can count as the others, be they there or not: who comes back is not heard before there is a
+        connection, and who is there may have gone in the meantime.
+        """
+        unable = {device for device in present if MANIFEST not in can.get(device, (MANIFEST,))}
+        able = {device for device, forms in can.items() if MANIFEST in forms}.union(present) - unable
         lasts = now >= self._since + LASTS_SECONDS
-        return not unable or (lasts and len(present) - len(unable) >= self._quorum)
+        return not unable or (lasts and len(able) >= self._quorum)
 
     def turned_down(self, now: float) -> None:
         self._since = min(self._since, now)

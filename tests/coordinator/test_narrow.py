@@ -1,0 +1,33 @@
+"""Whether a manifest may be an object, where a broker's packets have become too small for it."""
+
+import pytest
+
+from coordinator.narrow import LASTS_SECONDS, Narrow
+
+CAN = {"one": frozenset({"manifest"}), "old": frozenset()}
+
+
+@pytest.mark.parametrize(
+    ("present", "can", "quorum", "goes_on"),
+    [
+        ({"one", "old"}, CAN, 1, True),
+        ({"old"}, CAN, 1, True),  # the other one is only heard with a connection
+        ({"one", "old"}, CAN, 2, False),
+        ({"old"}, {"old": frozenset()}, 1, False),
+        ({"earlier", "old"}, {"old": frozenset()}, 1, True),  # it was there before this coordinator was
+    ],
+)
+def test_a_limit_that_lasts_is_gone_on_with_where_enough_others_have_said_that_they_can(
+    present, can, quorum, goes_on
+):
+    narrow = Narrow(quorum)
+    assert not narrow.takes_boxes(present, can, 0.0)
+    narrow.turned_down(0.0)
+    assert not narrow.takes_boxes(present, can, LASTS_SECONDS - 1.0), "one CONNACK may be a slip"
+    assert narrow.takes_boxes(present, can, LASTS_SECONDS) is goes_on
+    narrow.carried()
+    assert not narrow.takes_boxes(present, can, LASTS_SECONDS)
+
+
+def test_where_all_can_it_may_be_one_at_once():
+    assert Narrow(2).takes_boxes({"one"}, CAN, 0.0)
