@@ -23,7 +23,7 @@ from tests.fleet.boards import jetson_files
 from tests.fleets import free_port
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
-ROUNDS = 30
+ROUNDS = 90  # long enough for several scrapes before and after the kill: 30 took 15 s
 VARIABLES = ("device", "domain", "view", "method")
 
 
