@@ -294,8 +294,4 @@ class RoundFile:
             return
         if before:
             log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
-        mended = self._path.with_suffix(".new")
-        mended.write_bytes(whole)
-        self._disk.sync(mended)
-        self._disk.rename(mended, self._path)
-        self._disk.sync(self._path.parent)
+        self._disk.replace(self._path, whole)

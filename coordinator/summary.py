@@ -104,12 +104,8 @@ def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
 
 
 def write_summary(path: Path, summary: Mapping[str, Any], disk: Disk) -> None:
-    target = path.with_suffix(".new")
     sealed = {**summary, "seal": _seal(summary)}
-    target.write_text(json.dumps(sealed, indent=1, allow_nan=False) + "\n")
-    disk.sync(target)
-    disk.rename(target, path)
-    disk.sync(path.parent)
+    disk.replace(path, (json.dumps(sealed, indent=1, allow_nan=False) + "\n").encode())
 
 
 def read_summary(path: Path) -> dict[str, Any]:

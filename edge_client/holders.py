@@ -46,9 +46,4 @@ def read_holders(folder: Path) -> Holders:
 
 def write_holders(folder: Path, disk: Disk, holders: Holders) -> None:
     table = asdict(holders)
-    path = folder / NAME
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"seal": sealed(table), "holders": table}))
-    disk.sync(fresh)
-    disk.rename(fresh, path)
-    disk.sync(folder)
+    disk.replace(folder / NAME, json.dumps({"seal": sealed(table), "holders": table}).encode())

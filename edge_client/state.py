@@ -191,11 +191,7 @@ class Memory:
             previous = read_book(path.read_bytes())
         except (FileNotFoundError, DamagedError, NewerFormatError):
             return
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(written(replace(previous, boot=min(previous.boot, boot))))
-        self.disk.sync(fresh)
-        self.disk.rename(fresh, path)
-        self.disk.sync(self.folder)
+        self.disk.replace(path, written(replace(previous, boot=min(previous.boot, boot))))
 
     def _named(self) -> set[str]:
         return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}

@@ -58,6 +58,14 @@ class Disk:
         self.passing("rename", target)
         source.replace(target)
 
+    def replace(self, path: Path, data: bytes) -> None:
+        """The old content or the new one, after a power cut too."""
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(data)
+        self.sync(fresh)
+        self.rename(fresh, path)
+        self.sync(path.parent)
+
     def link(self, source: Path, target: Path) -> None:
         """Two renames after each other can lose a file in a power cut: neither name need have lasted."""
         self.passing("link", target)
