@@ -15,9 +15,10 @@ ROUNDS ?= 5000
 IMAGES ?= edge coordinator demo
 FOLDER ?= runs/stack
 EXPERIMENT ?= experiments/demo.toml
-STACK   = $(BIN)/python -m deploy.stack --folder $(FOLDER)
+STACK   = $(BIN)/python -m protofleet.deploy.stack --folder $(FOLDER)
 HOSTS  ?= fleet.toml
 HOST   ?=
+ROOMS   = protocol methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers check format bench fuzz crash simulate chaos soak audit clean data
@@ -45,10 +46,17 @@ demo-compose: up ## the demonstration in containers: until the run is over, then
 	@$(STACK) follow $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)
 
 images: $(VENV)/.run ## build the images and say what they weigh: IMAGES="edge coordinator demo" BASE=name@sha256:...
-	@$(BIN)/python -m deploy.images build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(WHEELS),--wheels $(WHEELS)) $(IMAGE_ARGS)
+	@$(BIN)/python -m protofleet.deploy.images build $(IMAGES) $(if $(BASE),--base $(BASE)) $(if $(WHEELS),--wheels $(WHEELS)) $(IMAGE_ARGS)
 
-check: $(VENV)/.dev ## lint, format and types
+check: $(VENV)/.dev .links ## lint, format and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# The folders under the names that they are imported by, for mypy, which reads no mapping of packages.
+.PHONY: .links
+.links:
+	@rm -rf .links && mkdir -p .links/protofleet
+	@ln -s $(addprefix ../../,$(filter-out %/__pycache__,$(wildcard protofleet/*))) .links/protofleet/
+	@ln -s $(addprefix ../../,$(ROOMS)) .links/protofleet/
 
 format: $(VENV)/.dev ## put the code in its house form
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
@@ -72,7 +80,7 @@ soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(ARGS)
 
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
-	@$(BIN)/python -m deploy.audit $(ARGS)
+	@$(BIN)/python -m protofleet.deploy.audit $(ARGS)
 
 test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)
@@ -90,7 +98,7 @@ revoke: $(VENV)/.run
 	@$(BIN)/protofleet deploy revoke $(HOST) --fleet $(HOSTS) $(ARGS)
 
 clean: ## forget the virtual environment and all caches
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .links build *.egg-info .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else \
@@ -126,7 +134,7 @@ $(VENV)/.dev: $(VENV)/.run
 endif
 
 locks: $(BIN)/python ## write deploy/locks anew, after a change of deploy/constraints.txt or pyproject.toml
-	@$(BIN)/python -m deploy.locks --folder $(VENV)/locks $(ARGS)
+	@$(BIN)/python -m protofleet.deploy.locks --folder $(VENV)/locks $(ARGS)
 
 # The tests need a real Mosquitto; it is installed where that is possible, else one line says how.
 .PHONY: mosquitto

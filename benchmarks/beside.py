@@ -14,11 +14,11 @@ from pathlib import Path
 import msgpack
 
 from benchmarks.member import MadeUp, made_up
-from coordinator.events import Policy
-from deploy.simulation import Simulation
-from methods.plan import Network, Plan
-from protocol.meter import DOWN, UP
-from protocol.transport import packet_bytes
+from protofleet.coordinator.events import Policy
+from protofleet.deploy.simulation import Simulation
+from protofleet.methods.plan import Network, Plan
+from protofleet.protocol.meter import DOWN, UP
+from protofleet.protocol.transport import packet_bytes
 
 CLASSES, SIZE, DEVICES, ROUNDS = 10, 8, 4, 20
 POLICY = Policy(

@@ -12,23 +12,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.events import Command, Event, Policy
-from coordinator.machine import RoundMachine
-from coordinator.service import Service
-from coordinator.spool import Spool
-from coordinator.story import Step
-from deploy.broker import LocalBroker
-from deploy.keys import make_keys
-from methods.plan import Plan
-from protocol.broker import BrokerAddress
-from protocol.coordinator_link import CoordinatorLink
-from protocol.keys import Identity, load_keyring, load_keys
-from protocol.messages import Update
-from protocol.mqtt import Mqtt
-from protocol.party import ThreadWorker, serve, wait_for_broker
-from protocol.seal import COORDINATOR
-from protocol.topics import Topics
-from protocol.transport import Item
+from protofleet.coordinator.events import Command, Event, Policy
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool import Spool
+from protofleet.coordinator.story import Step
+from protofleet.deploy.broker import LocalBroker
+from protofleet.deploy.keys import make_keys
+from protofleet.methods.plan import Plan
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.keys import Identity, load_keyring, load_keys
+from protofleet.protocol.messages import Update
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.party import ThreadWorker, serve, wait_for_broker
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Item
 
 FEDERATION = "bench"
 PATIENCE = 120.0

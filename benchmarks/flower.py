@@ -30,9 +30,9 @@ from pathlib import Path
 from benchmarks.fleet import Clockwork, broker, conduct, members
 from benchmarks.flower_app.processes import LOOPBACK, CountingProxy, Family, free_port, listens
 from benchmarks.rounds import DEVICES, MODEL, ROUNDS, one, ratio
-from coordinator.events import Command, Event, Joined, Policy
-from coordinator.service import Service
-from protocol.broker import BrokerAddress
+from protofleet.coordinator.events import Command, Event, Joined, Policy
+from protofleet.coordinator.service import Service
+from protofleet.protocol.broker import BrokerAddress
 
 WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
 EXAMPLES = 31

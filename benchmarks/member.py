@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.fleet import FEDERATION, PATIENCE
-from edge_client.agent import Agent
-from edge_client.state import Memory
-from methods.base import ClientHalf
-from methods.plan import Plan
-from protocol.broker import BrokerAddress
-from protocol.device_link import DeviceLink
-from protocol.keys import Identity, load_keys, load_public
-from protocol.mqtt import Mqtt
-from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protocol.seal import COORDINATOR
-from protocol.topics import Topics
-from protocol.transport import Item
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.state import Memory
+from protofleet.methods.base import ClientHalf
+from protofleet.methods.plan import Plan
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.keys import Identity, load_keys, load_public
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Item
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fleet import Clockwork, broker, conduct, members
-from coordinator.events import Policy
-from methods.plan import Network, Plan
-from protocol.memory import return_large_blocks
+from protofleet.coordinator.events import Policy
+from protofleet.methods.plan import Network, Plan
+from protofleet.protocol.memory import return_large_blocks
 
 MB = 1e6
 COHORTS = (2, 20)
@@ -60,7 +60,7 @@ def coordinator(cohort: int) -> float:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": LARGE.classes, "size": LARGE.size}))
         policy = Policy(1, quorum=cohort, cohort=cohort, settle_seconds=600.0, patience_seconds=1200.0)
-        return_large_blocks()  # as coordinator.main does
+        return_large_blocks()  # as protofleet.coordinator.main does
         with broker(folder) as running, members(folder, names, running.address, examples=2):
             conduct(folder, LARGE, policy, running.address, Clockwork())
     return kernel("VmHWM")

@@ -11,10 +11,10 @@ from statistics import median
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protocol import blocks, codec
-from protocol.keys import Keys
-from protocol.messages import Manifest, Update
-from protocol.seal import MAJOR, MINOR, SEALED, Header, seal, unseal
+from protofleet.protocol import blocks, codec
+from protofleet.protocol.keys import Keys
+from protofleet.protocol.messages import Manifest, Update
+from protofleet.protocol.seal import MAJOR, MINOR, SEALED, Header, seal, unseal
 
 SIZE = 45_000_000
 ROUNDS = 15

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.flower_app.processes import held
-from coordinator.journal import read_rounds
+from protofleet.coordinator.journal import read_rounds
 
 ROUNDS = 3
 PATIENCE = 300.0
@@ -44,7 +44,7 @@ def measured(folder: Path) -> dict[str, object]:
 
 def stack(folder: Path, job: str, *words: str) -> None:
     named = ("--name", NAME) if job == "up" else ()
-    command = [sys.executable, "-m", "deploy.stack", job, "--folder", str(folder), *named, *words]
+    command = [sys.executable, "-m", "protofleet.deploy.stack", job, "--folder", str(folder), *named, *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

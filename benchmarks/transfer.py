@@ -20,19 +20,19 @@ import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from deploy.broker import LocalBroker
-from deploy.keys import make_keys
-from protocol.broker import BrokerAddress
-from protocol.coordinator_link import CoordinatorLink
-from protocol.device_link import DeviceLink
-from protocol.keys import Identity, load_keyring, load_keys, load_public
-from protocol.messages import Update
-from protocol.mqtt import Mqtt
-from protocol.reasons import Rejected
-from protocol.seal import COORDINATOR
-from protocol.store import ObjectStore
-from protocol.topics import Topics
-from protocol.transport import Arrived, Connected, Item
+from protofleet.deploy.broker import LocalBroker
+from protofleet.deploy.keys import make_keys
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.keys import Identity, load_keyring, load_keys, load_public
+from protofleet.protocol.messages import Update
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.reasons import Rejected
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Arrived, Connected, Item
 
 SIZE, REPEATS = 64 << 20, 7
 TOPICS = Topics("bench")

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from coordinator.events import Accept, Close, Command, Save
-from coordinator.index import RunMismatchError
-from coordinator.spool import Spool
-from protocol.disk import is_full, is_held, lacks
-from protocol.faults import OURS, OurFault
+from protofleet.coordinator.events import Accept, Close, Command, Save
+from protofleet.coordinator.index import RunMismatchError
+from protofleet.coordinator.spool import Spool
+from protofleet.protocol.disk import is_full, is_held, lacks
+from protofleet.protocol.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from protocol.disk import Disk
-from protocol.topics import valid_name
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.topics import valid_name
 
 BANNED: Final = "banned"
 LOOK_SECONDS: Final = 1.0  # between looks at the folder, while it holds a name

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
-from methods.base import Member
-from methods.plan import Plan
-from protocol.messages import Hello, Update
-from protocol.numbers import LONGEST_NORM, STEEP, SomeBytes, Within
-from protocol.reasons import Problem, Reason
-from protocol.settings import demand_within
+from protofleet.methods.base import Member
+from protofleet.methods.plan import Plan
+from protofleet.protocol.messages import Hello, Update
+from protofleet.protocol.numbers import LONGEST_NORM, STEEP, SomeBytes, Within
+from protofleet.protocol.reasons import Problem, Reason
+from protofleet.protocol.settings import demand_within
 
 MAX_DOMAIN: Final = 64  # letters; it stands in reports and labels
 METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from coordinator.claims import Limits
-from coordinator.events import Policy
-from methods.plan import Network, Plan
-from protocol.broker import BrokerAddress
-from protocol.class_names import fault_in, normal
-from protocol.exposition import LOOPBACK, Endpoint
-from protocol.numbers import (
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.events import Policy
+from protofleet.methods.plan import Network, Plan
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.class_names import fault_in, normal
+from protofleet.protocol.exposition import LOOPBACK, Endpoint
+from protofleet.protocol.numbers import (
     MANY,
     STEEP,
     Channels,
@@ -27,16 +27,16 @@ from protocol.numbers import (
     Watchdog,
     Within,
 )
-from protocol.seal import seals
-from protocol.settings import SettingsError
-from protocol.topics import valid_name
+from protofleet.protocol.seal import seals
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.topics import valid_name
 
 Straggler = Annotated[float, Within(1, STEEP, also=((0, "off"),))]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The [policy] table; see coordinator.events.Policy for what each rule does."""
+    """The [policy] table; see protofleet.coordinator.events.Policy for what each rule does."""
 
     quorum: Annotated[int, Within(1, MANY)] = 1
     cohort: Devices = 0

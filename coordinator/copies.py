@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from coordinator.spool import Place, Spool
-from protocol.admission import Bucket
-from protocol.keyfiles import keep_to_ourselves
-from protocol.messages import Hello
-from protocol.settings import SettingsError
-from protocol.store import DamagedError
+from protofleet.coordinator.spool import Place, Spool
+from protofleet.protocol.admission import Bucket
+from protofleet.protocol.keyfiles import keep_to_ourselves
+from protofleet.protocol.messages import Hello
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.store import DamagedError
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -11,9 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from protocol.meter import Meter
-from protocol.reasons import Reason
-from protocol.store import DamagedError
+from protofleet.protocol.meter import Meter
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.store import DamagedError
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 

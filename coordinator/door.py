@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.events import Answered, Drop, Phase
-from protocol.disk import NoRoom
-from protocol.messages import Update
-from protocol.reasons import Problem, Reason, Rejected
+from protofleet.coordinator.events import Answered, Drop, Phase
+from protofleet.protocol.disk import NoRoom
+from protofleet.protocol.messages import Update
+from protofleet.protocol.reasons import Problem, Reason, Rejected
 
 if TYPE_CHECKING:
-    from coordinator.service import Service
+    from protofleet.coordinator.service import Service
 
 
 class Door:

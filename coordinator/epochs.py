@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from protocol.clocks import ahead, days
-from protocol.keyfiles import PRIVATE, write_file
+from protofleet.protocol.clocks import ahead, days
+from protofleet.protocol.keyfiles import PRIVATE, write_file
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
-from protocol.reasons import Problem
+from protofleet.protocol.reasons import Problem
 
 
 class Phase(Enum):

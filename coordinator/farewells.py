@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily
 
-from protocol.reasons import Farewell, farewell_of
+from protofleet.protocol.reasons import Farewell, farewell_of
 
 log = logging.getLogger("protofleet.coordinator")
 

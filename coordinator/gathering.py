@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from coordinator.events import Policy
+from protofleet.coordinator.events import Policy
 
 
 @dataclass

@@ -10,11 +10,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-from coordinator.bans import Bans
-from coordinator.index import RunMismatchError
-from protocol.admission import Bucket
-from protocol.faults import OURS
-from protocol.reasons import Rejected
+from protofleet.coordinator.bans import Bans
+from protofleet.coordinator.index import RunMismatchError
+from protofleet.protocol.admission import Bucket
+from protofleet.protocol.faults import OURS
+from protofleet.protocol.reasons import Rejected
 
 log = logging.getLogger("protofleet.coordinator")
 

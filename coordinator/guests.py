@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from methods.base import Member
-from protocol.store import DamagedError
+from protofleet.methods.base import Member
+from protofleet.protocol.store import DamagedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.epochs import after, kept
-from protocol.disk import Disk, is_full, is_held
-from protocol.store import DamagedError, NewerFormatError
+from protofleet.coordinator.epochs import after, kept
+from protofleet.protocol.disk import Disk, is_full, is_held
+from protofleet.protocol.store import DamagedError, NewerFormatError
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from coordinator.claims import Limits, false_claim
-from coordinator.shares import Offer, who_yields
-from coordinator.spool import Spool
-from methods.base import Ask, Member
-from methods.wants import most_bytes
-from protocol.disk import NoRoom
-from protocol.messages import Update
-from protocol.reasons import Problem, Reason, Rejected
+from protofleet.coordinator.claims import Limits, false_claim
+from protofleet.coordinator.shares import Offer, who_yields
+from protofleet.coordinator.spool import Spool
+from protofleet.methods.base import Ask, Member
+from protofleet.methods.wants import most_bytes
+from protofleet.protocol.disk import NoRoom
+from protofleet.protocol.messages import Update
+from protofleet.protocol.reasons import Problem, Reason, Rejected
 
 NOBODY: Final = frozenset[str]()
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from coordinator.crossed import Crossed
-from coordinator.events import (
+from protofleet.coordinator.crossed import Crossed
+from protofleet.coordinator.events import (
     Accept,
     Advance,
     Advanced,
@@ -34,14 +34,14 @@ from coordinator.events import (
     Rollback,
     Save,
 )
-from coordinator.lines import read_rounds, restored, sealed_line
-from coordinator.measured import counted, pooled
-from coordinator.record import ByKind, ByView, PhaseRecord, RoundRecord
-from coordinator.service import Service
-from coordinator.story import Step
-from protocol.disk import Disk, is_full
-from protocol.messages import Update
-from protocol.meter import DOWN, UP, Meter
+from protofleet.coordinator.lines import read_rounds, restored, sealed_line
+from protofleet.coordinator.measured import counted, pooled
+from protofleet.coordinator.record import ByKind, ByView, PhaseRecord, RoundRecord
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.story import Step
+from protofleet.protocol.disk import Disk, is_full
+from protofleet.protocol.messages import Update
+from protofleet.protocol.meter import DOWN, UP, Meter
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -5,7 +5,7 @@ A device is quiet while it believes that it takes part, so nobody would hear of 
 
 from __future__ import annotations
 
-from protocol.link import Received
+from protofleet.protocol.link import Received
 
 
 class Leaves:

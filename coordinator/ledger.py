@@ -21,8 +21,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from coordinator.journal import SEEN, RoundRecord
-from coordinator.lines import sealed_line, whole_record
+from protofleet.coordinator.journal import SEEN, RoundRecord
+from protofleet.coordinator.lines import sealed_line, whole_record
 
 log = logging.getLogger("protofleet.ledger")
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.index import seal
-from coordinator.record import believed_round
+from protofleet.coordinator.index import seal
+from protofleet.coordinator.record import believed_round
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from coordinator.events import (
+from protofleet.coordinator.events import (
     Accept,
     Advance,
     Advanced,
@@ -37,11 +37,11 @@ from coordinator.events import (
     Send,
     Woke,
 )
-from coordinator.gathering import Gathering
-from coordinator.pace import Pace
-from coordinator.steadiness import Steadiness
-from coordinator.verdicts import BROKEN, Verdicts
-from protocol.reasons import Problem, Reason
+from protofleet.coordinator.gathering import Gathering
+from protofleet.coordinator.pace import Pace
+from protofleet.coordinator.steadiness import Steadiness
+from protofleet.coordinator.verdicts import BROKEN, Verdicts
+from protofleet.protocol.reasons import Problem, Reason
 
 
 @dataclass

@@ -10,26 +10,26 @@ from pathlib import Path
 
 import torch
 
-from coordinator.config import CoordinatorSettings
-from coordinator.diverged import DivergedError
-from coordinator.epochs import least_epoch, remember, where
-from coordinator.machine import RoundMachine
-from coordinator.observers import observed
-from coordinator.service import Service
-from coordinator.spool import Spool
-from methods.liveness import on_every_step, tensors_work
-from protocol import credentials
-from protocol.clocks import Clock
-from protocol.coordinator_link import CoordinatorLink
-from protocol.inbox import BoundedInbox
-from protocol.keyfiles import keep_to_ourselves
-from protocol.keys import Identity
-from protocol.memory import return_large_blocks
-from protocol.mqtt import Mqtt
-from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protocol.seal import COORDINATOR, seals
-from protocol.topics import Topics
-from protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.diverged import DivergedError
+from protofleet.coordinator.epochs import least_epoch, remember, where
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.observers import observed
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool import Spool
+from protofleet.methods.liveness import on_every_step, tensors_work
+from protofleet.protocol import credentials
+from protofleet.protocol.clocks import Clock
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.inbox import BoundedInbox
+from protofleet.protocol.keyfiles import keep_to_ourselves
+from protofleet.protocol.keys import Identity
+from protofleet.protocol.memory import return_large_blocks
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.protocol.seal import COORDINATOR, seals
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.coordinator")
 

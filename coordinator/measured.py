@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Set
 from typing import Final
 
-from coordinator.claims import MAX_MEASURED
+from protofleet.coordinator.claims import MAX_MEASURED
 
 SAMPLES: Final = "samples.test"
 

@@ -11,13 +11,13 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
-from coordinator.copies import ITS_OWN, OURS
-from coordinator.doubts import OUTCOMES
-from coordinator.journal import ByView, RoundRecord
-from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
-from coordinator.service import Service
-from protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
-from protocol.vitals import Check
+from protofleet.coordinator.copies import ITS_OWN, OURS
+from protofleet.coordinator.doubts import OUTCOMES
+from protofleet.coordinator.journal import ByView, RoundRecord
+from protofleet.coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from protofleet.coordinator.service import Service
+from protofleet.protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
+from protofleet.protocol.vitals import Check
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
 VERDICTS: Final = ("accepted", "late", "refused")

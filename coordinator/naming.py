@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from protocol.admission import Bucket
-from protocol.class_names import Names, difference, digest_of, listed, normal
-from protocol.messages import Hello
-from protocol.reasons import Problem, Reason
+from protofleet.protocol.admission import Bucket
+from protofleet.protocol.class_names import Names, difference, digest_of, listed, normal
+from protofleet.protocol.messages import Hello
+from protofleet.protocol.reasons import Problem, Reason
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -12,19 +12,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coordinator.config import CoordinatorSettings
-from coordinator.copies import demand_newest
-from coordinator.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
-from coordinator.ledger import Ledger
-from coordinator.metrics import Metrics
-from coordinator.service import Service
-from coordinator.summary import summarise, write_summary
-from coordinator.watcher import Watcher
-from methods.bridge import to_numpy
-from methods.weights import weights_of
-from protocol.arrays import parts
-from protocol.place import Place
-from protocol.vitals import Check
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.copies import demand_newest
+from protofleet.coordinator.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.metrics import Metrics
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.summary import summarise, write_summary
+from protofleet.coordinator.watcher import Watcher
+from protofleet.methods.bridge import to_numpy
+from protofleet.methods.weights import weights_of
+from protofleet.protocol.arrays import parts
+from protofleet.protocol.place import Place
+from protofleet.protocol.vitals import Check
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.bridge import LazyPayload
-from methods.liveness import step_made
-from methods.wants import SLICE
-from protocol.arrays import kind_of
+from protofleet.methods.bridge import LazyPayload
+from protofleet.methods.liveness import step_made
+from protofleet.methods.wants import SLICE
+from protofleet.protocol.arrays import kind_of
 
 Sizes = Mapping[str, float]  # array -> its norm, or that of its longest row
 UNJUDGED = frozenset({"labels", "counts", "control"})

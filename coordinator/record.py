@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from protocol.numbers import MANY, Within
-from protocol.settings import SettingsError, decode
+from protofleet.protocol.numbers import MANY, Within
+from protofleet.protocol.settings import SettingsError, decode
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 ByView = dict[str, dict[str, float]]  # view -> domain -> value

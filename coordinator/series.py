@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protocol.disk import LITTLE
+from protofleet.protocol.disk import LITTLE
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)

@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from coordinator.backlog import Backlog
-from coordinator.bans import Bans
-from coordinator.claims import Limits, unfit
-from coordinator.copies import Copies
-from coordinator.domains import settle
-from coordinator.door import Door
-from coordinator.doubts import LEFT, RETURNED, Doubts
-from coordinator.epochs import file_of
-from coordinator.events import (
+from protofleet.coordinator.backlog import Backlog
+from protofleet.coordinator.bans import Bans
+from protofleet.coordinator.claims import Limits, unfit
+from protofleet.coordinator.copies import Copies
+from protofleet.coordinator.domains import settle
+from protofleet.coordinator.door import Door
+from protofleet.coordinator.doubts import LEFT, RETURNED, Doubts
+from protofleet.coordinator.epochs import file_of
+from protofleet.coordinator.events import (
     Accept,
     Advance,
     Advanced,
@@ -42,35 +42,35 @@ from coordinator.events import (
     Send,
     Woke,
 )
-from coordinator.farewells import Farewells
-from coordinator.guard import Guard
-from coordinator.here import Here
-from coordinator.intake import Intake
-from coordinator.leaves import Leaves
-from coordinator.machine import RoundMachine
-from coordinator.measured import counted, names_of
-from coordinator.missed import Missed
-from coordinator.naming import Naming
-from coordinator.narrow import Narrow
-from coordinator.parting import Parting
-from coordinator.spool import Accepted, Kept, Spool
-from coordinator.story import Step, Story
-from coordinator.trial import Trial
-from coordinator.untold import Untold
-from coordinator.watcher import Aside, Watcher
-from methods.base import Ask, Member
-from methods.bridge import LazyPayload, to_numpy
-from methods.plan import Plan
-from methods.wants import table_of
-from protocol.admission import STRANGER, Bucket
-from protocol.arrays import parts
-from protocol.broker import BrokerError
-from protocol.class_names import packed
-from protocol.codec import MAX_HOLDS
-from protocol.coordinator_link import CoordinatorLink, refusal_of
-from protocol.disk import NoRoom, is_full
-from protocol.link import Received
-from protocol.messages import (
+from protofleet.coordinator.farewells import Farewells
+from protofleet.coordinator.guard import Guard
+from protofleet.coordinator.here import Here
+from protofleet.coordinator.intake import Intake
+from protofleet.coordinator.leaves import Leaves
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.measured import counted, names_of
+from protofleet.coordinator.missed import Missed
+from protofleet.coordinator.naming import Naming
+from protofleet.coordinator.narrow import Narrow
+from protofleet.coordinator.parting import Parting
+from protofleet.coordinator.spool import Accepted, Kept, Spool
+from protofleet.coordinator.story import Step, Story
+from protofleet.coordinator.trial import Trial
+from protofleet.coordinator.untold import Untold
+from protofleet.coordinator.watcher import Aside, Watcher
+from protofleet.methods.base import Ask, Member
+from protofleet.methods.bridge import LazyPayload, to_numpy
+from protofleet.methods.plan import Plan
+from protofleet.methods.wants import table_of
+from protofleet.protocol.admission import STRANGER, Bucket
+from protofleet.protocol.arrays import parts
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.class_names import packed
+from protofleet.protocol.codec import MAX_HOLDS
+from protofleet.protocol.coordinator_link import CoordinatorLink, refusal_of
+from protofleet.protocol.disk import NoRoom, is_full
+from protofleet.protocol.link import Received
+from protofleet.protocol.messages import (
     HERE,
     MOST_NAMED,
     About,
@@ -89,11 +89,11 @@ from protocol.messages import (
     objects_of,
     short_name,
 )
-from protocol.party import Worker
-from protocol.plain import plain
-from protocol.reasons import Problem, Reason, Rejected
-from protocol.seal import COORDINATOR
-from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.party import Worker
+from protofleet.protocol.plain import plain
+from protofleet.protocol.reasons import Problem, Reason, Rejected
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.coordinator")
 

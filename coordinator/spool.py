@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from coordinator.crossed import Crossed, read_crossed
-from coordinator.events import Recovered
-from coordinator.guests import guests_in, members_in, names_in
-from coordinator.index import FencedError, Index, RunMismatchError, way_on
-from coordinator.naming import Called
-from methods.base import Member
-from protocol.disk import Disk, is_full, is_held
-from protocol.messages import Arrays
-from protocol.store import DamagedError, ObjectStore
+from protofleet.coordinator.crossed import Crossed, read_crossed
+from protofleet.coordinator.events import Recovered
+from protofleet.coordinator.guests import guests_in, members_in, names_in
+from protofleet.coordinator.index import FencedError, Index, RunMismatchError, way_on
+from protofleet.coordinator.naming import Called
+from protofleet.methods.base import Member
+from protofleet.protocol.disk import Disk, is_full, is_held
+from protofleet.protocol.messages import Arrays
+from protofleet.protocol.store import DamagedError, ObjectStore
 
 __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in", "names_in"]
 

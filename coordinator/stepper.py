@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from coordinator.outliers import LEAST, Sizes, outliers, sizes_of
-from coordinator.spool import Accepted
-from methods.base import Ask, Member, Reply, Round, ServerHalf, seeded
-from methods.bridge import LazyPayload
-from methods.plan import Plan
+from protofleet.coordinator.outliers import LEAST, Sizes, outliers, sizes_of
+from protofleet.coordinator.spool import Accepted
+from protofleet.methods.base import Ask, Member, Reply, Round, ServerHalf, seeded
+from protofleet.methods.bridge import LazyPayload
+from protofleet.methods.plan import Plan
 
 
 class Stepper:

@@ -9,19 +9,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from coordinator.events import Advance, Blame, Blamed, Recovered
-from coordinator.index import RunMismatchError
-from coordinator.outliers import farthest, worst
-from coordinator.spool import Accepted, Spool
-from coordinator.stepper import Stepper
-from coordinator.trial import Trial, search
-from methods.base import Ask, Member, ServerHalf
-from methods.bridge import LazyPayload, to_numpy, to_torch
-from methods.plan import Plan
-from protocol.faults import is_ours
-from protocol.messages import Arrays, Manifest
-from protocol.plain import plain
-from protocol.reasons import Rejected
+from protofleet.coordinator.events import Advance, Blame, Blamed, Recovered
+from protofleet.coordinator.index import RunMismatchError
+from protofleet.coordinator.outliers import farthest, worst
+from protofleet.coordinator.spool import Accepted, Spool
+from protofleet.coordinator.stepper import Stepper
+from protofleet.coordinator.trial import Trial, search
+from protofleet.methods.base import Ask, Member, ServerHalf
+from protofleet.methods.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.plan import Plan
+from protofleet.protocol.faults import is_ours
+from protofleet.protocol.messages import Arrays, Manifest
+from protofleet.protocol.plain import plain
+from protofleet.protocol.reasons import Rejected
 
 log = logging.getLogger("protofleet.coordinator")
 

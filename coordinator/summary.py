@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import torch
 
-from coordinator.config import CoordinatorSettings
-from coordinator.index import seal
-from coordinator.record import Summary, odd_summary
-from coordinator.service import Service
-from protocol.disk import Disk
-from protocol.meter import DOWN, UP
-from protocol.store import DamagedError
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.index import seal
+from protofleet.coordinator.record import Summary, odd_summary
+from protofleet.coordinator.service import Service
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.meter import DOWN, UP
+from protofleet.protocol.store import DamagedError
 
 WAY_OUT: Final = "put it back from a copy, or remove it and run the same command again, which writes it anew"
 # What it could say before it carried a seal.

@@ -13,16 +13,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.index import RunMismatchError
-from coordinator.outliers import Outlier
-from coordinator.spool import Accepted
-from coordinator.stepper import Stepper
-from methods.base import Ask, Member
-from methods.bridge import to_numpy, to_torch
-from methods.liveness import step_made
-from protocol.faults import is_ours
-from protocol.messages import Arrays
-from protocol.reasons import Rejected
+from protofleet.coordinator.index import RunMismatchError
+from protofleet.coordinator.outliers import Outlier
+from protofleet.coordinator.spool import Accepted
+from protofleet.coordinator.stepper import Stepper
+from protofleet.methods.base import Ask, Member
+from protofleet.methods.bridge import to_numpy, to_torch
+from protofleet.methods.liveness import step_made
+from protofleet.protocol.faults import is_ours
+from protofleet.protocol.messages import Arrays
+from protofleet.protocol.reasons import Rejected
 
 log = logging.getLogger("protofleet.coordinator")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protocol.reasons import Problem, Reason
+from protofleet.protocol.reasons import Problem, Reason
 
 # What comes of a broadcast that is poisoned: numbers that are none, too large ones, a loss beyond belief.
 BROKEN = frozenset({Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS, Reason.BAD_CLAIM})

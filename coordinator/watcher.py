@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from coordinator.events import Command, Event
-from coordinator.index import RunMismatchError
-from coordinator.story import Step
-from protocol.admission import Bucket
-from protocol.faults import OURS
-from protocol.messages import Update
+from protofleet.coordinator.events import Command, Event
+from protofleet.coordinator.index import RunMismatchError
+from protofleet.coordinator.story import Step
+from protofleet.protocol.admission import Bucket
+from protofleet.protocol.faults import OURS
+from protofleet.protocol.messages import Update
 
 if TYPE_CHECKING:
-    from coordinator.service import Service
+    from protofleet.coordinator.service import Service
 
 
 log = logging.getLogger("protofleet.coordinator")

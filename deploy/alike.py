@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.config import CoordinatorSettings
-from deploy.experiment import Experiment, read_tables
-from deploy.fleet.settings import Fleet, settings_of
-from edge_client.config import DeviceSettings
-from edge_client.data import DataError, DataSettings, class_names, stated
-from protocol.class_names import Names, difference, listed, normal
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError, decode_file
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.experiment import Experiment, read_tables
+from protofleet.deploy.fleet.settings import Fleet, settings_of
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataError, DataSettings, class_names, stated
+from protofleet.protocol.class_names import Names, difference, listed, normal
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError, decode_file
 
 COORDINATORS_OWN = CoordinatorSettings.__dataclass_fields__.keys() - Experiment.__dataclass_fields__.keys()
 

@@ -1,5 +1,5 @@
-"""python -m deploy.arrays_page: writes anew what docs/protocol.md says of every method's arrays, from what the
-coordinator demands of them.
+"""python -m protofleet.deploy.arrays_page: writes anew what docs/protocol.md says of every method's arrays, from
+what the coordinator demands of them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final, TypeAlias
 
 import torch
 
-from coordinator.claims import Limits
-from methods import names
-from methods.base import Ask, Member, Payload, Reply, ServerHalf
-from methods.plan import Network, Plan
-from methods.wants import Want, table_of
-from protocol.messages import Wanted
+from protofleet.coordinator.claims import Limits
+from protofleet.methods import names
+from protofleet.methods.base import Ask, Member, Payload, Reply, ServerHalf
+from protofleet.methods.plan import Network, Plan
+from protofleet.methods.wants import Want, table_of
+from protofleet.protocol.messages import Wanted
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "protocol.md"
-BEGIN: Final = "<!-- from here on `python -m deploy.arrays_page` writes -->\n"
+BEGIN: Final = "<!-- from here on `python -m protofleet.deploy.arrays_page` writes -->\n"
 END: Final = "<!-- to here -->\n"
 C, D, N = (
     7,

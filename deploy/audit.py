@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.advisories import AdvisoryError, pinned, weaknesses
+from protofleet.deploy.advisories import AdvisoryError, pinned, weaknesses
 
 SCANNER: Final = "pip-audit==2.10.1"
 PINNED: Final = Path(__file__).parent / "constraints.txt"

@@ -1,4 +1,4 @@
-"""python -m deploy.bounds_page: writes docs/bounds.md anew, from the bounds that the code enforces."""
+"""python -m protofleet.deploy.bounds_page: writes docs/bounds.md anew, from the bounds that the code enforces."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
-from coordinator.config import CoordinatorSettings
-from deploy.experiment import Experiment
-from deploy.fleet.settings import Fleet
-from edge_client.config import DeviceSettings
-from edge_client.tuning import Tuning
-from methods import load, names
-from protocol.numbers import Within
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.fleet.settings import Fleet
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.tuning import Tuning
+from protofleet.methods import load, names
+from protofleet.protocol.numbers import Within
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "bounds.md"
 TABLES: Final[Mapping[str, type]] = {
@@ -30,7 +30,7 @@ Every number of a settings file lies between these; what does not is one line th
 and the bounds, and exit code 2. What two settings must be to each other is said in [settings.md](settings.md).
 `NAME` stands for a name of your own. The numbers of command lines are bounded in the same way.
 
-`python -m deploy.bounds_page` writes this page from the code.
+`python -m protofleet.deploy.bounds_page` writes this page from the code.
 """
 
 

@@ -15,15 +15,15 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.mosquitto import CONF, PLAIN, Listening, secured_settings
-from protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.deploy.mosquitto import CONF, PLAIN, Listening, secured_settings
+from protofleet.protocol import children
+from protofleet.protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 15.0
@@ -102,7 +102,7 @@ def _embedded() -> BrokerProgram | None:
     if importlib.util.find_spec("iotcore") is None:
         return None
     description = f"embedded iotcore {importlib.metadata.version('iotcore')} (rumqttd)"
-    command = (sys.executable, "-m", "deploy.embedded_broker")
+    command = tuple(children.command("protofleet.deploy.embedded_broker"))
     return BrokerProgram("embedded", command, description, EMBEDDED, "broker listening on")
 
 
@@ -197,7 +197,6 @@ class LocalBroker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                cwd=Path(__file__).parent.parent,  # where `-m deploy.embedded_broker` is found
                 start_new_session=True,  # Ctrl-C is for us; the broker goes last
             )
 

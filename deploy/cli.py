@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from deploy.flags import Parser
-from deploy.orphans import end_with_parent
-from protocol.plain import end_plainly, log_plainly, plain
-from protocol.settings import SettingsError
+from protofleet.deploy.flags import Parser
+from protofleet.deploy.orphans import end_with_parent
+from protofleet.protocol.plain import end_plainly, log_plainly, plain
+from protofleet.protocol.settings import SettingsError
 
 # What a person may see; anything else that escapes is our own fault and keeps its traceback.
 FAILED, MISUSED = 1, 2
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return told(error, MISUSED)
     except Exception as error:
-        from deploy.mistakes import exit_code
+        from protofleet.deploy.mistakes import exit_code
 
         if (known := exit_code(error)) is None:
             raise
@@ -69,7 +69,7 @@ def told(error: Exception, code: int) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    from deploy import commands
+    from protofleet.deploy import commands
 
     top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
     top.add_argument("--version", action="version", version=f"protofleet {software()}")

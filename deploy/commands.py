@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from deploy.enrol.options import add_enrol
-from deploy.flags import ROUND, SEED, SHARE
-from deploy.fleet.options import add_deploy, add_doctor
+from protofleet.deploy.enrol.options import add_enrol
+from protofleet.deploy.flags import ROUND, SEED, SHARE
+from protofleet.deploy.fleet.options import add_deploy, add_doctor
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
@@ -49,11 +49,11 @@ def add_run(jobs: Jobs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from deploy.alike import agreed_names
-    from deploy.experiment import read_experiment
-    from deploy.run import make_way, run_experiment
-    from deploy.sweep import Sweep
-    from protocol.settings import SettingsError
+    from protofleet.deploy.alike import agreed_names
+    from protofleet.deploy.experiment import read_experiment
+    from protofleet.deploy.run import make_way, run_experiment
+    from protofleet.deploy.sweep import Sweep
+    from protofleet.protocol.settings import SettingsError
 
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
@@ -75,11 +75,11 @@ def add_coordinator(jobs: Jobs) -> None:
 
 
 def coordinator(options: argparse.Namespace) -> int:
-    from coordinator.config import CoordinatorSettings
-    from coordinator.main import run_coordinator
-    from deploy.cli import software
-    from deploy.run_errors import RunError
-    from protocol.settings import decode_file, read_toml
+    from protofleet.coordinator.config import CoordinatorSettings
+    from protofleet.coordinator.main import run_coordinator
+    from protofleet.deploy.cli import software
+    from protofleet.deploy.run_errors import RunError
+    from protofleet.protocol.settings import decode_file, read_toml
 
     settings = decode_file(CoordinatorSettings, options.settings, read_toml(options.settings), options.set)
     if problem := run_coordinator(settings, software(), options.events):
@@ -101,10 +101,10 @@ def add_device(jobs: Jobs) -> None:
 
 
 def device(options: argparse.Namespace) -> int:
-    from deploy.cli import software
-    from deploy.run_errors import RunError
-    from edge_client.given import read_given
-    from edge_client.main import run_device
+    from protofleet.deploy.cli import software
+    from protofleet.deploy.run_errors import RunError
+    from protofleet.edge_client.given import read_given
+    from protofleet.edge_client.main import run_device
 
     given = read_given(options.settings, options.enrolled, options.set)
     if problem := run_device(given.settings, software(), given.version):
@@ -119,7 +119,7 @@ def add_fleet(jobs: Jobs) -> None:
 
 
 def fleet(options: argparse.Namespace) -> int:
-    from deploy.many import run_many
+    from protofleet.deploy.many import run_many
 
     run_many(options.folder)
     return 0
@@ -134,7 +134,7 @@ def add_health(jobs: Jobs) -> None:
 
 
 def health(options: argparse.Namespace) -> int:
-    from deploy.health import health
+    from protofleet.deploy.health import health
 
     found = [health(path) for path in options.settings]
     for path, (_, words) in zip(options.settings, found, strict=True):
@@ -151,8 +151,8 @@ def add_unban(jobs: Jobs) -> None:
 
 def unban(options: argparse.Namespace) -> int:
     """The coordinator looks once a second; one that does not run finds it when it starts."""
-    from coordinator.bans import bans_in, lift, words_of
-    from protocol.settings import SettingsError
+    from protofleet.coordinator.bans import bans_in, lift, words_of
+    from protofleet.protocol.settings import SettingsError
 
     folder = options.folder / "coordinator"
     if not folder.is_dir():
@@ -178,10 +178,10 @@ def add_keys(jobs: Jobs) -> None:
 
 
 def keys(options: argparse.Namespace) -> int:
-    from deploy.keys import new_keys
-    from protocol.keys import save_public
-    from protocol.settings import SettingsError
-    from protocol.topics import valid_name
+    from protofleet.deploy.keys import new_keys
+    from protofleet.protocol.keys import save_public
+    from protofleet.protocol.settings import SettingsError
+    from protofleet.protocol.topics import valid_name
 
     for name in options.names:
         path = options.folder / f"{valid_name(name)}.key"
@@ -204,7 +204,7 @@ def add_go_on(jobs: Jobs) -> None:
 
 
 def go_on(options: argparse.Namespace) -> int:
-    from coordinator.copies import go_on_from
+    from protofleet.coordinator.copies import go_on_from
 
     go_on_from(options.folder / "coordinator", options.from_round)
     print(f"{options.folder} goes on in round {options.from_round} with what this copy knows")
@@ -218,7 +218,7 @@ def add_report(jobs: Jobs) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
-    from deploy.report import final_table, write_report
+    from protofleet.deploy.report import final_table, write_report
 
     path = write_report(options.folder)
     print(final_table(options.folder))
@@ -238,9 +238,9 @@ def add_compare(jobs: Jobs) -> None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from deploy.compare import goal_of, read_groups, write
-    from deploy.compare_page import comparison_page
-    from deploy.compare_tables import tables
+    from protofleet.deploy.compare import goal_of, read_groups, write
+    from protofleet.deploy.compare_page import comparison_page
+    from protofleet.deploy.compare_tables import tables
 
     groups = read_groups(options.folders, options.view)
     shown = tables(groups, goal_of(groups, options.baseline, options.share), options.share)
@@ -270,15 +270,15 @@ def add_lists(jobs: Jobs) -> None:
 
 
 def methods(options: argparse.Namespace) -> int:
-    from methods import load, names
+    from protofleet.methods import load, names
 
     if options.cost:
-        from deploy.costs import table
+        from protofleet.deploy.costs import table
 
         print(table())
         return 0
     if options.name:
-        from deploy.explain import explanation
+        from protofleet.deploy.explain import explanation
 
         print(explanation(options.name))
         return 0
@@ -289,16 +289,16 @@ def methods(options: argparse.Namespace) -> int:
 
 
 def networks(options: argparse.Namespace) -> int:
-    from methods import nets
+    from protofleet.methods import nets
 
     print("\n".join(nets.names()))
     return 0
 
 
 def data(options: argparse.Namespace) -> int:
-    from deploy.alike import demand_alike, parties_in
-    from edge_client.data import load
-    from protocol.class_names import listed
+    from protofleet.deploy.alike import demand_alike, parties_in
+    from protofleet.edge_client.data import load
+    from protofleet.protocol.class_names import listed
 
     parties = [party for path in options.settings for party in parties_in(path, options.set)]
     demand_alike(parties)

@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coordinator.summary import curve, with_mean
-from deploy.finished import Rounds, demand_said, read_run
-from deploy.run_errors import RunError
-from protocol.settings import read_toml
+from protofleet.coordinator.summary import curve, with_mean
+from protofleet.deploy.finished import Rounds, demand_said, read_run
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.settings import read_toml
 
 SEED = re.compile(r"-s(eed)?\d+$")
 ROUNDING = 1e-9  # of a mean; the baseline alone must reach the whole of its own

@@ -7,13 +7,13 @@ from dataclasses import replace
 from html import escape
 from statistics import fmean, stdev
 
-from deploy.charts import COLOURS, Bar, Line, bars, lines
-from deploy.compare import Group, Point
-from deploy.compare_tables import Table
-from deploy.gallery import BASELINE, NONE, mean, ratio, two_places
-from deploy.pictures import Margins, margins_of_run
-from deploy.progress import human
-from deploy.report import page, percent, table
+from protofleet.deploy.charts import COLOURS, Bar, Line, bars, lines
+from protofleet.deploy.compare import Group, Point
+from protofleet.deploy.compare_tables import Table
+from protofleet.deploy.gallery import BASELINE, NONE, mean, ratio, two_places
+from protofleet.deploy.pictures import Margins, margins_of_run
+from protofleet.deploy.progress import human
+from protofleet.deploy.report import page, percent, table
 
 PALE = "88"  # after a colour: half of it, for the second kind of bar of one run
 DASHES = ("", "7 3", "2 3")  # for more groups than colours

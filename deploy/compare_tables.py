@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from deploy.compare import Goal, Group, Point
-from deploy.gallery import NONE
-from deploy.progress import human
-from protocol.meter import DOWN, UP
+from protofleet.deploy.compare import Goal, Group, Point
+from protofleet.deploy.gallery import NONE
+from protofleet.deploy.progress import human
+from protofleet.protocol.meter import DOWN, UP
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from methods import load, nets
-from methods.cost import Sizes
+from protofleet.methods import load, nets
+from protofleet.methods.cost import Sizes
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The broker that comes with `pip install 'protofleet[broker]'`, in a process of its own.
 
-python -m deploy.embedded_broker CONFIG.toml
+python -m protofleet.deploy.embedded_broker CONFIG.toml
 """
 
 from __future__ import annotations

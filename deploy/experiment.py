@@ -8,19 +8,19 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from coordinator.claims import Limits
-from coordinator.config import CoordinatorSettings, Rules, Straggler, split_method
-from deploy.origin import Origin, placed
-from edge_client.config import DeviceSettings
-from edge_client.data import DataSettings, domains
-from edge_client.pictures import Pictures
-from methods.plan import Network
-from protocol.broker import BrokerAddress
-from protocol.exposition import LOOPBACK
-from protocol.numbers import Classes, OptionalPort, Rounds, Seed, Within
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError, decode_file, read_toml
-from protocol.topics import valid_name
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.config import CoordinatorSettings, Rules, Straggler, split_method
+from protofleet.deploy.origin import Origin, placed
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataSettings, domains
+from protofleet.edge_client.pictures import Pictures
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.exposition import LOOPBACK
+from protofleet.protocol.numbers import Classes, OptionalPort, Rounds, Seed, Within
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError, decode_file, read_toml
+from protofleet.protocol.topics import valid_name
 
 MOST_DEVICES = 10_000  # processes of one machine
 

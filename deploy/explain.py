@@ -7,9 +7,9 @@ import types
 from dataclasses import MISSING, Field, fields
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from methods import load
-from methods.local import LocalHyper
-from protocol.settings import SettingsError
+from protofleet.methods import load
+from protofleet.methods.local import LocalHyper
+from protofleet.protocol.settings import SettingsError
 
 
 def explanation(name: str) -> str:
@@ -17,7 +17,7 @@ def explanation(name: str) -> str:
         method = load(name)
     except LookupError as error:
         raise SettingsError(str(error).strip('"')) from None
-    doc = (sys.modules[f"methods.{name}"].__doc__ or "").strip()
+    doc = (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip()
     networks = "each device may have a network of its own" if method.mixed_networks else "one network for all"
     head = f"{doc}\n\nIts paper reports the {method.reports} model; {networks}.\n\n[method] settings"
     hints = get_type_hints(method.Hyper)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.ledger import records_in
-from coordinator.lines import finite, whole_lines
-from coordinator.summary import read_summary
-from deploy.run_errors import RunError
-from protocol.store import DamagedError
+from protofleet.coordinator.ledger import records_in
+from protofleet.coordinator.lines import finite, whole_lines
+from protofleet.coordinator.summary import read_summary
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.store import DamagedError
 
 Rounds = Sequence[Mapping[str, Any]]
 

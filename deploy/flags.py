@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, get_args
 
-from protocol.numbers import OptionalPort, Part, Port, Rounds, Seed, Within
-from protocol.settings import SettingsError
+from protofleet.protocol.numbers import OptionalPort, Part, Port, Rounds, Seed, Within
+from protofleet.protocol.settings import SettingsError
 
 MOST_DAYS: Final = 36_500.0  # a certificate's dates end with the year 9999
 
@@ -38,7 +38,7 @@ class Number:
 
 
 def as_in_settings(hint: Any) -> Number:
-    """Of a type of protocol.numbers, as `Annotated[int, Within(1, 10)]`."""
+    """Of a type of protofleet.protocol.numbers, as `Annotated[int, Within(1, 10)]`."""
     return Number(*get_args(hint))
 
 

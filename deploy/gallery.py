@@ -12,9 +12,9 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from deploy.charts import COLOURS, GREY, Bar, bars
-from deploy.looks import Looks, mark_keys
-from deploy.pictures import (
+from protofleet.deploy.charts import COLOURS, GREY, Bar, bars
+from protofleet.deploy.looks import Looks, mark_keys
+from protofleet.deploy.pictures import (
     ANCHOR,
     GLOBAL,
     LOCAL,
@@ -32,7 +32,7 @@ from deploy.pictures import (
     saved_rounds,
     sent_marks,
 )
-from deploy.scatter import Panel, scatter
+from protofleet.deploy.scatter import Panel, scatter
 
 ROUNDS = 6  # small pictures of features over rounds
 SMALL = 600  # points in each of them

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from protocol.exposition import LOOPBACK, Endpoint
-from protocol.settings import SettingsError, decode, read_toml
+from protofleet.protocol.exposition import LOOPBACK, Endpoint
+from protofleet.protocol.settings import SettingsError, decode, read_toml
 
 SECONDS: Final = 5.0
 

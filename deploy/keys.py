@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protocol.keys import Keys, load_keys, save_keys, save_public
-from protocol.seal import COORDINATOR
+from protofleet.protocol.keys import Keys, load_keys, save_keys, save_public
+from protofleet.protocol.seal import COORDINATOR
 
 
 def make_keys(folder: Path, name: str) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deploy.charts import COLOURS, GREY
-from deploy.pictures import ANCHOR, LOCAL, Layout, Scene
-from deploy.scatter import DOT_SHAPES, Dots, Key, Mark, Place
+from protofleet.deploy.charts import COLOURS, GREY
+from protofleet.deploy.pictures import ANCHOR, LOCAL, Layout, Scene
+from protofleet.deploy.scatter import DOT_SHAPES, Dots, Key, Mark, Place
 
 CROWD = 15  # marks in one panel that have to be smaller
 MOST_SIZES = 12  # that are written beside their marks

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from deploy.run_errors import RunError
-from protocol.settings import SettingsError
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.children import command
+from protofleet.protocol.settings import SettingsError
 
 SETTINGS: Final = "settings.toml"
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a device is started again, doubled each time
@@ -35,9 +36,7 @@ class Member:
         if self.process is None:
             if now < self.again_at:
                 return ""
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "deploy.cli", "device", str(self.settings)]
-            )
+            self.process = subprocess.Popen(command("protofleet", "device", str(self.settings)))
             self.began = now
             return ""
         code = self.process.poll()

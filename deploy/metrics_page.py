@@ -1,4 +1,4 @@
-"""python -m deploy.metrics_page: writes docs/metrics.md anew, from what the code tells Prometheus of each metric."""
+"""python -m protofleet.deploy.metrics_page: writes docs/metrics.md anew, from what the code tells Prometheus."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from coordinator.farewells import Farewells
-from coordinator.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
-from coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
-from edge_client.board import Board
-from edge_client.metrics import Series
-from protocol.broker import BrokerAddress
-from protocol.callbacks import Failures
-from protocol.exposition import ConnectionErrors, MeterCollector
-from protocol.meter import Meter
-from protocol.place import Place
+from protofleet.coordinator.farewells import Farewells
+from protofleet.coordinator.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
+from protofleet.coordinator.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from protofleet.edge_client.board import Board
+from protofleet.edge_client.metrics import Series
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.callbacks import Failures
+from protofleet.protocol.exposition import ConnectionErrors, MeterCollector
+from protofleet.protocol.meter import Meter
+from protofleet.protocol.place import Place
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "metrics.md"
 INTRO: Final = f"""\
@@ -31,7 +31,8 @@ Times are Unix times, bytes are bytes. A device's name is a label on two gauges 
 domains are labels for {MAX_DEVICES:,} values each and then `other`; views are the
 method's own, and a device has one domain for a run.
 
-`python -m deploy.metrics_page` writes this page from the code; `/metrics` gives the same meanings as `HELP`.
+`python -m protofleet.deploy.metrics_page` writes this page from the code; `/metrics` gives the same
+meanings as `HELP`.
 """
 HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
 

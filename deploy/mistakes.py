@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from coordinator.diverged import DivergedError
-from coordinator.spool import RunMismatchError
-from deploy.run_errors import RunError
-from edge_client.data import DataError
-from edge_client.state import TakenOverError
-from protocol.broker import BrokerError
-from protocol.disk import is_full, is_held
-from protocol.exposition import MetricsError
-from protocol.keyfiles import KeyFileError
-from protocol.settings import SettingsError
-from protocol.statements import StatementError
-from protocol.store import DamagedError, NewerFormatError
+from protofleet.coordinator.diverged import DivergedError
+from protofleet.coordinator.spool import RunMismatchError
+from protofleet.deploy.run_errors import RunError
+from protofleet.edge_client.data import DataError
+from protofleet.edge_client.state import TakenOverError
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.disk import is_full, is_held
+from protofleet.protocol.exposition import MetricsError
+from protofleet.protocol.keyfiles import KeyFileError
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import StatementError
+from protofleet.protocol.store import DamagedError, NewerFormatError
 
 FAILED, MISUSED, DIVERGED = 1, 2, 4
 

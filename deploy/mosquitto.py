@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protocol.seal import COORDINATOR
-from protocol.topics import TABLE, Row, Topics
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import TABLE, Row, Topics
 
 CONF: Final = "mosquitto.conf"
 RULES: Final = "acl"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_client.data import DataSettings, domains
-from edge_client.data.settings import Fraction, Samples
+from protofleet.edge_client.data import DataSettings, domains
+from protofleet.edge_client.data.settings import Fraction, Samples
 
 ONE_SOURCE = DataSettings()
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.seal import COORDINATOR
-from protocol.topics import TABLE, Row, Topics
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import TABLE, Row, Topics
 
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"

@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from coordinator.summary import curve
-from deploy.charts import COLOURS, Bar, Line, bars, lines
-from deploy.finished import Finished, Rounds, demand_said, read_run
-from deploy.gallery import gallery
-from deploy.progress import human
-from protocol.keyfiles import PUBLIC, write_file
+from protofleet.coordinator.summary import curve
+from protofleet.deploy.charts import COLOURS, Bar, Line, bars, lines
+from protofleet.deploy.finished import Finished, Rounds, demand_said, read_run
+from protofleet.deploy.gallery import gallery
+from protofleet.deploy.progress import human
+from protofleet.protocol.keyfiles import PUBLIC, write_file
 
 KIND_COLOURS = {
     "weights": COLOURS[0], "anchors": COLOURS[1], "prototypes": COLOURS[2], "classifier": COLOURS[3],

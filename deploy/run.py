@@ -8,28 +8,28 @@ import os
 import selectors
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from coordinator.diverged import DivergedError
-from deploy import orphans
-from deploy.alike import agreed_names
-from deploy.broker import LocalBroker, Secured, find_broker
-from deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
-from deploy.experiment import Experiment, coordinator_settings, device_settings
-from deploy.mistakes import DIVERGED
-from deploy.progress import Progress
-from deploy.report import final_table, write_report
-from deploy.run_errors import RunError
-from protocol.broker import BrokerAddress, preflight
-from protocol.class_names import Names
-from protocol.disk import LITTLE
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError, decode, encode, read_toml, write_toml
+from protofleet.coordinator.diverged import DivergedError
+from protofleet.deploy import orphans
+from protofleet.deploy.alike import agreed_names
+from protofleet.deploy.broker import LocalBroker, Secured, find_broker
+from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
+from protofleet.deploy.experiment import Experiment, coordinator_settings, device_settings
+from protofleet.deploy.mistakes import DIVERGED
+from protofleet.deploy.progress import Progress
+from protofleet.deploy.report import final_table, write_report
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol import children
+from protofleet.protocol.broker import BrokerAddress, preflight
+from protofleet.protocol.class_names import Names
+from protofleet.protocol.disk import LITTLE
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError, decode, encode, read_toml, write_toml
 
 EXIT_SECONDS = 10.0
 WAITS = "until there is room"  # the last word of a coordinator or device whose disk is full
@@ -134,7 +134,7 @@ class Processes:
     def start(self, name: str, *arguments: str, piped: bool = False) -> subprocess.Popen[str]:
         log = (self._logs / f"{name}.log").open("a")
         self._files.append(log)
-        command = [sys.executable, "-m", "deploy.cli", *arguments]
+        command = children.command("protofleet", *arguments)
         self._children[name] = child = subprocess.Popen(
             command, stdout=subprocess.PIPE if piped else log, stderr=log, stdin=subprocess.DEVNULL,
             text=True, start_new_session=True, env=orphans.of_this_process(),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from deploy.charts import LETTER, WIDTH
+from protofleet.deploy.charts import LETTER, WIDTH
 
 Place = Sequence[float]  # x and y
 GAP, TITLE, ROW = 14, 20, 20  # pixels: between panels, above one, of a line of the legend

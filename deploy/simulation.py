@@ -9,27 +9,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.claims import Limits
-from coordinator.events import Policy
-from coordinator.machine import RoundMachine
-from coordinator.service import Service
-from coordinator.spool import Spool
-from coordinator.watcher import Watcher
-from deploy.world import Broker, VirtualWorker, Weather, World
-from edge_client.agent import Agent
-from edge_client.evaluate import Splits
-from edge_client.state import Memory
-from methods.base import ClientHalf
-from methods.plan import Plan
-from protocol.coordinator_link import CoordinatorLink
-from protocol.device_link import DeviceLink
-from protocol.disk import Disk
-from protocol.keys import Identity, Keys
-from protocol.meter import Meter
-from protocol.party import Party
-from protocol.seal import COORDINATOR
-from protocol.topics import Topics
-from protocol.transport import Item
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool import Spool
+from protofleet.coordinator.watcher import Watcher
+from protofleet.deploy.world import Broker, VirtualWorker, Weather, World
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.state import Memory
+from protofleet.methods.base import ClientHalf
+from protofleet.methods.plan import Plan
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.keys import Identity, Keys
+from protofleet.protocol.meter import Meter
+from protofleet.protocol.party import Party
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Item
 
 Build = Callable[[str, Plan, Splits], ClientHalf]
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from coordinator.diverged import DivergedError
-from coordinator.summary import read_summary
-from deploy.alike import agreed_names
-from deploy.experiment import Experiment, read_experiment
-from deploy.run import make_way, run_experiment
-from deploy.run_errors import RunError
-from protocol.settings import SettingsError, encode, write_toml
-from protocol.store import DamagedError
+from protofleet.coordinator.diverged import DivergedError
+from protofleet.coordinator.summary import read_summary
+from protofleet.deploy.alike import agreed_names
+from protofleet.deploy.experiment import Experiment, read_experiment
+from protofleet.deploy.run import make_way, run_experiment
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.settings import SettingsError, encode, write_toml
+from protofleet.protocol.store import DamagedError
 
 
 @dataclass

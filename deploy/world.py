@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
-from protocol.transport import Arrived, Connected, Done, Item, Will
+from protofleet.protocol.transport import Arrived, Connected, Done, Item, Will
 
 T = TypeVar("T")
 Call = Callable[[], None]

@@ -11,36 +11,48 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from edge_client.answering import Watcher, build_up, work_out
-from edge_client.evaluate import Splits
-from edge_client.greeting import FORMS, hello_of, plan_for
-from edge_client.heard import Ending, Heard, Refused, taken_up, told_earlier
-from edge_client.outgoing import RESEND_SECONDS, Outgoing, question_of
-from edge_client.pictures import Pictures
-from edge_client.quiet import Quiet
-from edge_client.rest import Rest
-from edge_client.room import Room
-from edge_client.silence import Silence
-from edge_client.state import Answer, Memory, TakenOverError
-from edge_client.trainer import TrainerDiedError
-from edge_client.work import Build, Work, work
-from methods.base import ClientHalf
-from methods.plan import Plan
-from protocol.admission import Bucket
-from protocol.broker import BrokerError
-from protocol.class_names import packed
-from protocol.device_link import DeviceLink
-from protocol.disk import NoRoom, is_full
-from protocol.faults import OURS
-from protocol.link import Received
-from protocol.messages import HERE, About, Bye, Finished, Message, Now, Receipt, Refusal, State, Task, Welcome
-from protocol.party import Worker
-from protocol.plain import plain
-from protocol.reasons import Farewell, Reason, Rejected
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
-from protocol.store import DamagedError
-from protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.edge_client.answering import Watcher, build_up, work_out
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.greeting import FORMS, hello_of, plan_for
+from protofleet.edge_client.heard import Ending, Heard, Refused, taken_up, told_earlier
+from protofleet.edge_client.outgoing import RESEND_SECONDS, Outgoing, question_of
+from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.quiet import Quiet
+from protofleet.edge_client.rest import Rest
+from protofleet.edge_client.room import Room
+from protofleet.edge_client.silence import Silence
+from protofleet.edge_client.state import Answer, Memory, TakenOverError
+from protofleet.edge_client.trainer import TrainerDiedError
+from protofleet.edge_client.work import Build, Work, work
+from protofleet.methods.base import ClientHalf
+from protofleet.methods.plan import Plan
+from protofleet.protocol.admission import Bucket
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.class_names import packed
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.disk import NoRoom, is_full
+from protofleet.protocol.faults import OURS
+from protofleet.protocol.link import Received
+from protofleet.protocol.messages import (
+    HERE,
+    About,
+    Bye,
+    Finished,
+    Message,
+    Now,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Welcome,
+)
+from protofleet.protocol.party import Worker
+from protofleet.protocol.plain import plain
+from protofleet.protocol.reasons import Farewell, Reason, Rejected
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.store import DamagedError
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 
 log = logging.getLogger("protofleet.device")
 

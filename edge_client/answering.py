@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from edge_client.pictures import save_picture
-from edge_client.state import Answer
-from methods.base import Ask, ClientHalf
-from methods.bridge import to_numpy, to_torch
-from methods.plan import Plan
-from methods.weights import place_of
-from protocol.link import Received
-from protocol.messages import Task
-from protocol.seal import COORDINATOR
+from protofleet.edge_client.pictures import save_picture
+from protofleet.edge_client.state import Answer
+from protofleet.methods.base import Ask, ClientHalf
+from protofleet.methods.bridge import to_numpy, to_torch
+from protofleet.methods.plan import Plan
+from protofleet.methods.weights import place_of
+from protofleet.protocol.link import Received
+from protofleet.protocol.messages import Task
+from protofleet.protocol.seal import COORDINATOR
 
 if TYPE_CHECKING:
-    from edge_client.agent import Agent
+    from protofleet.edge_client.agent import Agent
 
 log = logging.getLogger("protofleet.device")
 

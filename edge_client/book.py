@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from protocol.settings import decode
-from protocol.store import DamagedError, NewerFormatError
+from protofleet.protocol.settings import decode
+from protofleet.protocol.store import DamagedError, NewerFormatError
 
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
 KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones

@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import torch
 from torch import Tensor
 
-from methods.base import ClientHalf, Payload, Samples
-from methods.plan import Network, Plan
-from methods.weights import weights_of
-from protocol.numbers import LONG_SECONDS, Bytes, Epochs, SomeBytes, Within
-from protocol.settings import SettingsError, demand_within
+from protofleet.methods.base import ClientHalf, Payload, Samples
+from protofleet.methods.plan import Network, Plan
+from protofleet.methods.weights import weights_of
+from protofleet.protocol.numbers import LONG_SECONDS, Bytes, Epochs, SomeBytes, Within
+from protofleet.protocol.settings import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
 COPIES: Final = 4  # of the weights: they, their gradients, their momentum, and those that came

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from edge_client.agent import Agent
-from edge_client.board import Board
-from edge_client.config import DeviceSettings
-from edge_client.tuning import Tuner, Tuning
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.board import Board
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.tuning import Tuner, Tuning
 
 COOLER: Final = 5.0  # degrees below the limit before work is taken again
 

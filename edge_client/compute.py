@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from edge_client.config import DeviceSettings
-from edge_client.data import Part, Shard
-from protocol.settings import SettingsError
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import Part, Shard
+from protofleet.protocol.settings import SettingsError
 
 
 def set_torch(settings: DeviceSettings) -> torch.device:

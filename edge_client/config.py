@@ -6,15 +6,23 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from edge_client.bounds import Limits
-from edge_client.data import DataSettings
-from edge_client.pictures import Pictures
-from methods.plan import Network
-from protocol.broker import BrokerAddress
-from protocol.exposition import LOOPBACK, Endpoint
-from protocol.numbers import LONG_SECONDS, Bytes, OptionalPort, SomeSeconds, Threads, Watchdog, Within
-from protocol.seal import seals
-from protocol.topics import valid_device, valid_name
+from protofleet.edge_client.bounds import Limits
+from protofleet.edge_client.data import DataSettings
+from protofleet.edge_client.pictures import Pictures
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.exposition import LOOPBACK, Endpoint
+from protofleet.protocol.numbers import (
+    LONG_SECONDS,
+    Bytes,
+    OptionalPort,
+    SomeSeconds,
+    Threads,
+    Watchdog,
+    Within,
+)
+from protofleet.protocol.seal import seals
+from protofleet.protocol.topics import valid_device, valid_name
 
 PLACES = ("auto", "cpu", "cuda")
 TRAINERS = ("inside", "child")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from edge_client.evaluate import Splits
-from edge_client.trainer import TrainerDiedError
-from edge_client.work import Work
-from methods.base import Ask, ClientHalf, Payload
-from protocol.reasons import Farewell
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.trainer import TrainerDiedError
+from protofleet.edge_client.work import Work
+from protofleet.methods.base import Ask, ClientHalf, Payload
+from protofleet.protocol.reasons import Farewell
 
 NEVER = float("inf")
 

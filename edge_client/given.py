@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_client.config import DeviceSettings
-from protocol.enrolled import CURRENT, load_trust
-from protocol.keyfiles import write_file
-from protocol.settings import SettingsError, decode_file, override, parse_toml, read_toml
-from protocol.signed import SETTINGS, is_signed, read_settings
-from protocol.statements import StatementError, Why, read_armoured
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.enrolled import CURRENT, load_trust
+from protofleet.protocol.keyfiles import write_file
+from protofleet.protocol.settings import SettingsError, decode_file, override, parse_toml, read_toml
+from protofleet.protocol.signed import SETTINGS, is_signed, read_settings
+from protofleet.protocol.statements import StatementError, Why, read_armoured
 
 SEEN: Final = "settings.version"  # in the state folder: the highest version that was taken
 

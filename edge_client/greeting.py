@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_client.evaluate import Splits
-from edge_client.state import Book
-from methods.plan import Plan, read_plan
-from protocol.class_names import difference, digest_of
-from protocol.messages import NO_ANSWER, Hello
-from protocol.settings import SettingsError
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.state import Book
+from protofleet.methods.plan import Plan, read_plan
+from protofleet.protocol.class_names import difference, digest_of
+from protofleet.protocol.messages import NO_ANSWER, Hello
+from protofleet.protocol.settings import SettingsError
 
 FORMS: Final = ("answers", "bye", "inline", "many", "manifest", "names")  # that were added in minor version 1
 

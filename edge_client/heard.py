@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from edge_client.book import sealed
-from edge_client.state import Memory
-from protocol.clocks import Clock, days
-from protocol.disk import Disk, is_full
-from protocol.holders import other_keys
-from protocol.messages import Refusal
-from protocol.settings import decode
+from protofleet.edge_client.book import sealed
+from protofleet.edge_client.state import Memory
+from protofleet.protocol.clocks import Clock, days
+from protofleet.protocol.disk import Disk, is_full
+from protofleet.protocol.holders import other_keys
+from protofleet.protocol.messages import Refusal
+from protofleet.protocol.settings import decode
 
 NAME: Final = "heard.json"
 CONFIRM_SECONDS: Final = 2.0  # what a broker had kept has come by then

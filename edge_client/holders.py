@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_client.book import sealed
-from protocol.disk import Disk
-from protocol.settings import decode
+from protofleet.edge_client.book import sealed
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.settings import decode
 
 NAME: Final = "holders.json"
 

@@ -10,35 +10,35 @@ from pathlib import Path
 
 import torch
 
-from edge_client.agent import Agent
-from edge_client.bounds import Builder
-from edge_client.caretaker import Caretaker
-from edge_client.compute import moved, set_torch
-from edge_client.config import DeviceSettings
-from edge_client.data import load
-from edge_client.deadline import Deadline
-from edge_client.evaluate import Splits
-from edge_client.metrics import watch_device
-from edge_client.pictures import Pictures
-from edge_client.state import Memory
-from edge_client.status import StatusFile
-from edge_client.trainer import Trainer
-from edge_client.watched import Systemd, Watched, drain_on_signal
-from edge_client.work import Build, Work, work
-from methods.liveness import on_every_step, tensors_work
-from protocol import credentials
-from protocol.clocks import Clock
-from protocol.device_link import DeviceLink
-from protocol.inbox import BoundedInbox
-from protocol.keyfiles import keep_to_ourselves
-from protocol.keys import Identity
-from protocol.memory import return_large_blocks
-from protocol.mqtt import Mqtt
-from protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protocol.place import Place
-from protocol.seal import seals
-from protocol.topics import Topics
-from protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.bounds import Builder
+from protofleet.edge_client.caretaker import Caretaker
+from protofleet.edge_client.compute import moved, set_torch
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import load
+from protofleet.edge_client.deadline import Deadline
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.metrics import watch_device
+from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.state import Memory
+from protofleet.edge_client.status import StatusFile
+from protofleet.edge_client.trainer import Trainer
+from protofleet.edge_client.watched import Systemd, Watched, drain_on_signal
+from protofleet.edge_client.work import Build, Work, work
+from protofleet.methods.liveness import on_every_step, tensors_work
+from protofleet.protocol import credentials
+from protofleet.protocol.clocks import Clock
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.inbox import BoundedInbox
+from protofleet.protocol.keyfiles import keep_to_ourselves
+from protofleet.protocol.keys import Identity
+from protofleet.protocol.memory import return_large_blocks
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.protocol.place import Place
+from protofleet.protocol.seal import seals
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.device")
 

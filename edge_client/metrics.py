@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from edge_client.agent import Agent
-from edge_client.board import PREFIX, Board
-from edge_client.silence import SILENT_SECONDS
-from protocol.disk import LITTLE
-from protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
-from protocol.place import Place
-from protocol.vitals import Check
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.board import PREFIX, Board
+from protofleet.edge_client.silence import SILENT_SECONDS
+from protofleet.protocol.disk import LITTLE
+from protofleet.protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
+from protofleet.protocol.place import Place
+from protofleet.protocol.vitals import Check
 
 
 class Series:

@@ -6,9 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from edge_client.state import Answer
-from protocol.link import Received
-from protocol.messages import Task, Update
+from protofleet.edge_client.state import Answer
+from protofleet.protocol.link import Received
+from protofleet.protocol.messages import Task, Update
 
 RESEND_SECONDS: Final = 5.0  # before an answer without receipt is said again; doubles up to the longest
 LONGEST_RESEND_SECONDS: Final = 60.0

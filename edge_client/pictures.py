@@ -12,12 +12,12 @@ from typing import Annotated, Final
 
 import numpy as np
 
-from edge_client.evaluate import Splits
-from methods.base import ClientHalf, Payload
-from methods.bridge import to_numpy
-from methods.local import in_batches
-from protocol.numbers import Rounds, Within
-from protocol.settings import demand_within
+from protofleet.edge_client.evaluate import Splits
+from protofleet.methods.base import ClientHalf, Payload
+from protofleet.methods.bridge import to_numpy
+from protofleet.methods.local import in_batches
+from protofleet.protocol.numbers import Rounds, Within
+from protofleet.protocol.settings import demand_within
 
 LARGEST: Final = (
     1 << 20

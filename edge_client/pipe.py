@@ -8,8 +8,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-from protocol.arrays import Body, encode
-from protocol.messages import NOTHING, Arrays
+from protofleet.protocol.arrays import Body, encode
+from protofleet.protocol.messages import NOTHING, Arrays
 
 HEAD: Final = struct.Struct("<IQ")  # lengths of the JSON and of the arrays
 

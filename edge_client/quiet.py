@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.messages import Now
+from protofleet.protocol.messages import Now
 
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
 HEARD_SECONDS: Final = 120.0  # without a `here`, after which its coordinator has gone, or the run is over

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_client.book import Book, read_book
-from protocol.store import DamagedError, NewerFormatError, ObjectStore
+from protofleet.edge_client.book import Book, read_book
+from protofleet.protocol.store import DamagedError, NewerFormatError, ObjectStore
 
 log = logging.getLogger("protofleet.device")
 

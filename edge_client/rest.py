@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.pauses import pause
+from protofleet.protocol.pauses import pause
 
 FIRST_SECONDS: Final = 30.0
 LONGEST_SECONDS: Final = 900.0

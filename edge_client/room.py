@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from edge_client.state import Memory
+from protofleet.edge_client.state import Memory
 
 log = logging.getLogger("protofleet.device")
 

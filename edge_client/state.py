@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from edge_client.book import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
-from edge_client.holders import NAME, Holders, read_holders, write_holders
-from edge_client.recall import Files, recalled, way_out
-from protocol.clocks import MOST_AHEAD
-from protocol.disk import Disk
-from protocol.holders import same_record
-from protocol.messages import Arrays
-from protocol.store import DamagedError, NewerFormatError, ObjectStore
+from protofleet.edge_client.book import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
+from protofleet.edge_client.holders import NAME, Holders, read_holders, write_holders
+from protofleet.edge_client.recall import Files, recalled, way_out
+from protofleet.protocol.clocks import MOST_AHEAD
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.holders import same_record
+from protofleet.protocol.messages import Arrays
+from protofleet.protocol.store import DamagedError, NewerFormatError, ObjectStore
 
 __all__ = ["FORMAT", "Answer", "Book", "Memory", "TakenOverError", "read_book", "sealed", "written"]
 

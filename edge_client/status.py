@@ -11,8 +11,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge_client.agent import Agent
-from protocol.keyfiles import PUBLIC
+from protofleet.edge_client.agent import Agent
+from protofleet.protocol.keyfiles import PUBLIC
 
 
 @dataclass(frozen=True, slots=True)

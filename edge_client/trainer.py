@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,16 +18,17 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.config import DeviceSettings
-from edge_client.data import DataError, Part
-from edge_client.evaluate import Splits
-from edge_client.pipe import ClosedError, hear, say
-from methods.base import Ask, ClientHalf, Payload
-from methods.bridge import kept, to_numpy
-from methods.plan import Plan
-from protocol.messages import NOTHING, Arrays
-from protocol.reasons import Farewell
-from protocol.settings import encode
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataError, Part
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.pipe import ClosedError, hear, say
+from protofleet.methods.base import Ask, ClientHalf, Payload
+from protofleet.methods.bridge import kept, to_numpy
+from protofleet.methods.plan import Plan
+from protofleet.protocol import children
+from protofleet.protocol.messages import NOTHING, Arrays
+from protofleet.protocol.reasons import Farewell
+from protofleet.protocol.settings import encode
 
 log = logging.getLogger("protofleet.device")
 
@@ -97,7 +97,7 @@ class Trainer:
     def start(self) -> Splits:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "edge_client.trainer_child", str(theirs.fileno())]
+            command = children.command("protofleet.edge_client.trainer_child", str(theirs.fileno()))
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._door, self._kills = ours, kills()
         ours.settimeout(START_SECONDS)

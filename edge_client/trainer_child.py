@@ -12,21 +12,21 @@ import traceback
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.bounds import Builder
-from edge_client.compute import moved, set_torch
-from edge_client.config import DeviceSettings
-from edge_client.data import DataError, load
-from edge_client.pictures import save_picture
-from edge_client.pipe import ClosedError, hear, say
-from edge_client.work import work
-from methods.base import Ask, ClientHalf
-from methods.bridge import kept, to_numpy
-from methods.plan import read_plan
-from protocol.faults import NO_MEMORY
-from protocol.memory import return_large_blocks
-from protocol.messages import Arrays
-from protocol.plain import end_plainly, log_plainly
-from protocol.settings import decode
+from protofleet.edge_client.bounds import Builder
+from protofleet.edge_client.compute import moved, set_torch
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataError, load
+from protofleet.edge_client.pictures import save_picture
+from protofleet.edge_client.pipe import ClosedError, hear, say
+from protofleet.edge_client.work import work
+from protofleet.methods.base import Ask, ClientHalf
+from protofleet.methods.bridge import kept, to_numpy
+from protofleet.methods.plan import read_plan
+from protofleet.protocol.faults import NO_MEMORY
+from protofleet.protocol.memory import return_large_blocks
+from protofleet.protocol.messages import Arrays
+from protofleet.protocol.plain import end_plainly, log_plainly
+from protofleet.protocol.settings import decode
 
 PR_SET_PDEATHSIG: Final = 1
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
-from edge_client.config import Celsius
-from protocol.enrolled import CURRENT, load_trust
-from protocol.keyfiles import KeyFileError, write_file
-from protocol.numbers import Bytes, Seconds
-from protocol.settings import SettingsError, decode, encode, parse_toml
-from protocol.signed import TUNING, SignedTuning, read_tuning
-from protocol.statements import StatementError, Why, read_armoured
+from protofleet.edge_client.config import Celsius
+from protofleet.protocol.enrolled import CURRENT, load_trust
+from protofleet.protocol.keyfiles import KeyFileError, write_file
+from protofleet.protocol.numbers import Bytes, Seconds
+from protofleet.protocol.settings import SettingsError, decode, encode, parse_toml
+from protofleet.protocol.signed import TUNING, SignedTuning, read_tuning
+from protofleet.protocol.statements import StatementError, Why, read_armoured
 
 LONGEST_SECONDS: Final = 30 * 86_400
 SEEN: Final = "tuning.version"

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from edge_client.agent import Agent
-from edge_client.status import StatusFile
-from protocol.transport import Done, Item
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.status import StatusFile
+from protofleet.protocol.transport import Done, Item
 
 LONGEST_SILENCE: Final = 10.0  # seconds between two looks, where systemd names no shorter time
 

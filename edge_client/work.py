@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from edge_client.evaluate import Splits, evaluate
-from methods.base import Ask, ClientHalf, Payload
-from methods.plan import Plan
+from protofleet.edge_client.evaluate import Splits, evaluate
+from protofleet.methods.base import Ask, ClientHalf, Payload
+from protofleet.methods.plan import Plan
 
 Build = Callable[[Plan], ClientHalf]
 Work = Callable[[ClientHalf, Splits, Ask, int, str], tuple[Payload, dict[str, float]]]

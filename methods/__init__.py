@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from methods.base import Method
+from protofleet.methods.base import Method
 
 SUPPORT = frozenset(
     {
@@ -31,5 +31,5 @@ def names() -> list[str]:
 def load(name: str) -> Method:
     if name not in names():
         raise LookupError(f"no method {name!r}; there are {', '.join(names())}")
-    method: Method = import_module(f"methods.{name}").METHOD
+    method: Method = import_module(f"{__name__}.{name}").METHOD
     return method

@@ -10,9 +10,9 @@ from typing import Final
 
 from torch import Tensor
 
-from methods.base import Payload, Reply
-from methods.bridge import LazyPayload
-from methods.liveness import step_made
+from protofleet.methods.base import Payload, Reply
+from protofleet.methods.bridge import LazyPayload
+from protofleet.methods.liveness import step_made
 
 SLICE: Final = 1 << 20  # numbers summed at a time, in float64: 8 MB
 

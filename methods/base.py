@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from methods.cost import Cost, Sizes
-from methods.nets.base import Net
-from methods.wants import Want, problem_with
-from protocol.reasons import Problem
+from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.nets.base import Net
+from protofleet.methods.wants import Want, problem_with
+from protofleet.protocol.reasons import Problem
 
 Payload: TypeAlias = Mapping[str, Tensor]
 Predict: TypeAlias = Callable[[Tensor], Tensor]  # x [B, ...] -> class scores [B, C]

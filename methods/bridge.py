@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from methods.base import Payload
-from protocol.arrays import Body
-from protocol.messages import Array, Arrays
+from protofleet.methods.base import Payload
+from protofleet.protocol.arrays import Body
+from protofleet.protocol.messages import Array, Arrays
 
 
 def to_torch(arrays: Arrays) -> dict[str, Tensor]:

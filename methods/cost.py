@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from methods.nets.base import Net
+from protofleet.methods.nets.base import Net
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,25 +33,25 @@ from typing import Annotated, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from methods import singleset
-from methods.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
-from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand_one_of, sgd, train
-from methods.maths.geometry import distances, margins
-from methods.maths.hyperspheres import (
+from protofleet.methods import singleset
+from protofleet.methods.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
+from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.local import LocalHyper, demand_one_of, sgd, train
+from protofleet.methods.maths.geometry import distances, margins
+from protofleet.methods.maths.hyperspheres import (
     aggregate,
     aggregate_as_printed,
     cosine_distance,
     distance_cross_entropy,
     spread,
 )
-from methods.maths.means import ClassMeans
-from methods.nets.base import Net
-from methods.optimizers import Adam
-from methods.wants import Want
-from methods.weights import place_of, snapshot
-from protocol.numbers import MANY, Momentum, Rate, Weight, Within
-from protocol.settings import SettingsError
+from protofleet.methods.maths.means import ClassMeans
+from protofleet.methods.nets.base import Net
+from protofleet.methods.optimizers import Adam
+from protofleet.methods.wants import Want
+from protofleet.methods.weights import place_of, snapshot
+from protofleet.protocol.numbers import MANY, Momentum, Rate, Weight, Within
+from protofleet.protocol.settings import SettingsError
 
 Aggregation = Literal["normalised", "counts", "paper"]
 Reduction = Literal["sum", "mean"]

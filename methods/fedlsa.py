@@ -28,16 +28,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods import fedavg
-from methods.base import Method, Payload, Predict, Round, Samples, seeded
-from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand_one_of
-from methods.maths.anchors import anchor_cross_entropy, compactness, separation
-from methods.maths.geometry import margins, unit
-from methods.nets.base import Net, initialised_from
-from methods.optimizers import SGD
-from methods.weights import load_weights, snapshot, weights_of
-from protocol.numbers import Epochs, Rate, Temperature, Weight
+from protofleet.methods import fedavg
+from protofleet.methods.base import Method, Payload, Predict, Round, Samples, seeded
+from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.local import LocalHyper, demand_one_of
+from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
+from protofleet.methods.maths.geometry import margins, unit
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.optimizers import SGD
+from protofleet.methods.weights import load_weights, snapshot, weights_of
+from protofleet.protocol.numbers import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
 Separation = Literal["inside", "paper"]

@@ -38,20 +38,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from methods import singleset
-from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
-from methods.cost import Cost, Sizes, parameters
-from methods.fedproto import MOST_EXAMPLES, table_of
-from methods.local import LocalHyper, demand, demand_one_of, embed, train
-from methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
-from methods.maths.geometry import unit
-from methods.maths.means import class_means, merge_class_means
-from methods.nets.base import Net
-from methods.nets.mlp import amplifier, fedpall_classifier
-from methods.pooled import Pupils, amplifier_from, as_bytes, names_in
-from methods.wants import Want
-from methods.weights import load_weights, place_of, snapshot, weights_of
-from protocol.numbers import Batch, Epochs, Momentum, Rate, Share, Temperature, Weight, Within
+from protofleet.methods import singleset
+from protofleet.methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
+from protofleet.methods.cost import Cost, Sizes, parameters
+from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
+from protofleet.methods.local import LocalHyper, demand, demand_one_of, embed, train
+from protofleet.methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.means import class_means, merge_class_means
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
+from protofleet.methods.pooled import Pupils, amplifier_from, as_bytes, names_in
+from protofleet.methods.wants import Want
+from protofleet.methods.weights import load_weights, place_of, snapshot, weights_of
+from protofleet.protocol.numbers import Batch, Epochs, Momentum, Rate, Share, Temperature, Weight, Within
 
 Classifier = Literal["paper", "network"]
 Direction = Literal["paper", "reverse"]

@@ -31,18 +31,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods import fedavg
-from methods.averaging import weighted_mean
-from methods.base import Ask, Method, Payload, Predict, Round, Samples
-from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand_one_of, embed, train
-from methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
-from methods.maths.finch import finch_star, finch_star_in_parts
-from methods.maths.geometry import unit
-from methods.nets.base import Net
-from methods.wants import Want
-from methods.weights import load_weights, weight_wants, weights_of
-from protocol.numbers import Batch, Epochs, Part, Temperature, Weight
+from protofleet.methods import fedavg
+from protofleet.methods.averaging import weighted_mean
+from protofleet.methods.base import Ask, Method, Payload, Predict, Round, Samples
+from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
+from protofleet.methods.maths.finch import finch_star, finch_star_in_parts
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.nets.base import Net
+from protofleet.methods.wants import Want
+from protofleet.methods.weights import load_weights, weight_wants, weights_of
+from protofleet.protocol.numbers import Batch, Epochs, Part, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
 Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]

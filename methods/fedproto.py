@@ -29,13 +29,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods import singleset
-from methods.averaging import weighted_mean
-from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
-from methods.cost import Cost, Sizes
-from methods.local import LocalHyper, demand_one_of, embed, train
-from methods.maths.geometry import squared_distances
-from methods.maths.means import (
+from protofleet.methods import singleset
+from protofleet.methods.averaging import weighted_mean
+from protofleet.methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
+from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.maths.geometry import squared_distances
+from protofleet.methods.maths.means import (
     ClassMeans,
     average_class_means,
     class_means,
@@ -43,11 +43,11 @@ from methods.maths.means import (
     means_of,
     merge_class_means,
 )
-from methods.maths.pulls import prototype_mse
-from methods.nets.base import Net
-from methods.wants import Want
-from methods.weights import load_weights, place_of, snapshot, weight_wants, weights_of
-from protocol.numbers import Weight
+from protofleet.methods.maths.pulls import prototype_mse
+from protofleet.methods.nets.base import Net
+from protofleet.methods.wants import Want
+from protofleet.methods.weights import load_weights, place_of, snapshot, weight_wants, weights_of
+from protofleet.protocol.numbers import Weight
 
 Aggregation = Literal["unweighted", "weighted"]
 Source = Literal["training", "eval"]

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from methods import fedavg
-from methods.base import Method, Payload
-from methods.local import LocalHyper
-from methods.maths.pulls import proximal
-from protocol.numbers import Weight
+from protofleet.methods import fedavg
+from protofleet.methods.base import Method, Payload
+from protofleet.methods.local import LocalHyper
+from protofleet.methods.maths.pulls import proximal
+from protofleet.protocol.numbers import Weight
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods import singleset
-from methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
-from methods.cost import Cost, Sizes
-from methods.fedproto import MOST_EXAMPLES, table_of
-from methods.local import LocalHyper, demand, demand_one_of, embed, train
-from methods.maths.geometry import margins, squared_distances
-from methods.maths.margins import (
+from protofleet.methods import singleset
+from protofleet.methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
+from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
+from protofleet.methods.local import LocalHyper, demand, demand_one_of, embed, train
+from protofleet.methods.maths.geometry import margins, squared_distances
+from protofleet.methods.maths.margins import (
     AGGREGATE,
     anchor_distance,
     anchor_mse,
@@ -57,11 +57,11 @@ from methods.maths.margins import (
     margin_contrast,
     weight_of,
 )
-from methods.maths.means import ClassMeans, class_means, class_sums, means_of
-from methods.nets.base import Net, initialised_from
-from methods.wants import Want
-from methods.weights import place_of
-from protocol.numbers import Batch, Epochs, Momentum, Share, Weight
+from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.wants import Want
+from protofleet.methods.weights import place_of
+from protofleet.protocol.numbers import Batch, Epochs, Momentum, Share, Weight
 
 Anchors = Literal["projected", "random"]
 Rows = Literal["samples", "batch_prototypes"]

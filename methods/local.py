@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from methods.base import Samples
-from methods.nets.base import Net, drawing_globally
-from methods.optimizers import SGD, Optimizer
-from protocol.numbers import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
-from protocol.settings import demand_within
+from protofleet.methods.base import Samples
+from protofleet.methods.nets.base import Net, drawing_globally
+from protofleet.methods.optimizers import SGD, Optimizer
+from protofleet.protocol.numbers import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
+from protofleet.protocol.settings import demand_within
 
 Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
 

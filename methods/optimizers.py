@@ -13,8 +13,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from methods.base import Payload
-from methods.liveness import step_made
+from protofleet.methods.base import Payload
+from protofleet.methods.liveness import step_made
 
 BETA1: Final = 0.9
 BETA2: Final = 0.999

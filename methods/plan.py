@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from methods import load, names, nets
-from methods.base import ClientHalf, Method, Samples, ServerHalf
-from methods.nets.base import Net
-from protocol.numbers import Channels, Classes, Pixels, Rounds, Seed, Width
-from protocol.settings import SettingsError, decode, encode
+from protofleet.methods import load, names, nets
+from protofleet.methods.base import ClientHalf, Method, Samples, ServerHalf
+from protofleet.methods.nets.base import Net
+from protofleet.protocol.numbers import Channels, Classes, Pixels, Rounds, Seed, Width
+from protofleet.protocol.settings import SettingsError, decode, encode
 
 CHANNELS = (1, 3)
 

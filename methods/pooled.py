@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.averaging import flat_slice
-from methods.base import Payload, Reply, seeded
-from methods.local import LocalHyper, sgd, train
-from methods.nets.mlp import amplifier
-from methods.optimizers import SGD
-from methods.weights import load_weights, place_of, weights_of
+from protofleet.methods.averaging import flat_slice
+from protofleet.methods.base import Payload, Reply, seeded
+from protofleet.methods.local import LocalHyper, sgd, train
+from protofleet.methods.nets.mlp import amplifier
+from protofleet.methods.optimizers import SGD
+from protofleet.methods.weights import load_weights, place_of, weights_of
 
 
 class Pool:

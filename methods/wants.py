@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from protocol.messages import Wanted
-from protocol.reasons import Problem, Reason
+from protofleet.protocol.messages import Wanted
+from protofleet.protocol.reasons import Problem, Reason
 
 OPTIONAL = "optional"
 SUM = "sum<=examples"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from methods.base import Payload
-from methods.wants import Want, like
+from protofleet.methods.base import Payload
+from protofleet.methods.wants import Want, like
 
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 

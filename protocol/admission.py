@@ -11,7 +11,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.reasons import Reason, Rejected
 
 FRAME_RATE: Final = 2.0  # envelopes a second that are of no use; an honest device says a hello every 15 s
 FRAME_BURST: Final = 64.0

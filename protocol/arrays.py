@@ -16,8 +16,8 @@ from typing import Final
 import msgpack
 import numpy as np
 
-from protocol.messages import Array, Arrays
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.messages import Array, Arrays
+from protofleet.protocol.reasons import Reason, Rejected
 
 KINDS: Final = frozenset(
     {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}

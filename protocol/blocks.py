@@ -18,9 +18,9 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protocol.codec import MAX_BLOCKS, SHORT_HASH
-from protocol.messages import Manifest
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.codec import MAX_BLOCKS, SHORT_HASH
+from protofleet.protocol.messages import Manifest
+from protofleet.protocol.reasons import Reason, Rejected
 
 BLOCK: Final = b"PF\x02"
 OVERHEAD: Final = len(BLOCK) + SHORT_HASH + 4

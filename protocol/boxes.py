@@ -10,10 +10,10 @@ from typing import Final
 import msgpack
 import numpy as np
 
-from protocol import codec
-from protocol.messages import Boxed, Manifest
-from protocol.reasons import Reason, Rejected
-from protocol.store import ObjectStore
+from protofleet.protocol import codec
+from protofleet.protocol.messages import Boxed, Manifest
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.store import ObjectStore
 
 ARRAY: Final = "manifest"
 MOST: Final = (

@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from protocol.admission import AGAIN_BURST, AGAIN_RATE, Bucket
-from protocol.fetch import indices
-from protocol.messages import Manifest, Want
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.admission import AGAIN_BURST, AGAIN_RATE, Bucket
+from protofleet.protocol.fetch import indices
+from protofleet.protocol.messages import Manifest, Want
+from protofleet.protocol.reasons import Reason, Rejected
 
 LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
 MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.numbers import Port
-from protocol.settings import demand_within
-from protocol.tls import BrokerError as BrokerError
-from protocol.tls import TlsFiles as TlsFiles
-from protocol.tls import explain_tls, settle, tls_context
+from protofleet.protocol.numbers import Port
+from protofleet.protocol.settings import demand_within
+from protofleet.protocol.tls import BrokerError as BrokerError
+from protofleet.protocol.tls import TlsFiles as TlsFiles
+from protofleet.protocol.tls import explain_tls, settle, tls_context
 
 TAKEN_OVER: Final = 142
 # Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import msgpack
 
-from protocol.tables import MAX_LETTERS, MAX_NAMES
+from protofleet.protocol.tables import MAX_LETTERS, MAX_NAMES
 
 SHOWN: Final = 8  # names of a list in a line for people,
 SHOWN_LETTERS: Final = 12  # and letters of each: a refusal has to fit 512 bytes

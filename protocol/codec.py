@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 
 import msgpack
 
-from protocol import arrays, tables
-from protocol.messages import (
+from protofleet.protocol import arrays, tables
+from protofleet.protocol.messages import (
     Boxed,
     Bye,
     Finished,
@@ -30,8 +30,8 @@ from protocol.messages import (
     Want,
     Welcome,
 )
-from protocol.reasons import Reason, Rejected
-from protocol.tables import number, typed, whole
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.tables import number, typed, whole
 
 MAX_PAYLOAD: Final = 1 << 20
 MAX_TEXT: Final = 512

@@ -8,24 +8,36 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
-from protocol import blocks, boxes, codec
-from protocol.admission import Admission
-from protocol.arrays import Body
-from protocol.broadcast import NOW, Alone, Broadcast
-from protocol.clocks import days
-from protocol.codec import Attachment, Place
-from protocol.fetch import RETRY_SECONDS, Fetch
-from protocol.keys import Identity, Keyring
-from protocol.link import INLINE, WINDOW, Link, Received, Taken
-from protocol.messages import Boxed, Bye, Hello, Manifest, Message, Offer, Refusal, State, Task, Update, Want
-from protocol.meter import DOWN
-from protocol.plain import plain
-from protocol.reasons import Reason, Rejected
-from protocol.seal import COORDINATOR, Header, contents, read_header, verified
-from protocol.store import ObjectStore
-from protocol.topics import Topics
-from protocol.transport import Transport
-from protocol.window import Window
+from protofleet.protocol import blocks, boxes, codec
+from protofleet.protocol.admission import Admission
+from protofleet.protocol.arrays import Body
+from protofleet.protocol.broadcast import NOW, Alone, Broadcast
+from protofleet.protocol.clocks import days
+from protofleet.protocol.codec import Attachment, Place
+from protofleet.protocol.fetch import RETRY_SECONDS, Fetch
+from protofleet.protocol.keys import Identity, Keyring
+from protofleet.protocol.link import INLINE, WINDOW, Link, Received, Taken
+from protofleet.protocol.messages import (
+    Boxed,
+    Bye,
+    Hello,
+    Manifest,
+    Message,
+    Offer,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Want,
+)
+from protofleet.protocol.meter import DOWN
+from protofleet.protocol.plain import plain
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.seal import COORDINATOR, Header, contents, read_header, verified
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Transport
+from protofleet.protocol.window import Window
 
 ANSWERS: Final = "answers"  # a form of a refusal
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from protocol.enrolled import CURRENT, Enrolled, KnownRecords, load_enrolled
-from protocol.keys import Keyring, Keys, load_keyring, load_keys, load_public
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
+from protofleet.protocol.enrolled import CURRENT, Enrolled, KnownRecords, load_enrolled
+from protofleet.protocol.keys import Keyring, Keys, load_keyring, load_keys, load_public
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
 
 
 def of_coordinator(enrolled: str, federation: str, key: str, devices: str) -> tuple[Keys, Keyring]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from protocol import blocks, boxes, codec
-from protocol.broker import BrokerError
-from protocol.clocks import ahead, days
-from protocol.codec import Attachment
-from protocol.fetch import Fetch, indices
-from protocol.keys import Identity, Keyring
-from protocol.link import WINDOW, Link, Received, Taken
-from protocol.messages import Boxed, Manifest, Message, Offer, Task, Update, Want
-from protocol.meter import UP
-from protocol.reasons import Reason, Rejected
-from protocol.seal import COORDINATOR, Header
-from protocol.store import ObjectStore
-from protocol.topics import Topics
-from protocol.transport import Transport
-from protocol.window import Window
+from protofleet.protocol import blocks, boxes, codec
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.clocks import ahead, days
+from protofleet.protocol.codec import Attachment
+from protofleet.protocol.fetch import Fetch, indices
+from protofleet.protocol.keys import Identity, Keyring
+from protofleet.protocol.link import WINDOW, Link, Received, Taken
+from protofleet.protocol.messages import Boxed, Manifest, Message, Offer, Task, Update, Want
+from protofleet.protocol.meter import UP
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.seal import COORDINATOR, Header
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Transport
+from protofleet.protocol.window import Window
 
 MANIFEST: Final = "manifest"
 

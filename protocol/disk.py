@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.reasons import Reason, Rejected
 
 LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

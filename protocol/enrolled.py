@@ -22,12 +22,12 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protocol.keyfiles import KeyFileError, read_identity, read_receive
-from protocol.records import RECORD, REVOCATIONS, Record, Revocations, Role
-from protocol.seal import COORDINATOR
-from protocol.statements import StatementError, Why, read_armoured
-from protocol.topics import valid_name
-from protocol.trust import ROOTS, Trust, first_roots
+from protofleet.protocol.keyfiles import KeyFileError, read_identity, read_receive
+from protofleet.protocol.records import RECORD, REVOCATIONS, Record, Revocations, Role
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.statements import StatementError, Why, read_armoured
+from protofleet.protocol.topics import valid_name
+from protofleet.protocol.trust import ROOTS, Trust, first_roots
 
 CURRENT: Final = "current"
 IDENTITY_KEY: Final = "identity.key"

@@ -13,12 +13,12 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily
 
-from protocol.callbacks import Failures
-from protocol.meter import Meter
-from protocol.metrics_server import Page, Request, Response, bound, serving
-from protocol.numbers import OptionalPort
-from protocol.reasons import Reason
-from protocol.vitals import Check
+from protofleet.protocol.callbacks import Failures
+from protofleet.protocol.meter import Meter
+from protofleet.protocol.metrics_server import Page, Request, Response, bound, serving
+from protofleet.protocol.numbers import OptionalPort
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.vitals import Check
 
 LOOPBACK: Final = "127.0.0.1"  # where nobody else is told of
 HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")

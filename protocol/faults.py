@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 from typing import Final
 
-from protocol.broker import BrokerError
-from protocol.store import DamagedError, NewerFormatError
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.store import DamagedError, NewerFormatError
 
 
 class OurFault(RuntimeError):  # noqa: N818 - it reads as what it is: `except OurFault`

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from protocol.arrays import Body
-from protocol.blocks import kinds_in, opened
-from protocol.codec import MAX_RANGES
-from protocol.messages import Manifest, Want
-from protocol.store import Partial
+from protofleet.protocol.arrays import Body
+from protofleet.protocol.blocks import kinds_in, opened
+from protofleet.protocol.codec import MAX_RANGES
+from protofleet.protocol.messages import Manifest, Want
+from protofleet.protocol.store import Partial
 
 RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
 LONGEST_RETRY_SECONDS: Final = 20.0

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from protocol.transport import Arrived, Item
+from protofleet.protocol.transport import Arrived, Item
 
 MAX_BYTES: Final = 96 << 20  # above what is ever asked for: 256 blocks of 256 KiB
 MAX_TOPIC_BYTES: Final = 24 << 20  # of one device; it is asked for 64 blocks of 256 KiB at most

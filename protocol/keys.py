@@ -14,9 +14,9 @@ from typing import Final, Protocol, TypeAlias
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protocol.holders import holder_of
-from protocol.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
-from protocol.weak_keys import check_keys
+from protofleet.protocol.holders import holder_of
+from protofleet.protocol.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
+from protofleet.protocol.weak_keys import check_keys
 
 KEY: Final = 32  # bytes
 

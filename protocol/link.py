@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protocol import blocks, boxes, codec
-from protocol.broker import BrokerError
-from protocol.callbacks import Failures
-from protocol.clocks import Clock
-from protocol.codec import Attachment
-from protocol.holders import other_keys, same_record
-from protocol.keys import Identity, Keyring
-from protocol.messages import Boxed, Manifest, Message, Offer, State
-from protocol.meter import DOWN, UP, Meter
-from protocol.reasons import Reason, Rejected
-from protocol.seal import (
+from protofleet.protocol import blocks, boxes, codec
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.callbacks import Failures
+from protofleet.protocol.clocks import Clock
+from protofleet.protocol.codec import Attachment
+from protofleet.protocol.holders import other_keys, same_record
+from protofleet.protocol.keys import Identity, Keyring
+from protofleet.protocol.messages import Boxed, Manifest, Message, Offer, State
+from protofleet.protocol.meter import DOWN, UP, Meter
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.seal import (
     EVERYBODY,
     MAJOR,
     MINOR,
@@ -33,10 +33,10 @@ from protocol.seal import (
     seal,
     verified,
 )  # fmt: skip
-from protocol.store import ObjectStore
-from protocol.topics import Topics
-from protocol.transport import Transport, Will, packet_bytes
-from protocol.window import Window
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Transport, Will, packet_bytes
+from protofleet.protocol.window import Window
 
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from protocol.reasons import Reason
+from protofleet.protocol.reasons import Reason
 
 UP: Final = "up"  # device -> coordinator
 DOWN: Final = "down"

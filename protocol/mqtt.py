@@ -22,13 +22,13 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from protocol.broker import FINAL, TAKEN_OVER, BrokerAddress, BrokerError, explain
-from protocol.callbacks import Failures, HeardErrors, never_raises
-from protocol.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
-from protocol.reconnect import Backoff, Ending, Reconnecting
-from protocol.tls import rereading_context, settle
-from protocol.traffic import Traffic
-from protocol.transport import Arrived, Connected, Denied, Item, Will, packet_bytes
+from protofleet.protocol.broker import FINAL, TAKEN_OVER, BrokerAddress, BrokerError, explain
+from protofleet.protocol.callbacks import Failures, HeardErrors, never_raises
+from protofleet.protocol.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
+from protofleet.protocol.reconnect import Backoff, Ending, Reconnecting
+from protofleet.protocol.tls import rereading_context, settle
+from protofleet.protocol.traffic import Traffic
+from protofleet.protocol.transport import Arrived, Connected, Denied, Item, Will, packet_bytes
 
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5

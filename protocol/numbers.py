@@ -1,5 +1,5 @@
 """How large and how small the numbers of settings may be: said in the type of a field, as
-`quorum: Annotated[int, Within(1, 1_000_000)]`, and enforced wherever a table is decoded (protocol.settings).
+`quorum: Annotated[int, Within(1, 1_000_000)]`, and enforced wherever a table is decoded.
 
 A number outside of what its user can bear ends in a hang or in an error of torch, SQLite or the kernel, far from the
 file that says it. So every number has a bound on both sides; tests/test_absurd_settings.py refuses one that has none.

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from protocol.broker import BrokerError
-from protocol.reasons import Farewell
-from protocol.transport import Connected, Disconnected, Done, Item, Stop
-from protocol.vitals import Pulse
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.reasons import Farewell
+from protofleet.protocol.transport import Connected, Disconnected, Done, Item, Stop
+from protofleet.protocol.vitals import Pulse
 
 log = logging.getLogger("protofleet")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from cryptography.x509 import load_pem_x509_certificate
 from prometheus_client.core import GaugeMetricFamily
 
-from protocol.broker import BrokerAddress
+from protofleet.protocol.broker import BrokerAddress
 
 
 class Place:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.pauses import pause
-from protocol.transport import Disconnected
+from protofleet.protocol.pauses import pause
+from protofleet.protocol.transport import Disconnected
 
 STABLE_SECONDS: Final = 10.0  # a connection that lasted this long starts the back-off afresh
 FLAPS: Final = 3

@@ -13,11 +13,11 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protocol.holders import holder_of
-from protocol.seal import COORDINATOR
-from protocol.statements import Reader, StatementError, Why, Writer, body_of, state
-from protocol.topics import valid_name
-from protocol.weak_keys import check_keys
+from protofleet.protocol.holders import holder_of
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.statements import Reader, StatementError, Why, Writer, body_of, state
+from protofleet.protocol.topics import valid_name
+from protofleet.protocol.weak_keys import check_keys
 
 RECORD: Final = "record"
 REVOCATIONS: Final = "revocations"

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from protocol.keys import Keyring, PublicKeys
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.keys import Keyring, PublicKeys
+from protofleet.protocol.reasons import Reason, Rejected
 
 MAJOR: Final = 1
 MINOR: Final = 0

@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover - Python 3.10
     import tomli as tomllib
 
-from protocol.numbers import Within
+from protofleet.protocol.numbers import Within
 
 T = TypeVar("T")
 Table = dict[str, Any]

@@ -12,8 +12,8 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protocol.statements import Reader, StatementError, Why, Writer, body_of, state
-from protocol.topics import valid_device, valid_name
+from protofleet.protocol.statements import Reader, StatementError, Why, Writer, body_of, state
+from protofleet.protocol.topics import valid_device, valid_name
 
 SETTINGS: Final = "settings"
 TUNING: Final = "tuning"

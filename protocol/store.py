@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from protocol.arrays import Body, encode, joined, parts
-from protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
-from protocol.disk import FULL, Disk, NoRoom
-from protocol.messages import Arrays, Manifest
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.arrays import Body, encode, joined, parts
+from protofleet.protocol.blocks import DEFAULT_BLOCK, block_size, length_of, manifest_of, recut, short_hash
+from protofleet.protocol.disk import FULL, Disk, NoRoom
+from protofleet.protocol.messages import Arrays, Manifest
+from protofleet.protocol.reasons import Reason, Rejected
 
 log = logging.getLogger("protofleet")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from protocol.messages import MOST_NAMED, About, Now, Wanted
+from protofleet.protocol.messages import MOST_NAMED, About, Now, Wanted
 
 MAX_FORMS: Final = 16  # names of added forms
 MAX_FORM: Final = 32  # bytes of one

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from protocol.keyfiles import too_open
+from protofleet.protocol.keyfiles import too_open
 
 VERDICT_SECONDS: Final = 0.5  # a broker without session tickets costs us this at every connect
 MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from protocol.seal import COORDINATOR
+from protofleet.protocol.seal import COORDINATOR
 
 PREFIX: Final = "protofleet/1"
 

@@ -12,9 +12,25 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protocol.records import KEY, Record, Revocations, Role, check_dates, read_record, read_revocations
-from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
-from protocol.weak_keys import check_sign
+from protofleet.protocol.records import (
+    KEY,
+    Record,
+    Revocations,
+    Role,
+    check_dates,
+    read_record,
+    read_revocations,
+)
+from protofleet.protocol.statements import (
+    Reader,
+    StatementError,
+    Why,
+    Writer,
+    body_of,
+    state,
+    unverified_body,
+)
+from protofleet.protocol.weak_keys import check_sign
 
 ROOTS: Final = "roots"
 MAX_ROOTS: Final = 2  # the old and the new one, while a root is being replaced

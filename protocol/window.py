@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.reasons import Reason, Rejected
 
 WIDTH: Final = 1024  # how far behind the newest a message may come and still be judged
 

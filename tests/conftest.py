@@ -14,11 +14,19 @@ from typing import Any, NoReturn, TypeVar
 import hypothesis  # noqa: F401 - else its plugin imports it last of all, while threads of the tests still run
 import pytest
 
-from deploy.broker import LocalBroker
-from protocol.broker import BrokerAddress, BrokerError
-from protocol.mqtt import Mqtt
-from protocol.transport import Arrived, Connected, Denied, Disconnected, Item
+import protofleet.protocol
+from protofleet.deploy.broker import LocalBroker
+from protofleet.protocol.broker import BrokerAddress, BrokerError
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Item
 from tests.containers.engine import Engine, NoEngine, running_engine
+
+ROOT = Path(__file__).parent.parent
+if Path(protofleet.protocol.__file__).parent.parent != ROOT:
+    raise SystemExit(
+        f"protofleet.protocol is {protofleet.protocol.__file__}, not of this checkout {ROOT}; "
+        "run these tests by its own environment (make .venv/.dev, then .venv/bin/python -m pytest)"
+    )
 
 # A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent
 def enrol_in(folder, line, code=0):
     """What it said; it ended with that code, and without a traceback."""
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", "enrol", *line.split()], stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "protofleet", "enrol", *line.split()], stdin=subprocess.DEVNULL,
         cwd=folder, capture_output=True, text=True, timeout=60, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy.broker import LocalBroker, Secured
-from deploy.enrol.fleet import SimulatedFleet, enrol_fleet
-from protocol.broker import BrokerAddress
-from protocol.seal import COORDINATOR
+from protofleet.deploy.broker import LocalBroker, Secured
+from protofleet.deploy.enrol.fleet import SimulatedFleet, enrol_fleet
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.seal import COORDINATOR
 
 
 @dataclass

@@ -14,13 +14,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from protocol import arrays, blocks
-from protocol.keys import Keyring, Keys
-from protocol.messages import Manifest
-from protocol.reasons import Rejected
-from protocol.seal import COORDINATOR, Header, read_header, seal, unseal
-from protocol.topics import Topics
-from protocol.transport import Arrived, Connected, Transport
+from protofleet.protocol import arrays, blocks
+from protofleet.protocol.keys import Keyring, Keys
+from protofleet.protocol.messages import Manifest
+from protofleet.protocol.reasons import Rejected
+from protofleet.protocol.seal import COORDINATOR, Header, read_header, seal, unseal
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Arrived, Connected, Transport
 from tests.worlds import CLASSES
 
 KEY = bytes(32)  # it has no secrets

@@ -16,15 +16,15 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 
 import pytest
 
-from coordinator.config import CoordinatorSettings
-from deploy import bounds_page, flags
-from deploy.experiment import Experiment
-from deploy.fleet.settings import Fleet
-from edge_client.config import DeviceSettings
-from edge_client.tuning import Tuning
-from methods import load, names
-from protocol.numbers import Within
-from protocol.settings import SettingsError, decode
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy import bounds_page, flags
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.fleet.settings import Fleet
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.tuning import Tuning
+from protofleet.methods import load, names
+from protofleet.protocol.numbers import Within
+from protofleet.protocol.settings import SettingsError, decode
 
 ROOT = Path(__file__).parent.parent
 RUN = {"name": "absurd", "rounds": 1, "classes": 10, "method": {"name": "fedavg"}}
@@ -122,7 +122,7 @@ def test_the_walk_finds_the_numbers_of_nested_tables_lists_and_names():
 
 @pytest.mark.parametrize("leaf", [*LEAVES, *(leaf for _, leaf in HYPERS)], ids=str)
 def test_every_number_has_a_bound_on_both_sides(leaf):
-    assert get_origin(leaf.hint) is Annotated, f"{leaf} has no bound; say one of protocol.numbers"
+    assert get_origin(leaf.hint) is Annotated, f"{leaf} has no bound; say one of protofleet.protocol.numbers"
     (bound,) = (b for b in leaf.hint.__metadata__ if isinstance(b, Within))
     assert math.isfinite(bound.least) and math.isfinite(bound.most) and bound.least < bound.most
 
@@ -167,7 +167,7 @@ def test_a_text_of_the_wrong_type_is_one_line_that_names_the_key(top, key):
 
 
 def test_the_page_of_bounds_is_the_one_that_the_source_writes():
-    """If not: python -m deploy.bounds_page"""
+    """If not: python -m protofleet.deploy.bounds_page"""
     assert bounds_page.PAGE.read_text() == bounds_page.written()
     assert bounds_page.written().count("\n| `") == len(LEAVES) + len(HYPERS)
 
@@ -209,7 +209,7 @@ def test_an_absurd_number_of_a_command_line_is_refused(name):
 
 def command(folder, *words):
     return subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *words], cwd=folder, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "protofleet", *words], cwd=folder, capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 

@@ -5,11 +5,11 @@ import time
 import pytest
 from paho.mqtt.client import CallbackAPIVersion, Client, MQTTProtocolVersion
 
-from deploy.mosquitto import access_rules
-from protocol.broker import BrokerError
-from protocol.tls import tls_context
-from protocol.topics import TABLE, Topics
-from protocol.transport import Arrived, Connected
+from protofleet.deploy.mosquitto import access_rules
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.tls import tls_context
+from protofleet.protocol.topics import TABLE, Topics
+from protofleet.protocol.transport import Arrived, Connected
 from tests.conftest import PATIENCE, Peer, missing
 from tests.fleets import start_enrolled
 

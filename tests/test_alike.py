@@ -2,9 +2,9 @@
 
 import pytest
 
-from coordinator.config import CoordinatorSettings
-from deploy.cli import main
-from protocol.settings import decode, read_toml
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.cli import main
+from protofleet.protocol.settings import decode, read_toml
 from tests.data.files import write_class_folders
 
 PETS, OTHER = ("cat", "dog", "owl"), ("cat", "cow", "owl")

@@ -36,9 +36,15 @@ def sources(package):
 def imports(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (top(alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "protofleet":
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module.split(".")[0]
+            yield top(node.module)
+
+
+def top(name):
+    return name.removeprefix("protofleet.").split(".")[0]
 
 
 @pytest.mark.parametrize("package", ALLOWED)

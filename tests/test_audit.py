@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from deploy import audit
+from protofleet.deploy import audit
 
 CLEAN = json.dumps({"dependencies": [{"name": "torch", "version": "2.13.0", "vulns": []}]})
 WEAK = {"id": "CVE-2025-1", "fix_versions": ["2.14"], "description": ""}

@@ -14,14 +14,14 @@ from paho.mqtt.client import CallbackAPIVersion, Client, MQTTv5
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from coordinator.events import Accept
-from deploy.broker import LocalBroker, Secured
-from deploy.enrol.fleet import enrol_fleet
-from deploy.simulation import Simulation
-from methods.plan import Network
-from protocol.broker import BrokerAddress, BrokerError
-from protocol.seal import COORDINATOR
-from protocol.tls import rereading_context
+from protofleet.coordinator.events import Accept
+from protofleet.deploy.broker import LocalBroker, Secured
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.simulation import Simulation
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerAddress, BrokerError
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.tls import rereading_context
 from tests.chaos.proxy import Proxy
 from tests.conftest import missing
 from tests.test_federation_over_broker import DEVICES, Federation

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from coordinator.config import Rules
-from methods.plan import Network
-from protocol.broker import BrokerError
-from protocol.transport import packet_bytes
+from protofleet.coordinator.config import Rules
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.transport import packet_bytes
 from tests.conftest import missing
 from tests.hostile.federation import CLASSES, Federation
 
@@ -19,7 +19,7 @@ ROUNDS = 4
 KINDS = ("task", "want", "update", "receipt")
 NEW, OLD = ("board-1", "board-2"), "board-3"
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
-SAYS_NO_FORM = "import edge_client.greeting; edge_client.greeting.FORMS = ()"
+SAYS_NO_FORM = "import protofleet.edge_client.greeting; protofleet.edge_client.greeting.FORMS = ()"
 
 
 @pytest.fixture(scope="module")

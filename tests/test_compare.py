@@ -8,13 +8,13 @@ from statistics import mean, stdev
 import numpy as np
 import pytest
 
-from deploy.charts import Frame, Line, end_labels, lines
-from deploy.cli import main
-from deploy.compare import goal_of, label_of, read_groups
-from deploy.compare_page import comparison_page
-from deploy.compare_tables import spread, tables
-from deploy.progress import human
-from deploy.run_errors import RunError
+from protofleet.deploy.charts import Frame, Line, end_labels, lines
+from protofleet.deploy.cli import main
+from protofleet.deploy.compare import goal_of, label_of, read_groups
+from protofleet.deploy.compare_page import comparison_page
+from protofleet.deploy.compare_tables import spread, tables
+from protofleet.deploy.progress import human
+from protofleet.deploy.run_errors import RunError
 
 DOMAINS = ("mnist", "street")
 UP, DOWN = 100, 40  # payload bytes of a round

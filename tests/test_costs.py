@@ -2,10 +2,10 @@
 
 import pytest
 
-from deploy.costs import SETTINGS, lines, table
-from methods.cost import parameters
-from methods.nets import build
-from methods.nets.mlp import amplifier, fedpall_classifier
+from protofleet.deploy.costs import SETTINGS, lines, table
+from protofleet.methods.cost import parameters
+from protofleet.methods.nets import build
+from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 
 
 def setting(words):

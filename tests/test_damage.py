@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.index import Index
-from coordinator.journal import Journal
-from coordinator.metrics import Metrics
-from coordinator.spool import Spool
-from deploy.mistakes import exit_code
-from edge_client.metrics import DeviceMetrics
-from edge_client.state import Memory, read_book
-from protocol.disk import Disk
-from protocol.reasons import Farewell
-from protocol.store import DamagedError, NewerFormatError
+from protofleet.coordinator.index import Index
+from protofleet.coordinator.journal import Journal
+from protofleet.coordinator.metrics import Metrics
+from protofleet.coordinator.spool import Spool
+from protofleet.deploy.mistakes import exit_code
+from protofleet.edge_client.metrics import DeviceMetrics
+from protofleet.edge_client.state import Memory, read_book
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.reasons import Farewell
+from protofleet.protocol.store import DamagedError, NewerFormatError
 from tests import worlds
 from tests.worlds import assert_same, once_each
 

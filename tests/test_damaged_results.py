@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.ledger import records_in
-from deploy.finished import read_run
-from deploy.report import final_table, write_report
-from deploy.run_errors import RunError
+from protofleet.coordinator.ledger import records_in
+from protofleet.deploy.finished import read_run
+from protofleet.deploy.report import final_table, write_report
+from protofleet.deploy.run_errors import RunError
 from tests.test_run import furnished, protofleet
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.dashboards.__main__ import FOLDER, written
-from deploy.dashboards.pages import PAGES
+from protofleet.deploy.dashboards.__main__ import FOLDER, written
+from protofleet.deploy.dashboards.pages import PAGES
 from tests.test_metrics_document import DOCUMENTED
 
 COMPOSE = Path(__file__).parent.parent / "deploy" / "compose"
@@ -69,7 +69,7 @@ def test_a_word_that_grafana_does_not_know_is_found():
 
 
 def test_the_files_are_those_that_the_source_writes():
-    """If not: python -m deploy.dashboards"""
+    """If not: python -m protofleet.deploy.dashboards"""
     assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == written()
 
 

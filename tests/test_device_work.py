@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.events import Policy
-from coordinator.measured import pooled
-from edge_client.evaluate import evaluate
-from edge_client.pictures import Pictures
-from edge_client.work import work
-from methods.base import Ask
-from methods.plan import Network
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.measured import pooled
+from protofleet.edge_client.evaluate import evaluate
+from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.work import work
+from protofleet.methods.base import Ask
+from protofleet.methods.plan import Network
 from tests.worlds import CLASSES, plan, shard, simulation
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import CoordinatorSettings
-from deploy.experiment import Experiment
-from deploy.fleet.settings import Fleet
-from edge_client.config import DeviceSettings
-from edge_client.data import DataSettings
-from protocol.settings import decode, tomllib
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.fleet.settings import Fleet
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataSettings
+from protofleet.protocol.settings import decode, tomllib
 
 ROOT = Path(__file__).parent.parent
 KINDS = {
@@ -49,7 +49,7 @@ def test_commands_in_the_documents_run(tag, text, tmp_path):
         return
     for line in text.strip().splitlines():
         assert line.startswith("protofleet "), line
-        command = [sys.executable, "-m", "deploy.cli", *line.split()[1:]]
+        command = [sys.executable, "-m", "protofleet", *line.split()[1:]]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, cwd=tmp_path, capture_output=True, text=True, timeout=60, env=environment

@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from cryptography import x509
 
-from deploy.cli import main
-from deploy.enrol import operator, party
-from deploy.enrol.approvals import APPROVAL
-from deploy.enrol.authority import DAY, Authority, make_authority
-from deploy.enrol.fleet import enrol_fleet, join
-from deploy.enrol.requests import REQUEST, read_request_file
-from protocol.enrolled import KnownRecords, load_coordinator, load_enrolled, load_trust
-from protocol.keyfiles import KeyFileError, private_pem
-from protocol.settings import SettingsError
-from protocol.statements import StatementError, Why, armoured, read_armoured
+from protofleet.deploy.cli import main
+from protofleet.deploy.enrol import operator, party
+from protofleet.deploy.enrol.approvals import APPROVAL
+from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
+from protofleet.deploy.enrol.fleet import enrol_fleet, join
+from protofleet.deploy.enrol.requests import REQUEST, read_request_file
+from protofleet.protocol.enrolled import KnownRecords, load_coordinator, load_enrolled, load_trust
+from protofleet.protocol.keyfiles import KeyFileError, private_pem
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import StatementError, Why, armoured, read_armoured
 
 FEDERATION = "lab"
 

@@ -12,16 +12,24 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from deploy.cli import main
-from deploy.enrol import operator, party
-from deploy.enrol.approvals import Approval, issue_approval, read_approval
-from deploy.enrol.authority import Authority, make_authority
-from deploy.enrol.fleet import join
-from deploy.enrol.requests import REQUEST, new_request
-from protocol.enrolled import load_trust
-from protocol.records import RECORD
-from protocol.statements import StatementError, Why, Writer, armoured, body_of, read_armoured, state
-from protocol.trust import Roots, issue_roots
+from protofleet.deploy.cli import main
+from protofleet.deploy.enrol import operator, party
+from protofleet.deploy.enrol.approvals import Approval, issue_approval, read_approval
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.fleet import join
+from protofleet.deploy.enrol.requests import REQUEST, new_request
+from protofleet.protocol.enrolled import load_trust
+from protofleet.protocol.records import RECORD
+from protofleet.protocol.statements import (
+    StatementError,
+    Why,
+    Writer,
+    armoured,
+    body_of,
+    read_armoured,
+    state,
+)
+from protofleet.protocol.trust import Roots, issue_roots
 from tests.enrolling import enrol_in
 from tests.small_order import RECEIVE, SIGN, signed_by_nobody
 

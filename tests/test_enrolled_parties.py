@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.enrol.fleet import enrol_fleet, join
-from deploy.enrol.operator import revoke
-from deploy.enrol.party import install, read_approval_file
-from protocol import credentials
-from protocol.enrolled import KnownRecords, load_trust
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
+from protofleet.deploy.enrol.fleet import enrol_fleet, join
+from protofleet.deploy.enrol.operator import revoke
+from protofleet.deploy.enrol.party import install, read_approval_file
+from protofleet.protocol import credentials
+from protofleet.protocol.enrolled import KnownRecords, load_trust
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
 from tests.worlds import POLICY, simulation
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.experiment import read_experiment
-from edge_client.data import load
+from protofleet.deploy.experiment import read_experiment
+from protofleet.edge_client.data import load
 from tests.data.files import write_class_folders, write_mnist, write_svhn, write_usps
 
 FOLDER = Path(__file__).parent.parent / "experiments"

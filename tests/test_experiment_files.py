@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from deploy.cli import main
-from deploy.experiment import Experiment, coordinator_settings, read_experiment
-from methods import nets
-from protocol.broker import BrokerAddress
-from protocol.settings import SettingsError, tomllib
+from protofleet.deploy.cli import main
+from protofleet.deploy.experiment import Experiment, coordinator_settings, read_experiment
+from protofleet.methods import nets
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.settings import SettingsError, tomllib
 
 FOLDER = Path(__file__).parent.parent / "experiments"
 FILES = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name != "base")

@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from deploy.explain import explanation
-from methods import load, names
-from protocol.settings import SettingsError
+from protofleet.deploy.explain import explanation
+from protofleet.methods import load, names
+from protofleet.protocol.settings import SettingsError
 
 
 @pytest.mark.parametrize("name", names())

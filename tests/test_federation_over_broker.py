@@ -9,21 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from coordinator.machine import RoundMachine
-from coordinator.service import Service
-from coordinator.spool import Spool
-from deploy.broker import LocalBroker
-from edge_client.agent import Agent
-from edge_client.state import Memory
-from methods import names
-from protocol.coordinator_link import CoordinatorLink
-from protocol.device_link import DeviceLink
-from protocol.keys import Identity, Keys
-from protocol.mqtt import Mqtt
-from protocol.party import ThreadWorker, serve
-from protocol.seal import COORDINATOR
-from protocol.topics import Topics
-from protocol.transport import Arrived, Stop
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool import Spool
+from protofleet.deploy.broker import LocalBroker
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.state import Memory
+from protofleet.methods import names
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.keys import Identity, Keys
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.party import ThreadWorker, serve
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Arrived, Stop
 from tests.worlds import POLICY, assert_same, plan, shard, simulation
 
 DEVICES = [f"device-{i}" for i in range(3)]

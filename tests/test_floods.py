@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.claims import Limits
-from coordinator.events import Phase, Policy
-from deploy.world import Weather
-from protocol.admission import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
-from protocol.disk import Disk
-from protocol.keys import Keys
-from protocol.messages import Manifest, Task
-from protocol.reasons import Reason
-from protocol.store import ObjectStore
-from protocol.transport import Arrived
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.events import Phase, Policy
+from protofleet.deploy.world import Weather
+from protofleet.protocol.admission import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.keys import Keys
+from protofleet.protocol.messages import Manifest, Task
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.transport import Arrived
 from tests.malice import KEY, in_world
 from tests.protocol.ends import TOPICS, Ends
 from tests.worlds import assert_same, simulation
@@ -216,7 +216,7 @@ def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_hal
 
 def in_blocks(run, monkeypatch):
     """Honest answers of the tiny network travel as objects too."""
-    monkeypatch.setattr("protocol.link.INLINE", 64)
+    monkeypatch.setattr("protofleet.protocol.link.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
         agent.link.adapt = lambda *limits: None

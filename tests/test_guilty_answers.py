@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-import methods.fedavg
-import methods.fedpall
-from coordinator.claims import Limits
-from coordinator.events import Left, Policy
-from coordinator.journal import Journal, RoundFile
-from deploy.simulation import Simulation
+import protofleet.methods.fedavg
+import protofleet.methods.fedpall
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.events import Left, Policy
+from protofleet.coordinator.journal import Journal, RoundFile
+from protofleet.deploy.simulation import Simulation
 from tests.worlds import plan, replace_coordinator, replace_coordinator_in_the_repeated_round, shard
 
 POLICY = Policy(
@@ -75,7 +75,7 @@ def assert_repeated_without(run, file, *devices):
 
 
 def test_of_several_that_it_fails_at_all_are_put_aside_at_once(tmp_path, monkeypatch, caplog):
-    fails_at_strikes(monkeypatch, methods.fedavg, "weighted_mean")
+    fails_at_strikes(monkeypatch, protofleet.methods.fedavg, "weighted_mean")
     strikes = {LIAR: [(2, "train")], SECOND: [(2, "train")]}
     run, file = federation(tmp_path, "fedavg", strikes)
     run.run()
@@ -85,7 +85,7 @@ def test_of_several_that_it_fails_at_all_are_put_aside_at_once(tmp_path, monkeyp
 
 
 def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeypatch):
-    fails_at_strikes(monkeypatch, methods.fedavg, "weighted_mean")
+    fails_at_strikes(monkeypatch, protofleet.methods.fedavg, "weighted_mean")
     run, _ = federation(tmp_path, "fedavg", {f"device-{i}": [(2, "train")] for i in (1, 2, 3)})
     run.run()
     assert "without any minority of the answers to round 2" in run.service.diverged
@@ -93,7 +93,7 @@ def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeyp
 
 def fails_at_the_start_of_round_three(monkeypatch):
     """By a weight that comes of a strike; the state itself is finite."""
-    payload, mean = methods.fedavg.Server.payload, methods.fedavg.weighted_mean
+    payload, mean = protofleet.methods.fedavg.Server.payload, protofleet.methods.fedavg.weighted_mean
 
     def fails(server):
         if server.number == 3 and any(float(v.reshape(-1)[0]) == 0.5 for v in server.state().values()):
@@ -106,8 +106,8 @@ def fails_at_the_start_of_round_three(monkeypatch):
             next(iter(found.values())).view(-1)[0] = 0.5
         return found
 
-    monkeypatch.setattr(methods.fedavg.Server, "payload", fails)
-    monkeypatch.setattr(methods.fedavg, "weighted_mean", marked)
+    monkeypatch.setattr(protofleet.methods.fedavg.Server, "payload", fails)
+    monkeypatch.setattr(protofleet.methods.fedavg, "weighted_mean", marked)
 
 
 def test_where_the_next_round_cannot_begin_it_is_told_from_that(tmp_path, monkeypatch):
@@ -133,20 +133,20 @@ def test_a_round_is_repeated_with_devices_that_left_before_the_coordinator_died(
 
 
 def fails_after_mix(monkeypatch, when):
-    fit = methods.fedpall.Pupils.fit
+    fit = protofleet.methods.fedpall.Pupils.fit
 
     def fails(pupils, replies, *given):
         if when(replies):
             raise ZeroDivisionError("planted")
         return fit(pupils, replies, *given)
 
-    monkeypatch.setattr(methods.fedpall.Pupils, "fit", fails)
+    monkeypatch.setattr(protofleet.methods.fedpall.Pupils, "fit", fails)
 
 
 @pytest.mark.parametrize("phase", ["train", "mix"])
 def test_in_a_method_of_two_phases_the_answer_to_either_is_found(tmp_path, monkeypatch, phase):
     if phase == "train":
-        fails_at_strikes(monkeypatch, methods.fedpall.Server, "merge", argument=1)
+        fails_at_strikes(monkeypatch, protofleet.methods.fedpall.Server, "merge", argument=1)
     else:
         fails_after_mix(monkeypatch, holds_strike)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, phase)]})
@@ -157,13 +157,13 @@ def test_in_a_method_of_two_phases_the_answer_to_either_is_found(tmp_path, monke
 def struck_prototypes(monkeypatch):
     """What one device says in the first phase breaks what comes of the second."""
     struck = []
-    merge = methods.fedpall.Server.merge
+    merge = protofleet.methods.fedpall.Server.merge
 
     def marked(server, replies):
         struck[:] = [holds_strike(replies)]
         return merge(server, replies)
 
-    monkeypatch.setattr(methods.fedpall.Server, "merge", marked)
+    monkeypatch.setattr(protofleet.methods.fedpall.Server, "merge", marked)
     fails_after_mix(monkeypatch, lambda replies: struck[0])
 
 
@@ -183,7 +183,7 @@ def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both
 
 
 def test_a_second_liar_in_a_later_phase_of_the_repeated_round_is_found_too(tmp_path, monkeypatch):
-    fails_at_strikes(monkeypatch, methods.fedpall.Server, "merge", argument=1)
+    fails_at_strikes(monkeypatch, protofleet.methods.fedpall.Server, "merge", argument=1)
     fails_after_mix(monkeypatch, holds_strike)
     run, file = federation(tmp_path, "fedpall", {LIAR: [(2, "train")], SECOND: [(2, "mix")]})
     run.run()

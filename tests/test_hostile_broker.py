@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from deploy.enrol.fleet import enrol_fleet
-from protocol.broker import BrokerAddress
-from protocol.reasons import Reason
-from protocol.transport import Stop
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.transport import Stop
 from tests.malicious_broker import Malice, malicious_broker
 from tests.test_federation_over_broker import DEVICES, Federation
 from tests.worlds import POLICY, assert_same, final_state, once_each, simulation

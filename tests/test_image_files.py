@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from deploy.images.build import Build, base_of, build_context, moving
-from deploy.images.built import note
-from deploy.locks import read_lock
-from deploy.stack.__main__ import parser, stack_of
+from protofleet.deploy.images.build import Build, base_of, build_context, moving
+from protofleet.deploy.images.built import note
+from protofleet.deploy.locks import read_lock
+from protofleet.deploy.stack.__main__ import parser, stack_of
 from tests.test_locks import SOURCE, wheel_of
 
 ID = "sha256:" + "0" * 64
@@ -47,7 +47,7 @@ def test_an_image_that_a_tag_alone_names_is_said():
 
 
 def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
-    command = [sys.executable, "-m", "deploy.images", "build", "edge", "--pinned"]
+    command = [sys.executable, "-m", "protofleet.deploy.images", "build", "edge", "--pinned"]
     done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)
     assert done.returncode == 1 and "python:3.11-slim-bookworm: a tag, which may be moved" in done.stderr
     assert "Traceback" not in done.stderr
@@ -75,7 +75,7 @@ def engine(tmp_path):
 
     def up(*words):
         place = ["--folder", str(tmp_path / "s"), "--built", str(tmp_path / "built.json")]
-        command = [sys.executable, "-m", "deploy.stack", "up", *place, "--devices", "1", *words]
+        command = [sys.executable, "-m", "protofleet.deploy.stack", "up", *place, "--devices", "1", *words]
         env = {**os.environ, **environment}
         return subprocess.run(command, cwd=SOURCE, env=env, capture_output=True, text=True)
 

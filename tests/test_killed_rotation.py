@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from protocol.enrolled import CURRENT, load_enrolled
+from protofleet.protocol.enrolled import CURRENT, load_enrolled
 from tests.enrolling import ROOT, enrol_in
 
 pytestmark = pytest.mark.slow  # some forty kills each
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.slow  # some forty kills each
 KILLER = """
 import os, shutil, signal, sys
 from pathlib import Path
-from deploy import cli
-from deploy.enrol import jobs
+from protofleet.deploy import cli
+from protofleet.deploy.enrol import jobs
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 

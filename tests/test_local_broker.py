@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.broker import LocalBroker, find_broker
-from protocol.broker import BrokerAddress, BrokerError, preflight
+from protofleet.deploy.broker import LocalBroker, find_broker
+from protofleet.protocol.broker import BrokerAddress, BrokerError, preflight
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -109,7 +109,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones():
 PARENT = """
 import sys, time
 from pathlib import Path
-from deploy.broker import LocalBroker
+from protofleet.deploy.broker import LocalBroker
 with LocalBroker(Path(sys.argv[1]), sys.argv[2]) as broker:
     print(broker.address.port, flush=True)
     time.sleep(600)

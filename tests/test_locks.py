@@ -12,11 +12,11 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
-from deploy.advisories import pinned
-from deploy.fleet.software import PACKAGES
-from deploy.images.build import build_context
-from deploy.locks import HERE, Locked, normal, read_lock, read_wheel, with_wheels, write_lock
-from protocol.settings import read_toml
+from protofleet.deploy.advisories import pinned
+from protofleet.deploy.fleet.software import PACKAGES
+from protofleet.deploy.images.build import build_context
+from protofleet.deploy.locks import HERE, Locked, normal, read_lock, read_wheel, with_wheels, write_lock
+from protofleet.protocol.settings import read_toml
 
 LOCKS = sorted(HERE.glob("*.txt"))
 SOURCE = HERE.parent.parent
@@ -133,10 +133,12 @@ def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
         shutil.copy(SOURCE / file, source)
     planted.mkdir()
     wheel_of(planted, "setuptools", "999.0")
-    making = "from deploy.fleet.software import *; print(make_release(Software(), Path('made')).words)"
+    making = "from pathlib import Path; from protofleet.deploy.fleet import software; "
+    making += "software.SOURCE = Path('source'); "
+    making += "print(software.make_release(software.Software(), Path('made')).words)"
     done = subprocess.run(
         [sys.executable, "-c", making], cwd=tmp_path, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": str(source), "PIP_FIND_LINKS": str(planted)},
+        env={**os.environ, "PIP_FIND_LINKS": str(planted)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (wheel,) = (tmp_path / "made").glob("protofleet-*.whl")

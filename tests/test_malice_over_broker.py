@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from protocol import coordinator_link
-from protocol.inbox import MAX_BYTES, BoundedInbox
-from protocol.keys import Keys
-from protocol.mqtt import Mqtt
-from protocol.reasons import Reason
-from protocol.transport import Arrived, Connected
+from protofleet.protocol import coordinator_link
+from protofleet.protocol.inbox import MAX_BYTES, BoundedInbox
+from protofleet.protocol.keys import Keys
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.transport import Arrived, Connected
 from tests.malice import Liar, encoded
 from tests.test_federation_over_broker import DEVICES, Federation
 from tests.worlds import assert_same, simulation

@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.cli import main
-from deploy.many import FIRST_PAUSE, LONGEST_PAUSE, STEADY_SECONDS, Member
+from protofleet.deploy.cli import main
+from protofleet.deploy.many import FIRST_PAUSE, LONGEST_PAUSE, STEADY_SECONDS, Member
 
 ROOT = Path(__file__).parent.parent
 
@@ -21,7 +21,7 @@ def members(folder, *names):
 def test_a_device_that_ends_in_error_is_started_again_and_all_end_with_a_signal(tmp_path):
     members(tmp_path, "d1")
     process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "fleet", str(tmp_path)],
+        [sys.executable, "-m", "protofleet", "fleet", str(tmp_path)],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     seen = []

@@ -6,14 +6,14 @@ from itertools import chain
 
 import pytest
 
-from coordinator.journal import Journal
-from coordinator.metrics import Metrics
-from deploy.enrol.fleet import enrol_fleet
-from deploy.metrics_page import PAGE, meaning, written
-from edge_client.board import Board
-from edge_client.metrics import DeviceMetrics
-from protocol.broker import BrokerAddress
-from protocol.place import Place
+from protofleet.coordinator.journal import Journal
+from protofleet.coordinator.metrics import Metrics
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.metrics_page import PAGE, meaning, written
+from protofleet.edge_client.board import Board
+from protofleet.edge_client.metrics import DeviceMetrics
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.place import Place
 from tests.fleet.boards import jetson_files
 from tests.worlds import simulation
 
@@ -44,7 +44,7 @@ def named(families):
 
 
 def test_the_page_is_the_one_that_the_source_writes():
-    """If not: python -m deploy.metrics_page"""
+    """If not: python -m protofleet.deploy.metrics_page"""
     assert PAGE.read_text() == written()
 
 

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 
-from protocol import codec
-from protocol.codec import place_of
-from protocol.keys import Keys
-from protocol.messages import Hello
-from protocol.reasons import Reason
-from protocol.seal import COORDINATOR, DOMAIN, EVERYBODY, OPEN, SEALED, SEALING, Header
+from protofleet.protocol import codec
+from protofleet.protocol.codec import place_of
+from protofleet.protocol.keys import Keys
+from protofleet.protocol.messages import Hello
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.seal import COORDINATOR, DOMAIN, EVERYBODY, OPEN, SEALED, SEALING, Header
 from tests.protocol import hpke
 from tests.test_federation_over_broker import DEVICES, Federation
 from tests.worlds import POLICY, assert_same, simulation

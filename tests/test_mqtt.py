@@ -8,9 +8,9 @@ import pytest
 from paho.mqtt.client import CallbackAPIVersion, Client, MQTTProtocolVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from deploy.broker import LocalBroker
-from protocol.broker import BrokerAddress
-from protocol.transport import Arrived, Connected, Denied, Disconnected, Will, packet_bytes
+from protofleet.deploy.broker import LocalBroker
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Will, packet_bytes
 from tests.conftest import PATIENCE
 
 

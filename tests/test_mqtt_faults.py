@@ -5,8 +5,8 @@ import queue
 
 import pytest
 
-from protocol.mqtt import Mqtt
-from protocol.transport import Arrived, Connected, Denied, Disconnected, Will
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Will
 from tests.scripted_broker import (
     CONNECT,
     DISCONNECT,

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from methods import nets
-from methods.local import LocalHyper, train
-from methods.nets.mlp import amplifier, fedpall_classifier
+from protofleet.methods import nets
+from protofleet.methods.local import LocalHyper, train
+from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from tests.worlds import part
 
 CLASSES = 7

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("protocol", "methods", "edge_client", "coordinator", "deploy", "benchmarks", "tests")
+PACKAGES = (
+    "protofleet",
+    "experiments",
+    "protocol",
+    "methods",
+    "edge_client",
+    "coordinator",
+    "deploy",
+    "benchmarks",
+    "tests",
+)
 MODULES = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "yaml", "code",
            "codeop", "pty", "jsonpickle", "hickle"}  # fmt: skip
 CALLS = {"eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "torch.jit.load",

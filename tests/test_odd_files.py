@@ -15,7 +15,7 @@ from tests.worlds import simulation
 
 def command(folder, *words):
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", *words], cwd=folder, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "protofleet", *words], cwd=folder, capture_output=True, text=True, timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
@@ -103,7 +103,7 @@ def test_a_report_of_odd_lines_leaves_them_out_and_says_so(tmp_path):
 
 def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
     """In this process, as they are many."""
-    from deploy.cli import main
+    from protofleet.deploy.cli import main
 
     for i, text in enumerate(ODD):
         folder = tmp_path / str(i)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from coordinator.config import Rules
-from methods.plan import Network
-from protocol.broker import BrokerError
-from protocol.enrolled import CURRENT, load_enrolled
-from protocol.seal import COORDINATOR
+from protofleet.coordinator.config import Rules
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.enrolled import CURRENT, load_enrolled
+from protofleet.protocol.seal import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.conftest import missing
 from tests.hostile import wire
@@ -36,7 +36,9 @@ METHODS = {  # broadcasts of several blocks, and of one
     },  # its broadcasts are one block
 }
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
-SILENT = "import edge_client.greeting; edge_client.greeting.FORMS = ()"  # it says no form
+SILENT = (
+    "import protofleet.edge_client.greeting; protofleet.edge_client.greeting.FORMS = ()"  # it says no form
+)
 OURS = ("one", "two")
 SPOKEN = {  # what 1.0 has in what devices hear, and what they look away from
     "state": {"online", "reason"}, "welcome": {"plan"}, "task": {"broadcast", "seconds"}, "refusal": {"reason"},

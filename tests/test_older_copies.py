@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.copies import ITS_OWN, OURS, Copies, OlderCopyError, demand_newest, go_on_from
-from coordinator.metrics import Metrics
-from coordinator.spool import Spool
-from edge_client.state import Memory
-from protocol.messages import Hello, Update
-from protocol.settings import SettingsError
+from protofleet.coordinator.copies import ITS_OWN, OURS, Copies, OlderCopyError, demand_newest, go_on_from
+from protofleet.coordinator.metrics import Metrics
+from protofleet.coordinator.spool import Spool
+from protofleet.edge_client.state import Memory
+from protofleet.protocol.messages import Hello, Update
+from protofleet.protocol.settings import SettingsError
 from tests.test_run import lines, place, protofleet, start, wait_for_rounds
 from tests.worlds import POLICY, assert_same, simulation
 

@@ -2,8 +2,8 @@
 
 import statistics
 
-from protocol.outbox import MAX_BYTES, MAX_ORDERS, RESERVED, Outbox, Publish, Subscribe
-from protocol.reconnect import Backoff, Ending
+from protofleet.protocol.outbox import MAX_BYTES, MAX_ORDERS, RESERVED, Outbox, Publish, Subscribe
+from protofleet.protocol.reconnect import Backoff, Ending
 
 SMALL = Publish("t", b"", False, 10)
 

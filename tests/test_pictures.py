@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deploy import gallery as sections
-from deploy.charts import COLOURS, LEFT
-from deploy.looks import Looks
-from deploy.pictures import (
+from protofleet.deploy import gallery as sections
+from protofleet.deploy.charts import COLOURS, LEFT
+from protofleet.deploy.looks import Looks
+from protofleet.deploy.pictures import (
     ANCHOR,
     GLOBAL,
     LOCAL,
@@ -31,7 +31,18 @@ from deploy.pictures import (
     sent_marks,
     thinned,
 )
-from deploy.scatter import DOT_SHAPES, SHAPES, TITLE, Dots, Key, Mark, Panel, Square, outline, scatter
+from protofleet.deploy.scatter import (
+    DOT_SHAPES,
+    SHAPES,
+    TITLE,
+    Dots,
+    Key,
+    Mark,
+    Panel,
+    Square,
+    outline,
+    scatter,
+)
 
 CLASSES, SIZE = 3, 4
 DEVICES = ("mnist", "street")

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.events import Policy
-from deploy.experiment import coordinator_settings, read_experiment
-from edge_client.bounds import Builder, Limits, memory_of, per_sample
-from edge_client.config import DeviceSettings
-from edge_client.deadline import Deadline
-from edge_client.trainer import TrainerDiedError
-from edge_client.work import work
-from methods import names
-from methods.base import Ask
-from methods.plan import Network
-from protocol.broker import BrokerAddress
-from protocol.reasons import Farewell
-from protocol.settings import SettingsError, decode
+from protofleet.coordinator.events import Policy
+from protofleet.deploy.experiment import coordinator_settings, read_experiment
+from protofleet.edge_client.bounds import Builder, Limits, memory_of, per_sample
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.deadline import Deadline
+from protofleet.edge_client.trainer import TrainerDiedError
+from protofleet.edge_client.work import work
+from protofleet.methods import names
+from protofleet.methods.base import Ask
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.reasons import Farewell
+from protofleet.protocol.settings import SettingsError, decode
 from tests.worlds import POLICY, assert_same, part, plan, shard, simulation
 
 FILES = sorted(

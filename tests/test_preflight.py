@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from protocol.broker import FINAL, BrokerAddress, BrokerError, TlsFiles, preflight
-from protocol.mqtt import Mqtt
-from protocol.tls import tls_context
-from protocol.transport import Disconnected
+from protofleet.protocol.broker import FINAL, BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.tls import tls_context
+from protofleet.protocol.transport import Disconnected
 from tests.certificates import DAY, NOW, Authority
 from tests.conftest import PATIENCE
 from tests.scripted_broker import WELCOME, ScriptedBroker, connack

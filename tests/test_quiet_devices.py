@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.events import Phase
-from coordinator.here import ASK_SECONDS
-from coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
-from edge_client.quiet import HEARD_SECONDS, QUIET_SECONDS, Quiet
-from protocol.blocks import is_block
-from protocol.messages import Now
-from protocol.seal import read_header
+from protofleet.coordinator.events import Phase
+from protofleet.coordinator.here import ASK_SECONDS
+from protofleet.coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
+from protofleet.edge_client.quiet import HEARD_SECONDS, QUIET_SECONDS, Quiet
+from protofleet.protocol.blocks import is_block
+from protofleet.protocol.messages import Now
+from protofleet.protocol.seal import read_header
 from tests.worlds import POLICY, assert_same, simulation
 
 LONG = 20.0  # of work: after its first `here` a device is quiet
@@ -78,7 +78,7 @@ def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp
 
 
 def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("coordinator.service.Service._place", lambda service, now: None)
+    monkeypatch.setattr("protofleet.coordinator.service.Service._place", lambda service, now: None)
     ear = waiting_for_one(tmp_path)
     assert len(ear.times("hello", "device-0")) > 150
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from deploy.mosquitto import LIMITS
-from deploy.rabbitmq import definitions, settings
-from protocol.seal import COORDINATOR
-from protocol.topics import TABLE
+from protofleet.deploy.mosquitto import LIMITS
+from protofleet.deploy.rabbitmq import definitions, settings
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import TABLE
 
 DEVICES = ("d1", "d1.lab", "d10")
 DIGEST = "ab" * 32

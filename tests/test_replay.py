@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.here import HERE_SECONDS
-from coordinator.metrics import Metrics
-from coordinator.spool import Accepted, FencedError, Spool
-from edge_client.silence import SILENT_SECONDS
-from protocol import blocks
-from protocol.clocks import Clock
-from protocol.reasons import Reason
-from protocol.seal import read_header
-from protocol.transport import Arrived
+from protofleet.coordinator.here import HERE_SECONDS
+from protofleet.coordinator.metrics import Metrics
+from protofleet.coordinator.spool import Accepted, FencedError, Spool
+from protofleet.edge_client.silence import SILENT_SECONDS
+from protofleet.protocol import blocks
+from protofleet.protocol.clocks import Clock
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.seal import read_header
+from protofleet.protocol.transport import Arrived
 from tests.worlds import POLICY, assert_same, simulation
 
 ANSWER = Accepted("a", b"", bytes(32), 5, {})

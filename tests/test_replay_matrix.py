@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.reasons import Reason
-from protocol.seal import COORDINATOR, SEALED, read_header, seal, unseal
-from protocol.transport import Arrived
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.seal import COORDINATOR, SEALED, read_header, seal, unseal
+from protofleet.protocol.transport import Arrived
 from tests.worlds import assert_same, simulation
 
 DEVICE = "device-1"

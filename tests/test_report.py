@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ET
 import pytest
 from rich.console import Console
 
-from deploy.charts import Bar, Line, bars, lines, nice
-from deploy.progress import Picture, Progress, human
-from deploy.report import final_table, write_report
-from deploy.run_errors import RunError
+from protofleet.deploy.charts import Bar, Line, bars, lines, nice
+from protofleet.deploy.progress import Picture, Progress, human
+from protofleet.deploy.report import final_table, write_report
+from protofleet.deploy.run_errors import RunError
 
 DOMAINS = ("mnist", "street")
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from edge_client.outgoing import LONGEST_RESEND_SECONDS, Outgoing
-from edge_client.state import Answer, Memory
+from protofleet.edge_client.outgoing import LONGEST_RESEND_SECONDS, Outgoing
+from protofleet.edge_client.state import Answer, Memory
 from tests.worlds import assert_same, simulation
 
 

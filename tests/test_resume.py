@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.journal import read_rounds
+from protofleet.coordinator.journal import read_rounds
 from tests.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
 
 __all__ = ["place"]  # a fixture

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.enrol import operator, party
-from deploy.enrol.authority import DAY, Authority, make_authority
-from deploy.enrol.fleet import join
-from deploy.enrol.register import load_register, save_register
-from protocol.enrolled import load_trust
-from protocol.records import Revocations
-from protocol.statements import read_armoured
-from protocol.trust import Trust, first_roots
+from protofleet.deploy.enrol import operator, party
+from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
+from protofleet.deploy.enrol.fleet import join
+from protofleet.deploy.enrol.register import load_register, save_register
+from protofleet.protocol.enrolled import load_trust
+from protofleet.protocol.records import Revocations
+from protofleet.protocol.statements import read_armoured
+from protofleet.protocol.trust import Trust, first_roots
 from tests.enrolling import enrol_in
 
 FEDERATION = "lab"

@@ -36,7 +36,7 @@ kind = "{broker}"
 
 
 def command(*arguments):
-    return [sys.executable, "-m", "deploy.cli", *map(str, arguments)]
+    return [sys.executable, "-m", "protofleet", *map(str, arguments)]
 
 
 def protofleet(*arguments, cwd, timeout=120):

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.enrol.fleet import enrol_fleet
-from deploy.experiment import Experiment
-from deploy.run import local_broker, make_way
-from protocol.broker import preflight
-from protocol.settings import SettingsError, decode, encode, write_toml
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.run import local_broker, make_way
+from protofleet.protocol.broker import preflight
+from protofleet.protocol.settings import SettingsError, decode, encode, write_toml
 
 TABLE = {
     "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},

@@ -11,17 +11,17 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives import serialization as s
 
-from deploy.enrol import cutting, operator, party
-from deploy.enrol.authority import Authority
-from deploy.enrol.certificates import PEM, new_key, sign
-from deploy.enrol.fleet import enrol_fleet, join, tls_files
-from deploy.mosquitto import Listening, secured_settings
-from protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
-from protocol.keyfiles import write_file, write_private
-from protocol.mqtt import Mqtt
-from protocol.seal import COORDINATOR
-from protocol.topics import Topics
-from protocol.transport import Arrived, Connected, Denied, Disconnected
+from protofleet.deploy.enrol import cutting, operator, party
+from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.certificates import PEM, new_key, sign
+from protofleet.deploy.enrol.fleet import enrol_fleet, join, tls_files
+from protofleet.deploy.mosquitto import Listening, secured_settings
+from protofleet.protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.keyfiles import write_file, write_private
+from protofleet.protocol.mqtt import Mqtt
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected
 from tests.conftest import PATIENCE, Peer, missing
 from tests.fleets import start_enrolled
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from deploy.cli import main
-from deploy.experiment import Experiment
-from edge_client.data import load
-from protocol.settings import SettingsError, decode, encode, tomllib, write_toml
+from protofleet.deploy.cli import main
+from protofleet.deploy.experiment import Experiment
+from protofleet.edge_client.data import load
+from protofleet.protocol.settings import SettingsError, decode, encode, tomllib, write_toml
 from tests.data.files import write_class_folders, write_mnist
 
 FILE = """

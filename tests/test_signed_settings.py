@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.enrol.fleet import enrol_fleet
-from deploy.fleet import probe
-from edge_client.given import read_given
-from protocol.settings import SettingsError
-from protocol.signed import SETTINGS, SignedSettings, is_signed, issue_settings
-from protocol.statements import StatementError, Why, armoured
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.fleet import probe
+from protofleet.edge_client.given import read_given
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.signed import SETTINGS, SignedSettings, is_signed, issue_settings
+from protofleet.protocol.statements import StatementError, Why, armoured
 
 TEXT = 'name = "a"\nfederation = "lab"\nfolder = "{folder}"\nthreads = 2\n'
 
@@ -90,7 +90,7 @@ def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path)
 def started(folder, *words):
     """`protofleet device ...` as a process: its exit code and what it said."""
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", "device", *words], cwd=folder, capture_output=True, text=True,
+        [sys.executable, "-m", "protofleet", "device", *words], cwd=folder, capture_output=True, text=True,
         timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )  # fmt: skip
     return done.returncode, done.stderr

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.config import Rules
-from methods.plan import Network
+from protofleet.coordinator.config import Rules
+from protofleet.methods.plan import Network
 from tests.hostile.federation import Federation
 
 LEAST = ["max_packet_size 5120"]

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgpack
 import pytest
 
-import methods
-from coordinator.config import Rules
-from deploy.enrol.operator import renew
-from deploy.enrol.party import install
-from methods.plan import Network
-from protocol.broker import BrokerError
-from protocol.enrolled import CURRENT, load_enrolled
-from protocol.seal import COORDINATOR
+from protofleet import methods
+from protofleet.coordinator.config import Rules
+from protofleet.deploy.enrol.operator import renew
+from protofleet.deploy.enrol.party import install
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.enrolled import CURRENT, load_enrolled
+from protofleet.protocol.seal import COORDINATOR
 from tests.chaos.world import Process
 from tests.conftest import missing
 from tests.hostile import wire

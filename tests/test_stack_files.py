@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import CoordinatorSettings
-from deploy.experiment import Experiment
-from deploy.images.build import TARGETS, Build, build_context, pinned, requirements
-from deploy.run_errors import RunError
-from deploy.stack.__main__ import main, with_devices
-from deploy.stack.layout import APART, Stack, service
-from deploy.stack.prepare import prepare
-from edge_client.config import DeviceSettings
-from protocol.settings import SettingsError, decode, read_toml
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.images.build import TARGETS, Build, build_context, pinned, requirements
+from protofleet.deploy.run_errors import RunError
+from protofleet.deploy.stack.__main__ import main, with_devices
+from protofleet.deploy.stack.layout import APART, Stack, service
+from protofleet.deploy.stack.prepare import prepare
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.settings import SettingsError, decode, read_toml
 
 TABLE = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 
@@ -159,7 +159,7 @@ def test_a_build_is_one_command(target, tmp_path):
 
 
 def test_a_jetson_image_wants_a_base_with_nvidias_torch():
-    from deploy.images.build import build
+    from protofleet.deploy.images.build import build
 
     with pytest.raises(RunError, match="edge-jetson has no base of its own"):
         build(Build("edge-jetson"))

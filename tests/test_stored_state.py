@@ -6,11 +6,11 @@ import sqlite3
 import numpy as np
 import pytest
 
-from coordinator.spool import Spool
-from deploy.mistakes import exit_code
-from edge_client.state import FORMAT, Answer, Memory, sealed
-from methods.base import Member
-from protocol.store import DamagedError
+from protofleet.coordinator.spool import Spool
+from protofleet.deploy.mistakes import exit_code
+from protofleet.edge_client.state import FORMAT, Answer, Memory, sealed
+from protofleet.methods.base import Member
+from protofleet.protocol.store import DamagedError
 
 HASH = "ab" * 32
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from deploy import sweep
-from deploy.run_errors import RunError
-from protocol.settings import SettingsError, encode, write_toml
+from protofleet.deploy import sweep
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.settings import SettingsError, encode, write_toml
 
 FILE = 'name = "{name}"\nrounds = 1\n[method]\nname = "fedavg"\n[network]\nname = "mlp"\n'
 

@@ -1,6 +1,6 @@
 import pytest
 
-from protocol.topics import PREFIX, TABLE, Place, Topics, valid_name
+from protofleet.protocol.topics import PREFIX, TABLE, Place, Topics, valid_name
 
 TOPICS = Topics("north")
 DIGEST = "0123456789abcdef" * 4

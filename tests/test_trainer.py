@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.compute import set_torch
-from edge_client.config import DeviceSettings
-from edge_client.data import DataError, DataSettings, load
-from edge_client.pipe import hear, say
-from edge_client.rest import Rest
-from edge_client.trainer import Trainer, TrainerDiedError, TrainingError, kills
-from edge_client.work import work
-from methods.base import Ask
-from methods.bridge import kept, to_numpy
-from methods.plan import Network, Plan
-from protocol.messages import Bye
-from protocol.reasons import Farewell, farewell_of
+from protofleet.edge_client.compute import set_torch
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataError, DataSettings, load
+from protofleet.edge_client.pipe import hear, say
+from protofleet.edge_client.rest import Rest
+from protofleet.edge_client.trainer import Trainer, TrainerDiedError, TrainingError, kills
+from protofleet.edge_client.work import work
+from protofleet.methods.base import Ask
+from protofleet.methods.bridge import kept, to_numpy
+from protofleet.methods.plan import Network, Plan
+from protofleet.protocol.messages import Bye
+from protofleet.protocol.reasons import Farewell, farewell_of
 from tests.worlds import POLICY, assert_same, simulation
 
 DATA = DataSettings(source="digits", domain="mnist", samples=80, test_samples=20, size=16)

@@ -2,15 +2,15 @@
 
 import pytest
 
-from deploy.cli import main
-from deploy.enrol.fleet import enrol_fleet
-from edge_client.board import Board
-from edge_client.caretaker import Caretaker
-from edge_client.config import DeviceSettings
-from edge_client.tuning import LONGEST_SECONDS, Tuner, Tuning
-from protocol.reasons import Farewell
-from protocol.signed import TUNING, SignedTuning, issue_tuning
-from protocol.statements import armoured
+from protofleet.deploy.cli import main
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.edge_client.board import Board
+from protofleet.edge_client.caretaker import Caretaker
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.tuning import LONGEST_SECONDS, Tuner, Tuning
+from protofleet.protocol.reasons import Farewell
+from protofleet.protocol.signed import TUNING, SignedTuning, issue_tuning
+from protofleet.protocol.statements import armoured
 from tests.fleet.boards import jetson_files
 from tests.worlds import simulation
 

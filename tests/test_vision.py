@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from methods import nets
-from methods.nets.vision import import_torchvision
+from protofleet.methods import nets
+from protofleet.methods.nets.vision import import_torchvision
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +25,7 @@ def in_a_fresh_process(program: str, path: Path = ROOT) -> None:
 
 def test_small_networks_do_not_import_torchvision():
     in_a_fresh_process("""
-        from methods import nets
+        from protofleet.methods import nets
         for name in set(nets.names()) - set(nets.zoo.BACKBONES):
             nets.build(name, classes=10)
         assert "torchvision" not in sys.modules
@@ -47,7 +47,7 @@ def test_a_torchvision_without_its_operators_imports_from_many_threads(tmp_path)
         """
         from concurrent.futures import ThreadPoolExecutor
         import torch
-        from methods.nets.vision import import_torchvision
+        from protofleet.methods.nets.vision import import_torchvision
         with ThreadPoolExecutor(8) as pool:
             modules = {id(f.result()) for f in [pool.submit(import_torchvision) for _ in range(8)]}
         assert modules == {id(import_torchvision())}
@@ -60,7 +60,9 @@ def test_a_torchvision_without_its_operators_imports_from_many_threads(tmp_path)
 def test_a_torchvision_that_imports_by_itself_is_left_alone(monkeypatch):
     intact = ModuleType("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", intact)
-    monkeypatch.setattr("methods.nets.vision._declare_operators", lambda: pytest.fail("it was touched"))
+    monkeypatch.setattr(
+        "protofleet.methods.nets.vision._declare_operators", lambda: pytest.fail("it was touched")
+    )
     assert import_torchvision() is intact
 
 
@@ -87,7 +89,7 @@ def test_any_other_fault_of_torchvision_is_not_hidden(tmp_path, monkeypatch, bro
     for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("methods.nets.vision._declare_operators", lambda: None)
+    monkeypatch.setattr("protofleet.methods.nets.vision._declare_operators", lambda: None)
     with pytest.raises(raised, match=told):
         import_torchvision()
 

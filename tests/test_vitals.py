@@ -13,10 +13,10 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from deploy.cli import main
-from methods.liveness import tensors_work
-from protocol.exposition import Endpoint, exposed
-from protocol.vitals import STUCK, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.deploy.cli import main
+from protofleet.methods.liveness import tensors_work
+from protofleet.protocol.exposition import Endpoint, exposed
+from protofleet.protocol.vitals import STUCK, Pulse, disk_takes, loop_turns, watchdog
 from tests.fleets import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -24,17 +24,17 @@ ROOT = Path(__file__).parent.parent
 # A device's shell with a party whose loop hangs, or whose work does: with signs of life, or without.
 HANGING = """\
 import queue, sys, time, torch
-from methods.averaging import weighted_mean
-from methods.base import Reply
-from methods.liveness import on_every_step
-from methods.local import LocalHyper, train
-from methods.maths.finch import partition
-from methods.maths.hyperspheres import spread
-from methods.maths.means import merge_class_means
+from protofleet.methods.averaging import weighted_mean
+from protofleet.methods.base import Reply
+from protofleet.methods.liveness import on_every_step
+from protofleet.methods.local import LocalHyper, train
+from protofleet.methods.maths.finch import partition
+from protofleet.methods.maths.hyperspheres import spread
+from protofleet.methods.maths.means import merge_class_means
 from tests.methods.tiny import shard, tiny
-from protocol.party import ThreadWorker, serve
-from protocol.transport import Done, Stop
-from protocol.vitals import Pulse, watchdog
+from protofleet.protocol.party import ThreadWorker, serve
+from protofleet.protocol.transport import Done, Stop
+from protofleet.protocol.vitals import Pulse, watchdog
 
 how = sys.argv[1]
 pulse, inbox = Pulse(), queue.SimpleQueue()
@@ -77,7 +77,7 @@ worker = ThreadWorker(inbox, pulse)
 if how == "loop": inbox.put(Done(hang))
 if how == "work": worker.submit(hang, lambda result: None)
 if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(Stop("done")))
-import protocol.party; protocol.party.TURN_SECONDS = 0.2
+import protofleet.protocol.party; protofleet.protocol.party.TURN_SECONDS = 0.2
 with watchdog(pulse, 1.0):
     serve(Party(), inbox, time.monotonic, pulse)
 print("ended by itself")

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from edge_client.status import StatusFile, read_status
-from edge_client.watched import Systemd, Watched
-from protocol.transport import Done
+from protofleet.edge_client.status import StatusFile, read_status
+from protofleet.edge_client.watched import Systemd, Watched
+from protofleet.protocol.transport import Done
 from tests.worlds import simulation
 
 

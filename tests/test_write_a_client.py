@@ -9,8 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from deploy.enrol.fleet import enrol_fleet
-from protocol.enrolled import CURRENT, load_enrolled
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.protocol.enrolled import CURRENT, load_enrolled
 from tests.protocol import hpke
 from tests.protocol.golden.vectors import case_of, load, plain
 

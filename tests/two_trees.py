@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-import methods
-from coordinator.config import Rules
-from methods.plan import Network
+from protofleet import methods
+from protofleet.coordinator.config import Rules
+from protofleet.methods.plan import Network
 from tests.chaos.campaign import pictures
 from tests.hostile.federation import Federation
 
@@ -54,7 +54,7 @@ def learned(method: str, trees: list[str]) -> tuple[str, list[str]]:
         Path(folder), *DEVICES, policy=TOGETHER, rounds=2, network=Network("mlp", feature_size=256),
         method={"name": method, **SETTINGS.get(method, {})},
     ) as f:  # fmt: skip
-        first, *others = ([*of(tree)] for tree in trees)
+        first, *others = (of(Path(tree).resolve(), f.folder / "trees") for tree in trees)
         coordinator, ours = f.coordinator(through=first), []
         for number, (name, through) in enumerate(zip(DEVICES, others, strict=True)):
             pictures(f.folder / "pictures" / name, seed=number)
@@ -66,8 +66,22 @@ def learned(method: str, trees: list[str]) -> tuple[str, list[str]]:
         return digest(f.run), complaints
 
 
-def of(tree: str) -> list[str]:
-    return ["env", "-C", tree, f"PYTHONPATH={tree}"]
+def of(tree: Path, places: Path) -> list[str]:
+    """What starts a process of that tree: it is imported from a place where its parts have their names."""
+    place = places / hashlib.sha256(bytes(tree)).hexdigest()[:8]
+    if not place.exists():
+        (made := place / "protofleet").mkdir(parents=True)
+        if (own := tree / "protofleet").exists():
+            for part in (
+                *own.iterdir(),
+                *(path.parent for path in tree.glob("*/__init__.py") if path.parent != own),
+            ):
+                (made / part.name).symlink_to(part)
+        else:  # from before all had one name
+            (made / "__main__.py").write_text(
+                "import runpy\n\nrunpy.run_module('deploy.cli', run_name='__main__')\n"
+            )
+    return ["env", "-C", str(place), f"PYTHONPATH={place}:{tree}"]
 
 
 def digest(run: Path) -> str:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from coordinator.events import Policy
-from coordinator.journal import Journal, RoundFile
-from deploy.simulation import Simulation
-from deploy.world import Weather
-from methods.plan import Network, Plan
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.journal import Journal, RoundFile
+from protofleet.deploy.simulation import Simulation
+from protofleet.deploy.world import Weather
+from protofleet.methods.plan import Network, Plan
 
 torch.set_num_threads(1)  # tests run side by side
 CLASSES, SIZE = 3, 8

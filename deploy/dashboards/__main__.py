@@ -1,4 +1,4 @@
-"""python -m deploy.dashboards: writes deploy/compose/grafana/dashboards/*.json anew."""
+"""python -m protofleet.deploy.dashboards: writes deploy/compose/grafana/dashboards/*.json anew."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-from deploy.dashboards.pages import PAGES
+from protofleet.deploy.dashboards.pages import PAGES
 
 FOLDER: Final = Path(__file__).parent.parent / "compose" / "grafana" / "dashboards"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.dashboards.panels import variable
+from protofleet.deploy.dashboards.panels import variable
 
 DEVICE: Final = variable("device", "Device", 'label_values(up{job="devices"}, device)')
 DOMAIN: Final = variable("domain", "Domain", "label_values(protofleet_accuracy_ratio, domain)")

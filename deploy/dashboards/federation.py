@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.dashboards.asked import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW
-from deploy.dashboards.panels import dashboard, lines, number
+from protofleet.deploy.dashboards.asked import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW
+from protofleet.deploy.dashboards.panels import dashboard, lines, number
 
 
 def federation() -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.dashboards.asked import DEVICE
-from deploy.dashboards.panels import bars, dashboard, lines, number, table
+from protofleet.deploy.dashboards.asked import DEVICE
+from protofleet.deploy.dashboards.panels import bars, dashboard, lines, number, table
 
 
 def fleet() -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.dashboards.federation import federation
-from deploy.dashboards.fleet import fleet
-from deploy.dashboards.security import security
-from deploy.dashboards.traffic import traffic
+from protofleet.deploy.dashboards.federation import federation
+from protofleet.deploy.dashboards.fleet import fleet
+from protofleet.deploy.dashboards.security import security
+from protofleet.deploy.dashboards.traffic import traffic
 
 PAGES: Final = {"federation": federation, "fleet": fleet, "bytes": traffic, "security": security}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.dashboards.asked import DEVICE, FORGED
-from deploy.dashboards.panels import dashboard, lines, number, table
+from protofleet.deploy.dashboards.asked import DEVICE, FORGED
+from protofleet.deploy.dashboards.panels import dashboard, lines, number, table
 
 REFUTED_WILLS = 'protofleet_device_wills_total{outcome="refuted",device=~"$device"}'
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.dashboards.asked import DEVICE, FEDAVG, METHOD, OURS
-from deploy.dashboards.panels import dashboard, lines, number, table
+from protofleet.deploy.dashboards.asked import DEVICE, FEDAVG, METHOD, OURS
+from protofleet.deploy.dashboards.panels import dashboard, lines, number, table
 
 
 def traffic() -> dict[str, Any]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from deploy.enrol.register import REGISTER
-from protocol.settings import SettingsError
+from protofleet.deploy.enrol.register import REGISTER
+from protofleet.protocol.settings import SettingsError
 
 LOCK: Final = "lock"
 

@@ -8,10 +8,18 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deploy.enrol.requests import PARTS, Part
-from protocol.records import MAX_RECORD, MAX_SERIALS
-from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
-from protocol.topics import valid_name
+from protofleet.deploy.enrol.requests import PARTS, Part
+from protofleet.protocol.records import MAX_RECORD, MAX_SERIALS
+from protofleet.protocol.statements import (
+    Reader,
+    StatementError,
+    Why,
+    Writer,
+    body_of,
+    state,
+    unverified_body,
+)
+from protofleet.protocol.topics import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096

@@ -23,18 +23,25 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deploy.enrol import certificates
-from deploy.enrol.alone import Claim
-from deploy.enrol.certificates import DER, PEM
-from deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
-from deploy.enrol.requests import REQUEST, Request
-from protocol.disk import sync
-from protocol.keyfiles import read_identity, read_tls, write_file, write_private
-from protocol.records import RECORD, REVOCATIONS, Record, Revocations, issue_record, issue_revocations
-from protocol.settings import SettingsError
-from protocol.statements import armoured, fingerprint, read_armoured, signer
-from protocol.topics import valid_name
-from protocol.trust import ROOTS, Roots, first_roots, issue_roots
+from protofleet.deploy.enrol import certificates
+from protofleet.deploy.enrol.alone import Claim
+from protofleet.deploy.enrol.certificates import DER, PEM
+from protofleet.deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
+from protofleet.deploy.enrol.requests import REQUEST, Request
+from protofleet.protocol.disk import sync
+from protofleet.protocol.keyfiles import read_identity, read_tls, write_file, write_private
+from protofleet.protocol.records import (
+    RECORD,
+    REVOCATIONS,
+    Record,
+    Revocations,
+    issue_record,
+    issue_revocations,
+)
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import armoured, fingerprint, read_armoured, signer
+from protofleet.protocol.topics import valid_name
+from protofleet.protocol.trust import ROOTS, Roots, first_roots, issue_roots
 
 ROOTS_FILE: Final = "roots.statement"
 REVOKED_FILE: Final = "revoked.statement"

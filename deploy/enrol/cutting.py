@@ -22,14 +22,14 @@ from typing import Final
 
 from cryptography import x509
 
-from deploy.enrol.authority import Authority
-from deploy.enrol.certificates import hosts_of, new_key
-from deploy.enrol.operator import revoke
-from deploy.enrol.party import expecting, install, read_approval_file
-from deploy.mosquitto import CONF, PID
-from protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
-from protocol.keyfiles import write_file, write_private
-from protocol.settings import SettingsError
+from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.certificates import hosts_of, new_key
+from protofleet.deploy.enrol.operator import revoke
+from protofleet.deploy.enrol.party import expecting, install, read_approval_file
+from protofleet.deploy.mosquitto import CONF, PID
+from protofleet.protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.keyfiles import write_file, write_private
+from protofleet.protocol.settings import SettingsError
 
 CHECK_SECONDS: Final = 600
 RELOAD_SECONDS: Final = 10.0

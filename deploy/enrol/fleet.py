@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.enrol.authority import Authority, make_authority
-from deploy.enrol.operator import DAYS, approve, look_at
-from deploy.enrol.party import install, make_request
-from deploy.mosquitto import CONF, Listening, secured_settings
-from protocol.broker import TlsFiles
-from protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
-from protocol.keyfiles import write_file
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
-from protocol.statements import same_fingerprint
-from protocol.topics import valid_device
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.operator import DAYS, approve, look_at
+from protofleet.deploy.enrol.party import install, make_request
+from protofleet.deploy.mosquitto import CONF, Listening, secured_settings
+from protofleet.protocol.broker import TlsFiles
+from protofleet.protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.keyfiles import write_file
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import same_fingerprint
+from protofleet.protocol.topics import valid_device
 
 BROKER: Final = "broker"
 LOOPBACK: Final = ("localhost", "127.0.0.1")

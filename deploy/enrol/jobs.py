@@ -12,21 +12,21 @@ from typing import Final
 
 from cryptography import x509
 
-from deploy.enrol import cutting, operator, party
-from deploy.enrol.approvals import claim_of, roots_within
-from deploy.enrol.authority import DAY, Authority, make_authority
-from deploy.enrol.certificates import hosts_of
-from deploy.enrol.fleet import LOOPBACK, YEARS, SimulatedFleet, enrol_fleet, join, tls_files
-from deploy.enrol.listening import flags, tell_broker, wanted
-from deploy.enrol.register import Entry
-from deploy.enrol.requests import REQUEST
-from protocol.broker import BrokerAddress
-from protocol.enrolled import CURRENT, load_trust
-from protocol.records import day
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
-from protocol.statements import StatementError, Why, fingerprint, read_armoured, same_fingerprint
-from protocol.topics import valid_device, valid_name
+from protofleet.deploy.enrol import cutting, operator, party
+from protofleet.deploy.enrol.approvals import claim_of, roots_within
+from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
+from protofleet.deploy.enrol.certificates import hosts_of
+from protofleet.deploy.enrol.fleet import LOOPBACK, YEARS, SimulatedFleet, enrol_fleet, join, tls_files
+from protofleet.deploy.enrol.listening import flags, tell_broker, wanted
+from protofleet.deploy.enrol.register import Entry
+from protofleet.deploy.enrol.requests import REQUEST
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.enrolled import CURRENT, load_trust
+from protofleet.protocol.records import day
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import StatementError, Why, fingerprint, read_armoured, same_fingerprint
+from protofleet.protocol.topics import valid_device, valid_name
 
 Options = argparse.Namespace
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from deploy.enrol.approvals import APPROVAL, Approval, issue_approval
-from deploy.enrol.authority import Authority, Issued, Root, make_root, renumbered
-from deploy.enrol.register import CHECK, Entry
-from deploy.enrol.requests import Request, read_request_file
-from deploy.mosquitto import access_rules
-from protocol.records import RECORD, day
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
-from protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured
+from protofleet.deploy.enrol.approvals import APPROVAL, Approval, issue_approval
+from protofleet.deploy.enrol.authority import Authority, Issued, Root, make_root, renumbered
+from protofleet.deploy.enrol.register import CHECK, Entry
+from protofleet.deploy.enrol.requests import Request, read_request_file
+from protofleet.deploy.mosquitto import access_rules
+from protofleet.protocol.records import RECORD, day
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured
 
 DAYS: Final = 365.0
 

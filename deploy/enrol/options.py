@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from deploy.flags import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS
+from protofleet.deploy.flags import DAYS, DEVICES, DUE, OPTIONAL_PORT, PORT, YEARS
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
@@ -32,7 +32,7 @@ def _step(steps: Jobs, name: str, words: str, at_root: bool = False) -> argparse
 
 
 def _run(options: argparse.Namespace) -> int:
-    from deploy.enrol import jobs
+    from protofleet.deploy.enrol import jobs
 
     code: int = jobs.JOBS[options.step](options)
     return code

@@ -17,13 +17,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from deploy.enrol import certificates
-from deploy.enrol.approvals import APPROVAL, Approval, read_approval, roots_within
-from deploy.enrol.certificates import PEM
-from deploy.enrol.requests import REQUEST, PrivateKeys, Request, new_request
-from deploy.mosquitto import REVOKED, RULES
-from protocol.disk import sync
-from protocol.enrolled import (
+from protofleet.deploy.enrol import certificates
+from protofleet.deploy.enrol.approvals import APPROVAL, Approval, read_approval, roots_within
+from protofleet.deploy.enrol.certificates import PEM
+from protofleet.deploy.enrol.requests import REQUEST, PrivateKeys, Request, new_request
+from protofleet.deploy.mosquitto import REVOKED, RULES
+from protofleet.protocol.disk import sync
+from protofleet.protocol.enrolled import (
     CURRENT,
     IDENTITY_KEY,
     OWN_RECORD,
@@ -35,7 +35,7 @@ from protocol.enrolled import (
     TLS_KEY,
     load_trust,
 )
-from protocol.keyfiles import (
+from protofleet.protocol.keyfiles import (
     PRIVATE,
     read_identity,
     read_receive,
@@ -43,11 +43,18 @@ from protocol.keyfiles import (
     write_file,
     write_private,
 )
-from protocol.records import RECORD, REVOCATIONS, Revocations
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError
-from protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured, same_fingerprint
-from protocol.trust import ROOTS, Roots, Trust, first_roots
+from protofleet.protocol.records import RECORD, REVOCATIONS, Revocations
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import (
+    StatementError,
+    Why,
+    armoured,
+    fingerprint,
+    read_armoured,
+    same_fingerprint,
+)
+from protofleet.protocol.trust import ROOTS, Roots, Trust, first_roots
 
 PENDING: Final = "pending"
 KEPT: Final = 2  # sets of files: who is just reading the one before shall find all of it

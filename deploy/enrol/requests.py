@@ -9,13 +9,21 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from deploy.enrol import certificates
-from deploy.enrol.certificates import read_request, request_certificate
-from protocol.records import KEY
-from protocol.seal import COORDINATOR
-from protocol.statements import Reader, StatementError, Why, Writer, body_of, state, unverified_body
-from protocol.topics import valid_name
-from protocol.weak_keys import check_keys
+from protofleet.deploy.enrol import certificates
+from protofleet.deploy.enrol.certificates import read_request, request_certificate
+from protofleet.protocol.records import KEY
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.statements import (
+    Reader,
+    StatementError,
+    Why,
+    Writer,
+    body_of,
+    state,
+    unverified_body,
+)
+from protofleet.protocol.topics import valid_name
+from protofleet.protocol.weak_keys import check_keys
 
 REQUEST: Final = "request"
 BROKER: Final = "broker"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from edge_client.status import Status
-from protocol.settings import SettingsError
-from protocol.statements import StatementError, from_armour
+from protofleet.edge_client.status import Status
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import StatementError, from_armour
 
 SCRIPT: Final = Path(__file__).with_name("facts.sh")
 PROGRAM: Final = "protofleet-device.service"

@@ -85,6 +85,11 @@ if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
 fi
 [ -n "$status" ] && say status "$status"
 
+# Older releases have it under its old name; nothing of the folder in which this is called is imported.
+probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
+from importlib.util import find_spec
+name = "protofleet.deploy.fleet.probe" if find_spec("protofleet") else "deploy.fleet.probe"
+runpy.run_module(name, run_name="__main__", alter_sys=True)'
 if [ "$1" = deep ]; then # then: an interpreter that has our program, the broker's host and port
   has python3 && [ -n "${3:-}" ] && {
     briefly python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
@@ -92,7 +97,7 @@ if [ "$1" = deep ]; then # then: an interpreter that has our program, the broker
   }
   connected=$(printf '%s' "$status" | grep -q '"connected": true' && echo connected)
   for python in "${2:-}" $top/current/bin/python; do
-    as_user test -x "$python" && { as_user timeout 90 "$python" -m deploy.fleet.probe tell $connected | known; break; }
+    as_user test -x "$python" && { as_user timeout 90 "$python" -c "$probe" tell $connected | known; break; }
   done
   has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && as_user timeout 90 python3 -c '
 import torch

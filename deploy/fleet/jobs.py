@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from deploy.enrol import cutting
-from deploy.enrol.authority import Authority
-from deploy.enrol.operator import revoke as revoke_name
-from deploy.fleet.checks import Check, Use, examine, failures
-from deploy.fleet.facts import SCRIPT, read_facts
-from deploy.fleet.history import History
-from deploy.fleet.operator import Operator
-from deploy.fleet.perform import SCRIPT as REMOTE
-from deploy.fleet.perform import checked, gather, place
-from deploy.fleet.rollout import Rollout, connected, rolled_back, use_of
-from deploy.fleet.settings import Fleet, read_fleet
-from deploy.fleet.software import make_release
-from deploy.fleet.ssh import Ssh
-from deploy.fleet.status import status_line, status_title
-from deploy.fleet.steps import words_of
-from deploy.run_errors import RunError
-from protocol.settings import SettingsError
+from protofleet.deploy.enrol import cutting
+from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.operator import revoke as revoke_name
+from protofleet.deploy.fleet.checks import Check, Use, examine, failures
+from protofleet.deploy.fleet.facts import SCRIPT, read_facts
+from protofleet.deploy.fleet.history import History
+from protofleet.deploy.fleet.operator import Operator
+from protofleet.deploy.fleet.perform import SCRIPT as REMOTE
+from protofleet.deploy.fleet.perform import checked, gather, place
+from protofleet.deploy.fleet.rollout import Rollout, connected, rolled_back, use_of
+from protofleet.deploy.fleet.settings import Fleet, read_fleet
+from protofleet.deploy.fleet.software import make_release
+from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.deploy.fleet.status import status_line, status_title
+from protofleet.deploy.fleet.steps import words_of
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.settings import SettingsError
 
 Options = argparse.Namespace
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.flags import HOURS
+from protofleet.deploy.flags import HOURS
 
 Jobs = Any  # argparse keeps the type of its sub-parsers to itself
 
@@ -63,12 +63,12 @@ def _step(steps: Jobs, name: str, words: str) -> argparse.ArgumentParser:
 
 
 def deploy(options: argparse.Namespace) -> int:
-    from deploy.fleet.jobs import JOBS
+    from protofleet.deploy.fleet.jobs import JOBS
 
     return JOBS[options.step](options)
 
 
 def doctor(options: argparse.Namespace) -> int:
-    from deploy.fleet.jobs import doctor_here
+    from protofleet.deploy.fleet.jobs import doctor_here
 
     return doctor_here(options)

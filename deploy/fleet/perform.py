@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.fleet.facts import SCRIPT as FACTS
-from deploy.fleet.facts import Facts, Good, Service, read_facts
-from deploy.fleet.history import operator
-from deploy.fleet.manifest import MANIFEST
-from deploy.fleet.operator import Operator, Target
-from deploy.fleet.ssh import Said, Ssh, UnreachableError
-from deploy.fleet.steps import (
+from protofleet.deploy.fleet.facts import SCRIPT as FACTS
+from protofleet.deploy.fleet.facts import Facts, Good, Service, read_facts
+from protofleet.deploy.fleet.history import operator
+from protofleet.deploy.fleet.manifest import MANIFEST
+from protofleet.deploy.fleet.operator import Operator, Target
+from protofleet.deploy.fleet.ssh import Said, Ssh, UnreachableError
+from protofleet.deploy.fleet.steps import (
     Build,
     Configure,
     Drain,
@@ -33,10 +33,10 @@ from deploy.fleet.steps import (
     Step,
     Switch,
 )
-from deploy.fleet.unit import digest
-from deploy.run_errors import RunError
-from edge_client.status import Status
-from protocol.settings import SettingsError
+from protofleet.deploy.fleet.unit import digest
+from protofleet.deploy.run_errors import RunError
+from protofleet.edge_client.status import Status
+from protofleet.protocol.settings import SettingsError
 
 HERE: Final = Path(__file__).parent
 # The program that checks what was shipped travels with the steps: nothing that lies on the device has a say in it.

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from deploy.fleet.settings import KEYS
+from protofleet.deploy.fleet.settings import KEYS
 
 SETTINGS: Final = Path("/etc/protofleet/device.settings")
 
@@ -29,14 +29,12 @@ def whole() -> int:
     """Everything imports, and a matrix is multiplied."""
     import torch
 
-    import edge_client
-    import methods
-    import protocol
+    from protofleet import edge_client, methods, protocol
 
     for package in (protocol, methods, edge_client):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    importlib.import_module("deploy.cli")
+    importlib.import_module("protofleet.deploy.cli")
     if torch.equal(torch.eye(3) @ torch.ones(3), torch.ones(3)):
         return 0
     print("torch multiplies wrongly", file=sys.stderr)
@@ -44,9 +42,9 @@ def whole() -> int:
 
 
 def usable(path: Path) -> int:
-    from edge_client.given import verified
-    from protocol.settings import SettingsError
-    from protocol.statements import StatementError
+    from protofleet.edge_client.given import verified
+    from protofleet.protocol.settings import SettingsError
+    from protofleet.protocol.statements import StatementError
 
     try:
         verified(path, str(KEYS), ())
@@ -69,11 +67,11 @@ def tell_enrolment(connected: bool) -> None:
     """A running device is asked nothing: the broker would hand us its session."""
     from cryptography import x509
 
-    from edge_client.given import verified
-    from protocol.broker import preflight
-    from protocol.enrolled import CURRENT, TLS_CERT
-    from protocol.settings import SettingsError
-    from protocol.statements import StatementError
+    from protofleet.edge_client.given import verified
+    from protofleet.protocol.broker import preflight
+    from protofleet.protocol.enrolled import CURRENT, TLS_CERT
+    from protofleet.protocol.settings import SettingsError
+    from protofleet.protocol.statements import StatementError
 
     cert = KEYS / CURRENT / TLS_CERT
     if cert.exists():

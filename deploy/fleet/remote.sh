@@ -26,6 +26,11 @@ as_device() { # release program ...: a container becomes another user by itself
     if [ -e "$run/image" ]; then "$run/bin/$@" </dev/null 9>&-; else as_user $user "$run/bin/$@"; fi
 }
 told() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: of that user, which may be a pipe
+# Our program on the device, asked by its own interpreter, in words that releases of all versions have.
+probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
+from importlib.util import find_spec
+name = "protofleet.deploy.fleet.probe" if find_spec("protofleet") else "deploy.fleet.probe"
+runpy.run_module(name, run_name="__main__", alter_sys=True)'
 show() { systemctl show -p "$1" --value $name; }
 # A file is replaced in one moment, and is on the disk before it has its name.
 put() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
@@ -113,7 +118,7 @@ build() { # release python dependencies
     try "pip cannot install what was shipped" "$install" "$3"
     chown -hR root:root "$release"
     chmod -R a-st,u=rwX,go=rX "$release"
-    try "the release does not run on this device" as_device "$1" python -m deploy.fleet.probe self
+    try "the release does not run on this device" as_device "$1" python -c "$probe" self
     finish "$1"
 }
 
@@ -136,7 +141,7 @@ load() { # release image options; without an image it has been shipped
         starter "$1" $program "$3" "$(cat "$release/image")" >"$release/bin/$program"
         chmod 755 "$release/bin/$program"
     done
-    try "the image does not run on this device" "$release/bin/python" -m deploy.fleet.probe self
+    try "the image does not run on this device" "$release/bin/python" -c "$probe" self
     finish "$1"
     rm -f "$shipped"
 }
@@ -165,7 +170,7 @@ enrol() { # release root's-fingerprint
 
 check() { # release device
     verified folder $top/incoming $etc/roots "device $2"
-    as_device "$1" python -m deploy.fleet.probe settings $top/incoming/settings >&2
+    as_device "$1" python -c "$probe" settings $top/incoming/settings >&2
 }
 
 switch() { # release device

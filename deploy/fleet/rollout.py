@@ -12,18 +12,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from deploy.fleet.accuracy import Judge
-from deploy.fleet.checks import Use, examine
-from deploy.fleet.facts import Facts, Good
-from deploy.fleet.history import History
-from deploy.fleet.operator import Operator, Target
-from deploy.fleet.perform import Performer, gather
-from deploy.fleet.settings import Fleet, Host
-from deploy.fleet.ssh import Ssh
-from deploy.fleet.steps import Drain, Health, Record, Refuse, Start, Step, Switch, name_of, plan, words_of
-from deploy.run_errors import RunError
-from protocol.settings import SettingsError
-from protocol.statements import StatementError
+from protofleet.deploy.fleet.accuracy import Judge
+from protofleet.deploy.fleet.checks import Use, examine
+from protofleet.deploy.fleet.facts import Facts, Good
+from protofleet.deploy.fleet.history import History
+from protofleet.deploy.fleet.operator import Operator, Target
+from protofleet.deploy.fleet.perform import Performer, gather
+from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.deploy.fleet.steps import (
+    Drain,
+    Health,
+    Record,
+    Refuse,
+    Start,
+    Step,
+    Switch,
+    name_of,
+    plan,
+    words_of,
+)
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.statements import StatementError
 
 BACK_SECONDS: Final = 30.0  # for the work in hand of a release that has failed
 

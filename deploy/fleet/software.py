@@ -6,20 +6,20 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.fleet.settings import Software
-from deploy.locks import HERE, read_lock, read_wheel, with_wheels, write_lock
-from deploy.run_errors import RunError
-from protocol.settings import SettingsError
+from protofleet.deploy.fleet.settings import Software
+from protofleet.deploy.locks import HERE, read_lock, read_wheel, with_wheels, write_lock
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol import children
+from protofleet.protocol.settings import SettingsError
 
 SOURCE: Final = Path(__file__).parents[2]  # of this checkout
-PACKAGES: Final = ("protocol", "methods", "edge_client", "coordinator", "deploy")
+PACKAGES: Final = ("protofleet", "protocol", "methods", "edge_client", "coordinator", "deploy", "experiments")
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")
 HOW: Final = "how"  # beside what is shipped: how it is to be installed
@@ -144,7 +144,7 @@ def _pip_wheel(source: str, target: str) -> None:
 
 
 def _pip(job: str, *words: str, tools: str = "") -> None:
-    command = [sys.executable, "-m", "pip", job, "-q", "--disable-pip-version-check", *words]
+    command = children.command("pip", job, "-q", "--disable-pip-version-check", *words)
     environment = {**os.environ, "PYTHONPATH": tools} if tools else None
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:

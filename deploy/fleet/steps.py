@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from deploy.fleet.checks import Check, failures
-from deploy.fleet.facts import Facts, Good
-from deploy.fleet.settings import Care
+from protofleet.deploy.fleet.checks import Check, failures
+from protofleet.deploy.fleet.facts import Facts, Good
+from protofleet.deploy.fleet.settings import Care
 
 DAY: Final = 86_400
 

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Iterator
 from typing import Final
 
-from deploy.fleet.facts import Facts
-from deploy.fleet.settings import KEYS, OPTION, Host, Software
-from edge_client.config import DeviceSettings
-from protocol.settings import SettingsError
+from protofleet.deploy.fleet.facts import Facts
+from protofleet.deploy.fleet.settings import KEYS, OPTION, Host, Software
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.settings import SettingsError
 
 PLACE: Final = "/etc/systemd/system/protofleet-device.service"
 SETTINGS: Final = "/etc/protofleet/device.settings"

@@ -1,4 +1,4 @@
-"""python -m deploy.images build edge coordinator demo | sizes: what `make images` runs."""
+"""python -m protofleet.deploy.images build edge coordinator demo | sizes: what `make images` runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from deploy.images.build import TARGETS, Build, base_of, build, moving, table
-from deploy.images.built import BUILT
-from deploy.run_errors import RunError
+from protofleet.deploy.images.build import TARGETS, Build, base_of, build, moving, table
+from protofleet.deploy.images.built import BUILT
+from protofleet.deploy.run_errors import RunError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m deploy.images", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.images", description=__doc__)
     parser.add_argument("job", choices=("build", "sizes"))
     parser.add_argument(
         "targets", nargs="*", default=["edge", "coordinator", "demo"], metavar="IMAGE", help=" ".join(TARGETS)

@@ -19,7 +19,8 @@ from pip._vendor.packaging.requirements import Requirement
 
 THEIRS = ("torch", "numpy", "pillow", "torchvision")  # in whatever version the base has them
 WORKS = (
-    "import edge_client.main, finch; from methods.nets.vision import import_torchvision; import_torchvision()"
+    "import protofleet.edge_client.main, finch; "
+    "from protofleet.methods.nets.vision import import_torchvision; import_torchvision()"
 )
 
 
@@ -68,7 +69,7 @@ def lacking(need: Requirement) -> bool:
 
 
 def install(*words: str) -> None:
-    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-cache-dir")
+    pip = (sys.executable, "-I", "-m", "pip", "install", "-q", "--no-deps", "--no-cache-dir")
     subprocess.run([*pip, *words], check=True)
     importlib.invalidate_caches()
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deploy.images.built import BUILT, FIXED, SOURCE, note
-from deploy.locks import HERE as LOCKS
-from deploy.locks import normal, read_lock, read_wheel, with_wheels, write_lock
-from deploy.run_errors import RunError
-from protocol.settings import read_toml
+from protofleet.deploy.images.built import BUILT, FIXED, SOURCE, note
+from protofleet.deploy.locks import HERE as LOCKS
+from protofleet.deploy.locks import normal, read_lock, read_wheel, with_wheels, write_lock
+from protofleet.deploy.run_errors import RunError
+from protofleet.protocol.settings import read_toml
 
 HERE: Final = Path(__file__).parent
-PACKAGES: Final = ("protocol", "methods", "edge_client", "coordinator", "deploy")
+PACKAGES: Final = ("protofleet", "protocol", "methods", "edge_client", "coordinator", "deploy", "experiments")
 FILES: Final = ("pyproject.toml", "README.md")
 SCRIPTS: Final = ("trim.sh", "compile.sh", "beside_torch.py")
 TARGETS: Final = ("edge", "coordinator", "demo", "edge-jetson")

@@ -1,4 +1,4 @@
-"""The packages that are installed, each in one version and with the hashes of its files (`python -m deploy.locks`).
+"""The packages that are installed, each in one version and with hashes (`python -m protofleet.deploy.locks`).
 
 torch.txt    torch and torchvision, of which vendors have builds of their own
 cpu.txt      PyTorch's builds for CPUs alone, taken where pip finds one
@@ -65,7 +65,9 @@ def read_lock(text: str) -> list[Locked]:
 
 
 def write_lock(packages: Iterable[Locked], words: str) -> str:
-    return f"# {words}; written by `python -m deploy.locks`.\n" + "".join(f"{p}\n" for p in packages)
+    return f"# {words}; written by `python -m protofleet.deploy.locks`.\n" + "".join(
+        f"{p}\n" for p in packages
+    )
 
 
 def read_wheel(path: Path) -> Wheel | None:

@@ -1,4 +1,4 @@
-"""python -m deploy.locks: write the locks anew, from pyproject.toml and the versions in deploy/constraints.txt.
+"""python -m protofleet.deploy.locks: write the locks anew, from pyproject.toml and deploy/constraints.txt.
 
 uv resolves for every Python and machine at once, and says the hash of every file of each version. It lives in an
 environment of its own and is no dependency. `--wheels DIR` adds builds that no common index has, as of torch.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from deploy.locks import HERE, Locked, Wheel, read_lock, read_wheel, write_lock
+from protofleet.deploy.locks import HERE, Locked, Wheel, read_lock, read_wheel, write_lock
 
 RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = HERE.parent.parent
@@ -37,7 +37,7 @@ WORDS: Final = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m deploy.locks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.locks", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is put")
     parser.add_argument(
         "--wheels", type=Path, action="append", default=[], metavar="DIR", help="allowed as well"

@@ -1,4 +1,4 @@
-"""python -m deploy.stack up | down | logs | follow: what `make up`, `down`, `logs` and `demo-compose` run."""
+"""python -m protofleet.deploy.stack up | down | logs | follow: for `make up`, `down`, `logs` and `demo-compose`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from deploy.experiment import Experiment, read_experiment
-from deploy.flags import DEVICES, Parser
-from deploy.images.build import moving
-from deploy.images.built import BUILT, exact, read_built
-from deploy.run_errors import RunError
-from deploy.stack import compose
-from deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
-from deploy.stack.prepare import prepare
-from protocol.settings import SettingsError
+from protofleet.deploy.experiment import Experiment, read_experiment
+from protofleet.deploy.flags import DEVICES, Parser
+from protofleet.deploy.images.build import moving
+from protofleet.deploy.images.built import BUILT, exact, read_built
+from protofleet.deploy.run_errors import RunError
+from protofleet.deploy.stack import compose
+from protofleet.deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
+from protofleet.deploy.stack.prepare import prepare
+from protofleet.protocol.settings import SettingsError
 
 
 def main(words: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog="python -m deploy.stack", description=__doc__)
+    top = Parser(prog="python -m protofleet.deploy.stack", description=__doc__)
     top.add_argument("job", choices=tuple(JOBS))
     top.add_argument("--folder", type=Path, default=Path("runs/stack"))
     top.add_argument("--experiment", type=Path, default=Path("experiments/demo.toml"))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from deploy.enrol.fleet import BROKER, SimulatedFleet
-from deploy.experiment import Experiment
-from protocol.seal import COORDINATOR
+from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet
+from protofleet.deploy.experiment import Experiment
+from protofleet.protocol.seal import COORDINATOR
 
 INSIDE: Final = Path("/protofleet")
 METRICS_PORT: Final = 9100

@@ -13,19 +13,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.config import CoordinatorSettings
-from deploy import rabbitmq
-from deploy.alike import agreed_names
-from deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
-from deploy.experiment import Experiment, coordinator_settings, device_settings
-from deploy.mosquitto import Listening
-from deploy.stack.layout import EVERYWHERE, FLEET, INSIDE, METRICS_PORT, NODES, PROBE, Stack, owner, service
-from edge_client.config import DeviceSettings
-from protocol.broker import BrokerAddress
-from protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
-from protocol.keyfiles import PRIVATE, write_file
-from protocol.seal import COORDINATOR
-from protocol.settings import SettingsError, encode, write_toml
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy import rabbitmq
+from protofleet.deploy.alike import agreed_names
+from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
+from protofleet.deploy.experiment import Experiment, coordinator_settings, device_settings
+from protofleet.deploy.mosquitto import Listening
+from protofleet.deploy.stack.layout import (
+    EVERYWHERE,
+    FLEET,
+    INSIDE,
+    METRICS_PORT,
+    NODES,
+    PROBE,
+    Stack,
+    owner,
+    service,
+)
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.keyfiles import PRIVATE, write_file
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import SettingsError, encode, write_toml
 
 COMPOSE: Final = Path(__file__).parent.parent / "compose"
 HOSTS: Final = (BROKER, "localhost", "127.0.0.1")
@@ -95,7 +105,7 @@ def _cluster(stack: Stack) -> None:
 
 
 def _rewrite_for_container(folder: Path) -> None:
-    from deploy.mosquitto import CONF, secured_settings
+    from protofleet.deploy.mosquitto import CONF, secured_settings
 
     write_file(folder / CONF, secured_settings(Path("/broker"), Listening(PORT)).encode(), durable=False)
 

@@ -5,9 +5,9 @@ docs/data.md says what there is and how to get it. Nothing here downloads anythi
 
 from __future__ import annotations
 
-from edge_client.data.errors import DataError
-from edge_client.data.settings import DataSettings
-from edge_client.data.shard import Part, Shard, class_names, load, stated
-from edge_client.data.sources import domains, names
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import Part, Shard, class_names, load, stated
+from protofleet.edge_client.data.sources import domains, names
 
 __all__ = ["DataError", "DataSettings", "Part", "Shard", "class_names", "domains", "load", "names", "stated"]

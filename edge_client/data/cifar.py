@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_client.data.domain import Domain, Held, Labels
-from edge_client.data.errors import reading
-from edge_client.data.resize import Pixels
-from edge_client.data.source import Source
+from protofleet.edge_client.data.domain import Domain, Held, Labels
+from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.resize import Pixels
+from protofleet.edge_client.data.source import Source
 
 WAY_OUT: Final = "unpack the Python version of the data set there, or name its folder in data.root"
 

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.errors import DataError
-from edge_client.data.resize import Pixels, resize
-from protocol.class_names import difference
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.resize import Pixels, resize
+from protofleet.protocol.class_names import difference
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]

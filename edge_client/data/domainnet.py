@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Domain
-from edge_client.data.errors import reading
-from edge_client.data.pictures import Pictures
-from edge_client.data.source import Source
+from protofleet.edge_client.data.domain import Domain
+from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.pictures import Pictures
+from protofleet.edge_client.data.source import Source
 
 WAY_OUT: Final = "put DomainNet's split files and folders there, or name their folder in data.root"
 TEN: Final = (

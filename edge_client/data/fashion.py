@@ -15,13 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Domain, Held, Indices, Labels
-from edge_client.data.draws import Draws
-from edge_client.data.idx import read_pair
-from edge_client.data.paint import Canvas, blend, to_pixels
-from edge_client.data.photos import crops, draw_places, read_photos
-from edge_client.data.resize import Pixels, resize
-from edge_client.data.source import Source
+from protofleet.edge_client.data.domain import Domain, Held, Indices, Labels
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.idx import read_pair
+from protofleet.edge_client.data.paint import Canvas, blend, to_pixels
+from protofleet.edge_client.data.photos import crops, draw_places, read_photos
+from protofleet.edge_client.data.resize import Pixels, resize
+from protofleet.edge_client.data.source import Source
 
 DEBIAN: Final = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 CLASSES: Final = (

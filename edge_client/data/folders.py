@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.data.domain import Collection, Domain, Indices, take
-from edge_client.data.draws import Draws
-from edge_client.data.errors import DataError
-from edge_client.data.picks import stratified, without
-from edge_client.data.pictures import class_folders, subfolders
-from edge_client.data.source import Source
+from protofleet.edge_client.data.domain import Collection, Domain, Indices, take
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.picks import stratified, without
+from protofleet.edge_client.data.pictures import class_folders, subfolders
+from protofleet.edge_client.data.source import Source
 
 WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
 OWN_WAY_OUT = (

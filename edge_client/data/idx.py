@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Held
-from edge_client.data.errors import DataError, reading
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.domain import Held
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.resize import Pixels
 
 BYTES: Final = 8  # the type code of unsigned bytes
 NAMES: Final = {"train": "train", "test": "t10k"}

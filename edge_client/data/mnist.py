@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_client.data.domain import Domain
-from edge_client.data.idx import read_pair
-from edge_client.data.source import DIGITS, Source, digits
+from protofleet.edge_client.data.domain import Domain
+from protofleet.edge_client.data.idx import read_pair
+from protofleet.edge_client.data.source import DIGITS, Source, digits
 
 
 def read(folder: Path, domain: str) -> Domain:

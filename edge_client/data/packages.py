@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.errors import DataError
+from protofleet.edge_client.data.errors import DataError
 
 REQUIREMENTS: Final = "deploy/requirements-data.txt"
 REINSTALL: Final = f"install the releases named in {REQUIREMENTS} again"

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.draws import NOISE_ONE, Draws, Integers
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.draws import NOISE_ONE, Draws, Integers
+from protofleet.edge_client.data.resize import Pixels
 
 Canvas = NDArray[np.int32]  # pixel values on their way, 0..255 unless someone overshoots
 

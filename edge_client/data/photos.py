@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.draws import Draws, Integers
-from edge_client.data.errors import reading
-from edge_client.data.packages import REINSTALL, checked, package_file
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.draws import Draws, Integers
+from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.packages import REINSTALL, checked, package_file
+from protofleet.edge_client.data.resize import Pixels
 
 PHOTOS: Final = {  # file -> fingerprint of its pixels
     "astronaut": "7605af19ba2b975845037d479d9429d3fbc334ff78c7b51f67f112d50f85ed65",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_client.data.domain import Indices, Labels
-from edge_client.data.draws import Draws
+from protofleet.edge_client.data.domain import Indices, Labels
+from protofleet.edge_client.data.draws import Draws
 
 
 def balanced(labels: Labels, k: int, draws: Draws) -> Indices:

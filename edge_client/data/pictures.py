@@ -9,9 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Indices, Labels
-from edge_client.data.errors import DataError, reading
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.domain import Indices, Labels
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.resize import Pixels
 
 SUFFIXES: Final = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 WAY_OUT: Final = "replace it, or take it out of the data"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from edge_client.data.shares import SPLITS
-from edge_client.data.sources import find
-from protocol.numbers import MANY, STEEP, Channels, Pixels, Seed, Within
-from protocol.settings import demand_within
+from protofleet.edge_client.data.shares import SPLITS
+from protofleet.edge_client.data.sources import find
+from protofleet.protocol.numbers import MANY, STEEP, Channels, Pixels, Seed, Within
+from protofleet.protocol.settings import demand_within
 
 CHANNELS = (1, 3)
 LEAST = 2  # training samples: BatchNorm cannot learn from one

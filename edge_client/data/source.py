@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_client.data.domain import Domain
+from protofleet.edge_client.data.domain import Domain
 
 DIGITS: Final = tuple(str(digit) for digit in range(10))
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from edge_client.data import cifar, digits, domainnet, fashion, folders, mnist, svhn, tiny_imagenet, usps
-from edge_client.data.source import Source
+from protofleet.edge_client.data import (
+    cifar,
+    digits,
+    domainnet,
+    fashion,
+    folders,
+    mnist,
+    svhn,
+    tiny_imagenet,
+    usps,
+)
+from protofleet.edge_client.data.source import Source
 
 SOURCES: Final[Mapping[str, Source]] = {
     "digits": digits.SOURCE,

@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Domain, Held
-from edge_client.data.errors import DataError, reading
-from edge_client.data.source import DIGITS, Source, digits
+from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.source import DIGITS, Source, digits
 
 WAY_OUT: Final = "put SVHN's cropped digits (format 2) there, or name their folder in data.root"
 

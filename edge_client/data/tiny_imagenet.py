@@ -8,10 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Domain
-from edge_client.data.errors import DataError, reading
-from edge_client.data.pictures import Pictures, pictures_in, subfolders
-from edge_client.data.source import Source
+from protofleet.edge_client.data.domain import Domain
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.pictures import Pictures, pictures_in, subfolders
+from protofleet.edge_client.data.source import Source
 
 WAY_OUT: Final = "unpack tiny-imagenet-200.zip there, or name its folder in data.root"
 

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.domain import Domain, Held
-from edge_client.data.errors import reading
-from edge_client.data.source import DIGITS, Source, digits
+from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.source import DIGITS, Source, digits
 
 SIDE: Final = 16
 PIXELS: Final = SIDE * SIDE

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.maths.geometry import unit
-from methods.maths.reduction import REDUCE
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.reduction import REDUCE
 
 
 def kl_with_uniform(logits: Tensor, *, direction: str = "paper", reduction: str = "mean") -> Tensor:

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.maths.geometry import diagonal
-from methods.maths.reduction import REDUCE
+from protofleet.methods.maths.geometry import diagonal
+from protofleet.methods.maths.reduction import REDUCE
 
 
 def separation(anchors: Tensor, tau: float, *, tau_inside: bool = True, reduction: str = "mean") -> Tensor:

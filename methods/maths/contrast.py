@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from methods.maths.geometry import unit
+from protofleet.methods.maths.geometry import unit
 
 LEAST = 1e-6  # of a cosine before its root: at 0 the root is infinitely steep
 

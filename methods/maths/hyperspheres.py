@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from methods.maths.geometry import diagonal, distances, unit
-from methods.maths.means import ClassMeans
-from methods.maths.reduction import REDUCE
-from methods.optimizers import SGD
+from protofleet.methods.maths.geometry import diagonal, distances, unit
+from protofleet.methods.maths.means import ClassMeans
+from protofleet.methods.maths.reduction import REDUCE
+from protofleet.methods.optimizers import SGD
 
 SLACK = 1e-3  # of a length that is to be 1
 

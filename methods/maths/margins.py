@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.maths.geometry import diagonal, distances, margins
-from methods.maths.means import ClassMeans, average_class_means, class_means, merge_class_means
-from methods.maths.pulls import prototype_mse
-from methods.maths.reduction import REDUCE
+from protofleet.methods.maths.geometry import diagonal, distances, margins
+from protofleet.methods.maths.means import ClassMeans, average_class_means, class_means, merge_class_means
+from protofleet.methods.maths.pulls import prototype_mse
+from protofleet.methods.maths.reduction import REDUCE
 
 
 def over_pairs(points: Tensor) -> Tensor:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from methods.nets import cnn, flat, zoo
-from methods.nets.base import Image, Net, initialised_from
-from methods.nets.mlp import fedpall_classifier
-from methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
-from methods.nets.resnet10 import resnet10
+from protofleet.methods.nets import cnn, flat, zoo
+from protofleet.methods.nets.base import Image, Net, initialised_from
+from protofleet.methods.nets.mlp import fedpall_classifier
+from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
+from protofleet.methods.nets.resnet10 import resnet10
 
 __all__ = ["Net", "build", "names"]
 

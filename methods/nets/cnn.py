@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from methods.nets.base import Image, Net, resized
+from protofleet.methods.nets.base import Image, Net, resized
 
 SMALLEST = 16  # pixels: two unpadded 5x5 convolutions and two 2x2 pools leave 1x1 of it
 SMALLEST_WITH_BATCH_NORM = 8  # padded convolutions, three pools

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from methods.nets.base import Image, Net
+from protofleet.methods.nets.base import Image, Net
 
 SMALLEST = 2
 HIDDEN, EMBEDDING = 32, 16

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from methods.nets.base import initialised_from
+from protofleet.methods.nets.base import initialised_from
 
 HIDDEN = 512
 

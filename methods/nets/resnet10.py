@@ -12,7 +12,7 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.nets.base import Image, Net, resized
+from protofleet.methods.nets.base import Image, Net, resized
 
 SMALLEST = 8  # pixels: three stages halve the image; below, the last stage would see only padding
 WIDTHS = (64, 128, 256, 512)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from methods.nets.base import Image, Net, resized
-from methods.nets.vision import import_torchvision
+from protofleet.methods.nets.base import Image, Net, resized
+from protofleet.methods.nets.vision import import_torchvision
 
 CHANNELS = 3
 SMALLEST = 16  # pixels: they halve the image five times; GoogLeNet has none left at 14

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from coordinator.journal import read_rounds
-from coordinator.spool import Spool
-from edge_client.data import load
-from edge_client.work import work
-from methods.base import Ask, Member, Reply
-from methods.bridge import to_numpy
-from protocol.arrays import encode
+from protofleet.coordinator.journal import read_rounds
+from protofleet.coordinator.spool import Spool
+from protofleet.edge_client.data import load
+from protofleet.edge_client.work import work
+from protofleet.methods.base import Ask, Member, Reply
+from protofleet.methods.bridge import to_numpy
+from protofleet.protocol.arrays import encode
 from tests.chaos.world import World
 
 SAID = re.compile(r"INFO round (\d+) (\S+): answer ([0-9a-f]{64})")
@@ -157,8 +157,8 @@ def said_in(log: str) -> set[Said]:
 
 
 def plan_of(world: World) -> Any:
-    from deploy.experiment import coordinator_settings
-    from protocol.broker import BrokerAddress
+    from protofleet.deploy.experiment import coordinator_settings
+    from protofleet.protocol.broker import BrokerAddress
 
     return coordinator_settings(world.experiment, BrokerAddress(), world.folder, "").plan()
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from deploy.experiment import Experiment
-from protocol.seal import COORDINATOR
-from protocol.settings import decode
+from protofleet.deploy.experiment import Experiment
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import decode
 from tests.chaos.audit import computed_again, evidence_of, violations
 from tests.chaos.faults import Dice, Storm
 from tests.chaos.proxy import Proxy

@@ -8,10 +8,10 @@ import signal
 import time
 from typing import Any
 
-from coordinator.service import Service
-from deploy.cli import program
-from edge_client.agent import Agent
-from protocol.fetch import Fetch
+from protofleet.coordinator.service import Service
+from protofleet.deploy.cli import program
+from protofleet.edge_client.agent import Agent
+from protofleet.protocol.fetch import Fetch
 
 log = logging.getLogger("protofleet.chaos")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from deploy.images.build import Build, build
+from protofleet.deploy.images.build import Build, build
 from tests.containers.engine import Engine
 
 STAND_INS = Path(__file__).parent / "debian.Dockerfile"

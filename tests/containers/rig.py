@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from deploy.enrol.fleet import write_settings
-from deploy.fleet.settings import merged
-from deploy.mosquitto import Listening
-from protocol.settings import write_toml
+from protofleet.deploy.enrol.fleet import write_settings
+from protofleet.deploy.fleet.settings import merged
+from protofleet.deploy.mosquitto import Listening
+from protofleet.protocol.settings import write_toml
 from tests.containers.devices import Bench, FakeDevice
 from tests.fleets import free_port
 
@@ -51,7 +51,7 @@ class Rig:
 
     @staticmethod
     def command(*words: str) -> list[str]:
-        return [sys.executable, "-m", "deploy.cli", *words]
+        return [sys.executable, "-m", "protofleet", *words]
 
     @staticmethod
     def environment() -> dict[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator.journal import read_rounds
+from protofleet.coordinator.journal import read_rounds
 from tests.containers.engine import Engine
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,7 +34,7 @@ class RunningStack:
         told = self.words if job in ("up", "follow") else ()
         place = ("--folder", str(self.folder), "--name", self.name)
         return subprocess.run(
-            [sys.executable, "-m", "deploy.stack", job, *place, *told, *more],
+            [sys.executable, "-m", "protofleet.deploy.stack", job, *place, *told, *more],
             cwd=ROOT, env={**os.environ, "DOCKER_HOST": self.engine.host}, capture_output=True, text=True,
             timeout=PATIENCE,
         )  # fmt: skip

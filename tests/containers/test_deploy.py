@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from deploy.fleet.settings import Software
-from deploy.fleet.software import make_release
+from protofleet.deploy.fleet.settings import Software
+from protofleet.deploy.fleet.software import make_release
 from tests.containers.devices import NESTED, Bench
 from tests.containers.engine import NoEngine
 from tests.containers.rig import Rig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.images.build import Build, build, sizes
-from deploy.images.built import exact, note, read_built
-from deploy.run_errors import RunError
+from protofleet.deploy.images.build import Build, build, sizes
+from protofleet.deploy.images.built import exact, note, read_built
+from protofleet.deploy.run_errors import RunError
 from tests.containers.bases import python_base
 from tests.containers.images import built_in, product, wheel_folders
 
@@ -73,7 +73,7 @@ def test_it_answers_as_nobody_on_a_root_that_cannot_be_written(engine, edge):
 
 
 def test_what_it_imports_needs_no_compiling_at_the_start(engine, edge):
-    code = """import sys, pathlib, edge_client.main
+    code = """import sys, pathlib, protofleet.edge_client.main
 kept = [m.__cached__ for m in list(sys.modules.values()) if isinstance(getattr(m, "__cached__", None), str)]
 ours = [pathlib.Path(path) for path in kept if "/opt/protofleet" in path]
 print(sum(not path.exists() for path in ours), len(ours))"""
@@ -141,9 +141,10 @@ def test_the_same_file_makes_an_image_for_arm64(engine):
 def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
     """What was left out to make it small is missed by nobody."""
     code = """import warnings; warnings.simplefilter("ignore")
-import methods, finch, sklearn.manifold, scipy.io, rich.live
-import deploy.report, coordinator.main, edge_client.main
-from methods.nets.vision import import_torchvision
+import finch, sklearn.manifold, scipy.io, rich.live
+import protofleet.deploy.report, protofleet.coordinator.main, protofleet.edge_client.main
+from protofleet import methods
+from protofleet.methods.nets.vision import import_torchvision
 import_torchvision()
 [methods.load(name) for name in methods.names()]
 import io
@@ -195,7 +196,7 @@ def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
     """SIGSTOP of a thread is not to be had: the loop is made to hang, and exit code 70 brings the next process."""
     script = tmp_path / "hang.py"
     script.write_text(
-        "import time\nfrom protocol.vitals import Pulse, watchdog\npulse = Pulse(); pulse.beat('loop')\n"
+        "import time\nfrom protofleet.protocol.vitals import Pulse, watchdog\npulse = Pulse(); pulse.beat('loop')\n"
         "with watchdog(pulse, 1.0):\n    time.sleep(600)\n"
     )
     name = engine.docker(

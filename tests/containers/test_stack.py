@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deploy.dashboards.pages import PAGES
-from deploy.images.built import read_built
-from edge_client.board import Board
-from protocol.exposition import Endpoint, exposed
+from protofleet.deploy.dashboards.pages import PAGES
+from protofleet.deploy.images.built import read_built
+from protofleet.edge_client.board import Board
+from protofleet.protocol.exposition import Endpoint, exposed
 from tests.containers.drawing import page
 from tests.containers.images import built_in, product, stand_in
 from tests.containers.stacks import STEP, RunningStack

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.events import (
+from protofleet.coordinator.events import (
     Accept,
     Advance,
     Advanced,
@@ -17,7 +17,7 @@ from coordinator.events import (
     Send,
     Woke,
 )
-from coordinator.machine import RoundMachine
+from protofleet.coordinator.machine import RoundMachine
 from tests.coordinator.test_machine import WRONG, AnyWeather, answer, machine, started
 
 HARD = Policy(

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from coordinator.bans import Bans, banned_in, lift
-from coordinator.events import Policy
-from protocol.store import Partial
-from protocol.transport import Arrived
+from protofleet.coordinator.bans import Bans, banned_in, lift
+from protofleet.coordinator.events import Policy
+from protofleet.protocol.store import Partial
+from protofleet.protocol.transport import Arrived
 from tests.worlds import simulation
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -105,7 +105,7 @@ def test_a_pause_is_one_offence_however_often_it_is_said_and_its_doubling_has_an
 
 
 def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_transfer(tmp_path, monkeypatch):
-    monkeypatch.setattr("protocol.link.INLINE", 64)
+    monkeypatch.setattr("protofleet.protocol.link.INLINE", 64)
     policy = Policy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
     run = simulation(tmp_path, "fedavg", policy=policy)
     for agent in run.agents.values():

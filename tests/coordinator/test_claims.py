@@ -3,14 +3,14 @@
 import numpy as np
 import torch
 
-from coordinator.claims import Limits
-from coordinator.ledger import Ledger
-from coordinator.metrics import Names
-from coordinator.spool import Accepted, Spool
-from methods.bridge import LazyPayload
-from methods.wants import SLICE, Want, problem_with
-from protocol.arrays import Body, encode
-from protocol.reasons import Reason
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.metrics import Names
+from protofleet.coordinator.spool import Accepted, Spool
+from protofleet.methods.bridge import LazyPayload
+from protofleet.methods.wants import SLICE, Want, problem_with
+from protofleet.protocol.arrays import Body, encode
+from protofleet.protocol.reasons import Reason
 from tests.malice import in_world
 from tests.test_malice import METHOD, POLICY, D, good
 from tests.worlds import simulation

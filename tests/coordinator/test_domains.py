@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.domains import domain_of, settle
+from protofleet.coordinator.domains import domain_of, settle
 
 SHARED = {"street": ("board-*", "kerb"), "field": ("kerb",)}
 DEVICES = ("board-1", "board-2", "kerb", "liar", "street")

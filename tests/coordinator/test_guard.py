@@ -5,20 +5,20 @@ import logging
 
 import pytest
 
-import coordinator.service
-from coordinator.bans import Bans
-from coordinator.door import Door
-from coordinator.events import Policy
-from coordinator.farewells import Farewells
-from coordinator.index import FencedError
-from coordinator.intake import Intake
-from coordinator.spool import Spool
-from protocol.broadcast import Broadcast
-from protocol.coordinator_link import CoordinatorLink
-from protocol.faults import OurFault
-from protocol.fetch import Fetch
-from protocol.messages import Task, Want
-from protocol.store import ObjectStore
+import protofleet.coordinator.service
+from protofleet.coordinator.bans import Bans
+from protofleet.coordinator.door import Door
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.farewells import Farewells
+from protofleet.coordinator.index import FencedError
+from protofleet.coordinator.intake import Intake
+from protofleet.coordinator.spool import Spool
+from protofleet.protocol.broadcast import Broadcast
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.faults import OurFault
+from protofleet.protocol.fetch import Fetch
+from protofleet.protocol.messages import Task, Want
+from protofleet.protocol.store import ObjectStore
 from tests.worlds import simulation
 
 BAD = "device-1"
@@ -47,7 +47,7 @@ def of_update(gate, update, *rest):
 
 
 HANDLERS = {
-    "hello": (coordinator.service, "unfit", lambda hello, *rest: hello.device == BAD),
+    "hello": (protofleet.coordinator.service, "unfit", lambda hello, *rest: hello.device == BAD),
     "bye": (Farewells, "bidden", lambda farewells, device, *rest: device == BAD),
     "update": (Door, "admit", of_update),
     "a broken body": (Door, "judged", of_update),
@@ -65,12 +65,12 @@ HANDLERS = {
 
 def asking(monkeypatch):
     """Devices of minor version 0, which ask for all that they get."""
-    monkeypatch.setattr("edge_client.greeting.FORMS", ())
+    monkeypatch.setattr("protofleet.edge_client.greeting.FORMS", ())
 
 
 def in_blocks(run, monkeypatch):
     """Honest answers of the tiny network travel as objects too."""
-    monkeypatch.setattr("protocol.link.INLINE", 64)
+    monkeypatch.setattr("protofleet.protocol.link.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
         agent.link.adapt = lambda *limits: None
@@ -106,7 +106,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
     if moment == "wake":
         Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
     plant(monkeypatch, Fetched, moment, times=1)
-    monkeypatch.setattr("protocol.coordinator_link.Fetch", Fetched)
+    monkeypatch.setattr("protofleet.protocol.coordinator_link.Fetch", Fetched)
     run.world.run(lambda: run.service.guard.cut_off > 0, run.world.now + 60)
     assert run.service.guard.cut_off == 1 and len(run.service.bans.unheard) == 1
     assert not run.service.stopped

@@ -11,18 +11,18 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from coordinator.config import CoordinatorSettings
-from coordinator.crossed import read_crossed
-from coordinator.doubts import OUTCOMES
-from coordinator.events import Phase
-from coordinator.index import seal
-from coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
-from coordinator.ledger import PER_DEVICE, Ledger, records_in
-from coordinator.metrics import Metrics
-from coordinator.observers import model_bytes
-from coordinator.summary import best, curve, summarise, totals
-from protocol.disk import Disk
-from protocol.exposition import Endpoint, MetricsError, exposed
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.crossed import read_crossed
+from protofleet.coordinator.doubts import OUTCOMES
+from protofleet.coordinator.events import Phase
+from protofleet.coordinator.index import seal
+from protofleet.coordinator.journal import Journal, RoundFile, RoundRecord, read_rounds
+from protofleet.coordinator.ledger import PER_DEVICE, Ledger, records_in
+from protofleet.coordinator.metrics import Metrics
+from protofleet.coordinator.observers import model_bytes
+from protofleet.coordinator.summary import best, curve, summarise, totals
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.exposition import Endpoint, MetricsError, exposed
 from tests.fleets import free_port
 from tests.worlds import POLICY, simulation
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from coordinator.leaves import Leaves
-from protocol.link import Received
-from protocol.messages import Bye, Hello
+from protofleet.coordinator.leaves import Leaves
+from protofleet.protocol.link import Received
+from protofleet.protocol.messages import Bye, Hello
 
 HELLO, BYE = Hello("one", 3, 10), Bye("finished")
 

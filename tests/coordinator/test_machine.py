@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from coordinator.events import (
+from protofleet.coordinator.events import (
     Accept,
     Advance,
     Advanced,
@@ -31,8 +31,8 @@ from coordinator.events import (
     Send,
     Woke,
 )
-from coordinator.machine import RoundMachine
-from protocol.reasons import Problem, Reason
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.protocol.reasons import Problem, Reason
 
 DEVICES = [f"d{i}" for i in range(5)]
 PHASES = ("train", "mix")

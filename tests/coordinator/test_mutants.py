@@ -10,14 +10,19 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import coordinator.gathering
-import coordinator.machine
-import coordinator.pace
-import coordinator.verdicts
+import protofleet.coordinator.gathering
+import protofleet.coordinator.machine
+import protofleet.coordinator.pace
+import protofleet.coordinator.verdicts
 from tests.coordinator import test_bad_weather, test_machine
 from tests.coordinator.test_machine import AnyWeather
 
-PARTS = (coordinator.machine, coordinator.gathering, coordinator.pace, coordinator.verdicts)
+PARTS = (
+    protofleet.coordinator.machine,
+    protofleet.coordinator.gathering,
+    protofleet.coordinator.pace,
+    protofleet.coordinator.verdicts,
+)
 QUICK = settings(
     max_examples=400,
     stateful_step_count=40,
@@ -104,12 +109,12 @@ def mutant(old: str, new: str) -> type:
     broken = types.ModuleType(faulty)
     with mock.patch.dict(sys.modules, {faulty: broken}):
         exec(compile(sources[faulty].replace(old, new), "mutant", "exec"), broken.__dict__)
-        machine = types.ModuleType("coordinator.machine")
-        sys.modules["coordinator.machine"] = machine
-        if faulty == "coordinator.machine":
+        machine = types.ModuleType("protofleet.coordinator.machine")
+        sys.modules["protofleet.coordinator.machine"] = machine
+        if faulty == "protofleet.coordinator.machine":
             machine = broken
         else:
-            exec(compile(sources["coordinator.machine"], "machine", "exec"), machine.__dict__)
+            exec(compile(sources["protofleet.coordinator.machine"], "machine", "exec"), machine.__dict__)
     return machine.RoundMachine
 
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.config import CoordinatorSettings
-from coordinator.events import Policy
-from coordinator.naming import LISTEN_SECONDS, Naming
-from coordinator.spool import Spool
-from protocol.class_names import digest_of
-from protocol.messages import Hello
-from protocol.reasons import Reason
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.naming import LISTEN_SECONDS, Naming
+from protofleet.coordinator.spool import Spool
+from protofleet.protocol.class_names import digest_of
+from protofleet.protocol.messages import Hello
+from protofleet.protocol.reasons import Reason
 from tests.worlds import NAMES, shard, simulation
 
 OTHER = ("cat", "cow", "owl")

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.claims import Limits
-from coordinator.outliers import outliers, sizes_of, worst
-from methods.bridge import LazyPayload
-from methods.wants import SLICE
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.outliers import outliers, sizes_of, worst
+from protofleet.methods.bridge import LazyPayload
+from protofleet.methods.wants import SLICE
 
 SIZES = st.dictionaries(st.sampled_from("abcdefg"), st.floats(0, 1e6), max_size=7)
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.events import Close, Drop
-from coordinator.spool import FencedError
-from deploy.world import Weather
-from protocol.messages import Hello, Receipt
-from protocol.reasons import Reason, Rejected
-from protocol.store import ObjectStore
-from protocol.transport import Arrived
+from protofleet.coordinator.events import Close, Drop
+from protofleet.coordinator.spool import FencedError
+from protofleet.deploy.world import Weather
+from protofleet.protocol.messages import Hello, Receipt
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.transport import Arrived
 from tests.worlds import POLICY, assert_same, part, shard, simulation
 
 PATIENT = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
@@ -112,7 +112,7 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
 
     monkeypatch.setattr(ObjectStore, moment, no_room)
     if moment == "begin":
-        monkeypatch.setattr("protocol.link.INLINE", 64)
+        monkeypatch.setattr("protofleet.protocol.link.INLINE", 64)
         for agent in full.agents.values():
             agent.link.inline = 64
             agent.link.adapt = lambda *limits: None

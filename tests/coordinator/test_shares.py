@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.shares import Offer, who_yields
+from protofleet.coordinator.shares import Offer, who_yields
 
 OFFERS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=2),

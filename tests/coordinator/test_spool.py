@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from coordinator.spool import Accepted, FencedError, Spool
-from methods.base import Member
+from protofleet.coordinator.spool import Accepted, FencedError, Spool
+from protofleet.methods.base import Member
 from tests.crash.platter import FrailDisk, Platter
 
 DEVICES = ("device-0", "device-1")

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.trial import Group
+from protofleet.coordinator.trial import Group
 
 DEVICES = [f"d{i:02}" for i in range(40)]
 

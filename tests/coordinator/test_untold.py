@@ -1,4 +1,4 @@
-from coordinator.untold import Untold
+from protofleet.coordinator.untold import Untold
 
 BOTH = ("one", "two")
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from coordinator.events import Advance, Policy
-from coordinator.journal import Journal, RoundFile, read_rounds
-from coordinator.observers import model_bytes
-from coordinator.spool import Accepted
-from deploy.simulation import Simulation
-from methods.bridge import to_torch
-from methods.plan import Network
+from protofleet.coordinator.events import Advance, Policy
+from protofleet.coordinator.journal import Journal, RoundFile, read_rounds
+from protofleet.coordinator.observers import model_bytes
+from protofleet.coordinator.spool import Accepted
+from protofleet.deploy.simulation import Simulation
+from protofleet.methods.bridge import to_torch
+from protofleet.methods.plan import Network
 from tests.crash.platter import FrailDisk, Platter
 from tests.worlds import plan, shard
 

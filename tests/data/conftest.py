@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge_client.data import DataSettings, domains, load
+from protofleet.edge_client.data import DataSettings, domains, load
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.data import DataError
-from edge_client.data.cache import default_folder, kept, seal
+from protofleet.edge_client.data import DataError
+from protofleet.edge_client.data.cache import default_folder, kept, seal
 
 ARRAYS = {"x": np.arange(5000, dtype=np.uint8).reshape(50, 100), "y": np.ones(50, np.uint8)}
 ROOT = Path(__file__).parents[2]
@@ -88,7 +88,7 @@ BUILD_SLOWLY = """
     torch = types.ModuleType("torch"); torch.Tensor = object; sys.modules["torch"] = torch  # a second saved
     import numpy as np
     from pathlib import Path
-    from edge_client.data.cache import kept, seal
+    from protofleet.edge_client.data.cache import kept, seal
 
     folder = Path(sys.argv[1])
     arrays = {"x": np.arange(100, dtype=np.uint8)}

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from edge_client.data import DataSettings, class_names, load, names
-from edge_client.data.digits import CLASSES as DIGITS
-from edge_client.data.sources import SOURCES
+from protofleet.edge_client.data import DataSettings, class_names, load, names
+from protofleet.edge_client.data.digits import CLASSES as DIGITS
+from protofleet.edge_client.data.sources import SOURCES
 from tests.data.files import write_class_folders, write_mnist
 
 PETS = {"cat": 10, "dog": 10, "owl": 10}
@@ -19,7 +19,7 @@ def settings(root, **more):
 def test_every_source_says_names_without_its_pictures_or_knows_them_from_its_files():
     for name in names():
         source = SOURCES[name]
-        reads = source.called.__module__ != "edge_client.data.source"
+        reads = source.called.__module__ != "protofleet.edge_client.data.source"
         assert source.classes or reads or source.called(None, name) == DIGITS, name
 
 

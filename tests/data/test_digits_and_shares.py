@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.data import DataError, DataSettings, domains, load
+from protofleet.edge_client.data import DataError, DataSettings, domains, load
 
 
 @pytest.fixture(scope="session")

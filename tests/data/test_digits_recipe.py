@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.data import DataError, DataSettings, domains, load
-from edge_client.data.cache import seal
-from edge_client.data.digits import drawn, fonts, recipe, scans
-from edge_client.data.draws import Draws
-from edge_client.data.photos import crops, read_photos
+from protofleet.edge_client.data import DataError, DataSettings, domains, load
+from protofleet.edge_client.data.cache import seal
+from protofleet.edge_client.data.digits import drawn, fonts, recipe, scans
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.photos import crops, read_photos
 
 ROOT = Path(__file__).parents[2]
 SIZES = {

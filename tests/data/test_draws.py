@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.data.draws import NOISE_ONE, Draws
+from protofleet.edge_client.data.draws import NOISE_ONE, Draws
 
 
 @given(st.integers(1, 2**20), st.integers(0, 40), st.text(max_size=5))

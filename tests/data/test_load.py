@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.data import DataError, DataSettings, domains, load, names
-from edge_client.data.shard import SCALE
-from protocol.settings import SettingsError, decode
+from protofleet.edge_client.data import DataError, DataSettings, domains, load, names
+from protofleet.edge_client.data.shard import SCALE
+from protofleet.protocol.settings import SettingsError, decode
 from tests.data.files import colours, write_class_folders
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def test_no_domain_is_all_of_them_together(all_digits):
 
 PRINT = """
 import sys, hashlib
-from edge_client.data import DataSettings, load
+from protofleet.edge_client.data import DataSettings, load
 found = load(DataSettings(root=sys.argv[1], domain="optdigits", split="dirichlet", parts=3, part=1, samples=200))
 parts = (found.train, found.validation, found.test)
 print(hashlib.sha256(b"".join(t.numpy().tobytes() for part in parts for t in (part.x, part.y))).hexdigest())

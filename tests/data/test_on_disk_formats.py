@@ -9,7 +9,7 @@ import struct
 import numpy as np
 import pytest
 
-from edge_client.data import DataError, DataSettings, load, names
+from protofleet.edge_client.data import DataError, DataSettings, load, names
 
 PIL = pytest.importorskip("PIL.Image")
 

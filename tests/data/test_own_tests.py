@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.data import DataError, DataSettings, load
+from protofleet.edge_client.data import DataError, DataSettings, load
 from tests.data.files import colours, write_class_folders
 
 COUNTS = {"a": 80, "b": 60, "c": 40}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_client.data import DataError, DataSettings, load
-from edge_client.data.folders import OFFICE_CALTECH
+from protofleet.edge_client.data import DataError, DataSettings, load
+from protofleet.edge_client.data.folders import OFFICE_CALTECH
 from tests.data.files import colours, write_class_folders
 
 

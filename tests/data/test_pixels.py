@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edge_client.data.draws import Draws
-from edge_client.data.paint import ONE, Slant, _maps, blend, blurred, warped
-from edge_client.data.resize import resize
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.paint import ONE, Slant, _maps, blend, blurred, warped
+from protofleet.edge_client.data.resize import resize
 
 
 def pictures(n, *shape):

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from edge_client.data import DataError, DataSettings, fashion, load, mnist, svhn, usps
-from edge_client.data.cifar import _table
-from edge_client.data.idx import read_idx
-from methods.nets.vision import import_torchvision
+from protofleet.edge_client.data import DataError, DataSettings, fashion, load, mnist, svhn, usps
+from protofleet.edge_client.data.cifar import _table
+from protofleet.edge_client.data.idx import read_idx
+from protofleet.methods.nets.vision import import_torchvision
 from tests.data.files import write_idx, write_mnist, write_svhn, write_usps
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from edge_client.data import DataError
-from edge_client.data.draws import Draws
-from edge_client.data.picks import balanced, stratified, without
-from edge_client.data.shares import LEAST_SKEWED, SPLITS
+from protofleet.edge_client.data import DataError
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.picks import balanced, stratified, without
+from protofleet.edge_client.data.shares import LEAST_SKEWED, SPLITS
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(np.array)
 QUICK = settings(max_examples=60, deadline=None)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.fleet.facts import Docker, Facts, Good, Installed, Probe, Service
-from deploy.fleet.settings import Care
-from deploy.fleet.steps import Wanted
-from edge_client.status import Status
+from protofleet.deploy.fleet.facts import Docker, Facts, Good, Installed, Probe, Service
+from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.fleet.steps import Wanted
+from protofleet.edge_client.status import Status
 
 NOW = 1_790_000_000
 RELEASE, SETTINGS, UNIT, MARK = "a" * 16, "b" * 16, "c" * 64, "d" * 16

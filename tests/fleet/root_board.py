@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from deploy.fleet.perform import SCRIPT
+from protofleet.deploy.fleet.perform import SCRIPT
 
 ROOT: Final = Path(__file__).parents[2]
 FLEET: Final = ROOT / "deploy" / "fleet"

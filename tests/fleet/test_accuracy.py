@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import generate_latest
 
-from coordinator.journal import Journal
-from coordinator.metrics import Metrics
-from deploy.fleet.accuracy import Judge, Reading, fallen, fetch
-from deploy.fleet.history import History
-from deploy.fleet.rollout import Outcome, Rollout
-from deploy.fleet.settings import Care
-from deploy.run_errors import RunError
+from protofleet.coordinator.journal import Journal
+from protofleet.coordinator.metrics import Metrics
+from protofleet.deploy.fleet.accuracy import Judge, Reading, fallen, fetch
+from protofleet.deploy.fleet.history import History
+from protofleet.deploy.fleet.rollout import Outcome, Rollout
+from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.run_errors import RunError
 from tests.worlds import simulation
 
 URL = "http://coordinator:9100/metrics"

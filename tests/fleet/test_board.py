@@ -1,6 +1,6 @@
 """How a board does, by the files of a Jetson and by those of a machine that has none of them."""
 
-from edge_client.board import Board
+from protofleet.edge_client.board import Board
 from tests.fleet.boards import jetson_files
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.cli import main
-from deploy.fleet.checks import Use, examine, failures
-from deploy.fleet.facts import SCRIPT, Docker, Probe, read_facts
-from deploy.fleet.jobs import tell
-from protocol.settings import SettingsError
+from protofleet.deploy.cli import main
+from protofleet.deploy.fleet.checks import Use, examine, failures
+from protofleet.deploy.fleet.facts import SCRIPT, Docker, Probe, read_facts
+from protofleet.deploy.fleet.jobs import tell
+from protofleet.protocol.settings import SettingsError
 from tests.fleet.boards import NOW, deployed, jetson
 
 CONTAINERS = Use("container")
@@ -176,6 +176,6 @@ def test_facts_that_broke_off_are_no_facts():
 
 def test_the_probe_finds_a_whole_program():
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.fleet.probe", "self"], capture_output=True, text=True
+        [sys.executable, "-m", "protofleet.deploy.fleet.probe", "self"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

@@ -6,12 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-from deploy.enrol import party
-from deploy.enrol.authority import Authority, make_authority
-from deploy.enrol.fleet import join
-from deploy.enrol.requests import REQUEST
-from protocol.settings import write_toml
-from protocol.statements import Writer, armoured, state
+from protofleet.deploy.enrol import party
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.fleet import join
+from protofleet.deploy.enrol.requests import REQUEST
+from protofleet.protocol.settings import write_toml
+from protofleet.protocol.statements import Writer, armoured, state
 from tests.small_order import RECEIVE
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(
     }
     operators_machine(tmp_path, {name: text for name, (text, _) in boards.items()})
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.cli", "deploy", "apply", "--fleet", "fleet.toml", "--yes"],
+        [sys.executable, "-m", "protofleet", "deploy", "apply", "--fleet", "fleet.toml", "--yes"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
         env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.fleet.checks import Check
-from deploy.fleet.facts import Good, Service
-from deploy.fleet.rollout import waves
-from deploy.fleet.steps import Present, Refuse, name_of, plan, words_of
+from protofleet.deploy.fleet.checks import Check
+from protofleet.deploy.fleet.facts import Good, Service
+from protofleet.deploy.fleet.rollout import waves
+from protofleet.deploy.fleet.steps import Present, Refuse, name_of, plan, words_of
 from tests.fleet.boards import GOOD, MARK, RELEASE, SETTINGS, WANTED, deployed, jetson
 
 PRESENT = Present(SETTINGS, 5)

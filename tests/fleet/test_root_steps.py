@@ -38,7 +38,7 @@ STEPS = {
 
 
 def facts_script():
-    from deploy.fleet.facts import SCRIPT
+    from protofleet.deploy.fleet.facts import SCRIPT
 
     return SCRIPT.read_text()
 

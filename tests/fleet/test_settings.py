@@ -2,8 +2,8 @@
 
 import pytest
 
-from deploy.fleet.settings import Fleet, settings_of
-from protocol.settings import SettingsError, decode
+from protofleet.deploy.fleet.settings import Fleet, settings_of
+from protofleet.protocol.settings import SettingsError, decode
 
 METRICS = {"metrics_port": 9101}
 

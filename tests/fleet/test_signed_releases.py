@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from deploy.enrol.authority import Authority, make_authority
-from deploy.enrol.operator import begin_rotation, finish_rotation
-from deploy.fleet import verify
-from deploy.fleet.manifest import files_of, issue_manifest
-from deploy.fleet.operator import Operator
-from deploy.fleet.perform import Performer, StepError
-from deploy.fleet.settings import Fleet, Host, Software
-from deploy.fleet.software import PACKAGES, SOURCE, make_release
-from deploy.fleet.ssh import Said
-from deploy.fleet.steps import Build, Configure, Prepare, Ship, Switch
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.operator import begin_rotation, finish_rotation
+from protofleet.deploy.fleet import verify
+from protofleet.deploy.fleet.manifest import files_of, issue_manifest
+from protofleet.deploy.fleet.operator import Operator
+from protofleet.deploy.fleet.perform import Performer, StepError
+from protofleet.deploy.fleet.settings import Fleet, Host, Software
+from protofleet.deploy.fleet.software import PACKAGES, SOURCE, make_release
+from protofleet.deploy.fleet.ssh import Said
+from protofleet.deploy.fleet.steps import Build, Configure, Prepare, Ship, Switch
 from tests.fleet.boards import jetson
 from tests.fleet.root_board import NoBoardError, RootBoard
 
@@ -63,10 +63,13 @@ def our_wheel(folder):
     with zipfile.ZipFile(folder / "protofleet-0.1.0-py3-none-any.whl", "w") as made:
         for path in (p for name in PACKAGES for p in (SOURCE / name).rglob("*") if p.is_file()):
             if "__pycache__" not in path.parts:
-                made.write(path, path.relative_to(SOURCE))
+                inside = path.relative_to(SOURCE)
+                made.write(path, inside if inside.parts[0] == "protofleet" else Path("protofleet") / inside)
         made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: protofleet\nVersion: 0.1.0\n")
         made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        made.writestr(f"{info}/entry_points.txt", "[console_scripts]\nprotofleet = deploy.cli:main\n")
+        made.writestr(
+            f"{info}/entry_points.txt", "[console_scripts]\nprotofleet = protofleet.deploy.cli:main\n"
+        )
         made.writestr(f"{info}/RECORD", "")
     return str(folder)
 

@@ -1,7 +1,7 @@
 """What comes back from a device is data, and no more than that."""
 
-from deploy.fleet.settings import Fleet, Host
-from deploy.fleet.ssh import Ssh
+from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.ssh import Ssh
 
 
 def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypatch):

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.config import CoordinatorSettings
-from coordinator.spool import members_in, names_in
-from edge_client.config import DeviceSettings
-from edge_client.state import read_book, written
-from methods.plan import read_plan
-from protocol import arrays, blocks, codec
-from protocol.codec import Place
-from protocol.fetch import indices
-from protocol.messages import Update, Want
-from protocol.reasons import Rejected
-from protocol.seal import read_header
-from protocol.settings import SettingsError, decode, encode, parse_toml, write_toml
-from protocol.store import DamagedError, NewerFormatError
-from protocol.topics import Topics
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.spool import members_in, names_in
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.state import read_book, written
+from protofleet.methods.plan import read_plan
+from protofleet.protocol import arrays, blocks, codec
+from protofleet.protocol.codec import Place
+from protofleet.protocol.fetch import indices
+from protofleet.protocol.messages import Update, Want
+from protofleet.protocol.reasons import Rejected
+from protofleet.protocol.seal import read_header
+from protofleet.protocol.settings import SettingsError, decode, encode, parse_toml, write_toml
+from protofleet.protocol.store import DamagedError, NewerFormatError
+from protofleet.protocol.topics import Topics
 from tests.malice import encoded, parts_of, with_table
 from tests.protocol.golden.vectors import load
 from tests.protocol.test_codec import MANIFEST, ONE_OF_EACH

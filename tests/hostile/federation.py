@@ -13,16 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.config import CoordinatorSettings, Rules
-from deploy.broker import LocalBroker
-from deploy.enrol.fleet import SimulatedFleet
-from edge_client.config import DeviceSettings
-from edge_client.data import DataSettings
-from methods.plan import Network
-from protocol.broker import BrokerAddress
-from protocol.enrolled import CURRENT, load_enrolled
-from protocol.seal import COORDINATOR
-from protocol.settings import encode, write_toml
+from protofleet.coordinator.config import CoordinatorSettings, Rules
+from protofleet.deploy.broker import LocalBroker
+from protofleet.deploy.enrol.fleet import SimulatedFleet
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataSettings
+from protofleet.methods.plan import Network
+from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.enrolled import CURRENT, load_enrolled
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import encode, write_toml
 from tests.chaos.campaign import pictures
 from tests.chaos.world import Process
 from tests.fleets import free_port, start_enrolled
@@ -33,14 +33,14 @@ RUN = "run"
 CLASSES, SIZE = 3, 8
 AHEAD = """
 import sys, time
-from deploy.cli import program
+from protofleet.deploy.cli import program
 clock, ahead = time.time, float(sys.argv.pop(1))
 time.time = lambda: clock() + ahead
 program()
 """
 PLANTED = """
 import sys
-from deploy.cli import program
+from protofleet.deploy.cli import program
 exec(sys.argv.pop(1))
 program()
 """
@@ -213,7 +213,7 @@ class Federation:
             key: value for key, value in settings.items() if value != []
         }  # other checkouts may not know it
         file.write_text(write_toml(said))
-        program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "deploy.cli"]
+        program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "protofleet"]
         program = ["-c", PLANTED, planted] if planted else program
         made = Process(name, [*through, sys.executable, *program, job, str(file), *options], log, out)
         self.processes.append(made)

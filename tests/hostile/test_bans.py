@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile.federation import Federation
 
 HOUR = 3600.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile import wire
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation

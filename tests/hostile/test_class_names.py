@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.config import Rules
-from protocol.class_names import digest_of
+from protofleet.coordinator.config import Rules
+from protofleet.protocol.class_names import digest_of
 from tests.chaos.campaign import pictures
 from tests.hostile.device import Device
 from tests.hostile.federation import Federation
@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 NAMES, OTHER = ("circle", "line", "square"), ("line", "square", "zebra")
 POLICY = Rules(quorum=2, gather=2, settle_seconds=0.5, grace_seconds=1.0, patience_seconds=60.0)
 FIRST = "class 0 is 'line' in {} and 'circle' in {}; {}: line, square, zebra; {}: circle, line, square"
-JUDGES_NOTHING = "from coordinator.naming import Naming\nNaming.judge = lambda self, hello, now: None"
+JUDGES_NOTHING = (
+    "from protofleet.coordinator.naming import Naming\nNaming.judge = lambda self, hello, now: None"
+)
 HOSTILE = {
     "cursor": ("circle", "line", "\x1b[2J\x1b[Hall is well"),
     "lines": ("circle", "line", "square\n2026-01-01 INFO all is well"),

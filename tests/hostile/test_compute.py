@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.config import Rules
-from methods.maths.finch import MOST_ROWS, partition
-from methods.plan import Network
+from protofleet.coordinator.config import Rules
+from protofleet.methods.maths.finch import MOST_ROWS, partition
+from protofleet.methods.plan import Network
 from tests.hostile import wire
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.config import Rules
-from protocol.seal import COORDINATOR
+from protofleet.coordinator.config import Rules
+from protofleet.protocol.seal import COORDINATOR
 from tests.hostile.federation import Federation
 
 SUBACK = 9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from coordinator.config import Rules
-from edge_client.status import read_status
+from protofleet.coordinator.config import Rules
+from protofleet.edge_client.status import read_status
 from tests.hostile.federation import Federation
 
 LONG = 1000  # epochs, which take longer than the test
@@ -24,7 +24,7 @@ def test_a_device_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_pat
 
 SAYS_WHEN_IT_TRAINS = """
 from pathlib import Path
-from methods import fedlsa
+from protofleet.methods import fedlsa
 cost, steps = fedlsa.anchor_cross_entropy, []
 def said(*given):
     steps.append(given)
@@ -50,7 +50,7 @@ def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tm
 
 
 FAILS_WHEN_IT_TRAINS = """
-from coordinator.service import Service
+from protofleet.coordinator.service import Service
 at_once = Service.take
 def fails(self, item, now):
     if steps:

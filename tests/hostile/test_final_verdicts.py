@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 

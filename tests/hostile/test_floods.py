@@ -12,8 +12,8 @@ from datetime import datetime
 
 import pytest
 
-from coordinator.config import Rules
-from deploy.cli import main
+from protofleet.coordinator.config import Rules
+from protofleet.deploy.cli import main
 from tests.hostile.federation import Federation
 
 TOGETHER = Rules(quorum=2, gather=2, grace_seconds=1.0)

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from coordinator.claims import Limits
-from coordinator.config import Rules
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.config import Rules
 from tests.hostile.device import Answer, Work, honest
 from tests.hostile.federation import Federation
 
@@ -17,7 +17,7 @@ TOGETHER = Rules(quorum=4, gather=5, settle_seconds=1.0, straggler_factor=0.0)
 STRIKE = 0.4375  # a weight that nobody else says
 SERVER_HALF = f"""
 import time
-import methods.fedavg as fedavg
+import protofleet.methods.fedavg as fedavg
 mean = fedavg.weighted_mean
 def fails(replies, wants):
     time.sleep(0.3)  # so that a kill falls into it

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
@@ -29,7 +29,7 @@ def held(path, mode):
 
 HELD_AT_RESUME = """
 import sqlite3, sys, threading
-import coordinator.service as service
+import protofleet.coordinator.service as service
 resume = service.Service._resume
 def held(self, now):
     db = sqlite3.connect(self.spool.index.path, isolation_level=None, check_same_thread=False)

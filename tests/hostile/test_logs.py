@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import Rules
-from deploy.enrol.fleet import enrol_fleet
-from protocol.enrolled import CURRENT, KnownRecords, load_enrolled
-from protocol.seal import COORDINATOR
+from protofleet.coordinator.config import Rules
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.protocol.enrolled import CURRENT, KnownRecords, load_enrolled
+from protofleet.protocol.seal import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_floods import flooding
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import CoordinatorSettings
-from deploy.cli import main
-from deploy.experiment import Experiment
-from deploy.fleet.settings import read_fleet, settings_of
-from deploy.stack.__main__ import with_devices
-from deploy.stack.layout import Stack
-from deploy.stack.prepare import prepare
-from edge_client.config import DeviceSettings
-from protocol.settings import decode, read_toml
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.cli import main
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.fleet.settings import read_fleet, settings_of
+from protofleet.deploy.stack.__main__ import with_devices
+from protofleet.deploy.stack.layout import Stack
+from protofleet.deploy.stack.prepare import prepare
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.settings import decode, read_toml
 from tests.fleets import free_port
 from tests.hostile.federation import Federation
 

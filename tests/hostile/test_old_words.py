@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.claims import Limits
-from coordinator.config import Rules
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.config import Rules
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from coordinator.config import Rules
-from coordinator.copies import LISTEN_SECONDS
-from protocol.seal import COORDINATOR
+from protofleet.coordinator.config import Rules
+from protofleet.coordinator.copies import LISTEN_SECONDS
+from protofleet.protocol.seal import COORDINATOR
 from tests.hostile import wire
 from tests.hostile.device import Device
 from tests.hostile.federation import Federation

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.claims import Limits
-from coordinator.config import Rules
-from deploy.cli import main
-from deploy.fleet.accuracy import Judge
-from deploy.fleet.settings import Care
-from deploy.progress import Progress
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.config import Rules
+from protofleet.deploy.cli import main
+from protofleet.deploy.fleet.accuracy import Judge
+from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.progress import Progress
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 
@@ -149,7 +149,7 @@ def test_a_number_that_is_none_is_in_no_file_though_the_coordinator_was_killed_a
 
 
 DIVERGES = """
-from edge_client import evaluate
+from protofleet.edge_client import evaluate
 measure = evaluate._measure
 evaluate._measure = lambda *given: (measure(*given)[0], {loss})
 """

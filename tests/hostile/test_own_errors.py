@@ -6,15 +6,15 @@ import urllib.request
 import numpy as np
 import pytest
 
-from coordinator.claims import Limits
-from coordinator.config import Rules
+from protofleet.coordinator.claims import Limits
+from protofleet.coordinator.config import Rules
 from tests.fleets import free_port
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
 TOGETHER = Rules(quorum=2, gather=3, settle_seconds=1.0)
 SERVER_HALF = """
-import methods.fedavg as fedavg
+import protofleet.methods.fedavg as fedavg
 mean = fedavg.weighted_mean
 def raises(replies, wants):
     for reply in replies:
@@ -67,7 +67,7 @@ def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_p
 
 
 DEVICE = """
-from edge_client.agent import Agent
+from protofleet.edge_client.agent import Agent
 honest, left = Agent._asked, [1]
 def raises(agent, *given):
     if left:
@@ -96,7 +96,9 @@ def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_p
 def test_an_error_that_ends_a_process_moves_no_cursor_either(tmp_path):
     planted = 'def raises(*given): raise ZeroDivisionError("no\\n2026-01-01 INFO forged \\x1b[2J")\n'
     with Federation(tmp_path, "one") as f:
-        coordinator = f.coordinator(planted=f"{planted}import coordinator.main as m; m.RoundMachine = raises")
+        coordinator = f.coordinator(
+            planted=f"{planted}import protofleet.coordinator.main as m; m.RoundMachine = raises"
+        )
         assert f.wait_for_end(coordinator) == 1
         log = f.log_of(coordinator)
         assert "Traceback" in log and "\\x1b[2J" in log and "\x1b" not in log

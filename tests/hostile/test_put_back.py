@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile.federation import Federation
 
 ALONE = Rules(quorum=1, settle_seconds=0.2)

@@ -7,15 +7,15 @@ import sys
 
 import pytest
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile.federation import Federation
 from tests.hostile.test_other_runs import held_in
 
-OFTEN = "import coordinator.here as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
-HELLOS = "import edge_client.quiet as q; q.HELLO_SECONDS = 0.5"
+OFTEN = "import protofleet.coordinator.here as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
+HELLOS = "import protofleet.edge_client.quiet as q; q.HELLO_SECONDS = 0.5"
 SLOWLY = f"""
 {HELLOS}
-import edge_client.answering as answering, edge_client.agent as agent, time
+import protofleet.edge_client.answering as answering, protofleet.edge_client.agent as agent, time
 work_out = answering.work_out
 def slowly(*x):
     time.sleep(0.3)
@@ -74,7 +74,7 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
         f.wait_until(lambda: not takes_part(f, "two"), "rounds without two")
         lives_on(f, "two")
         f.proxy.passes = lambda x: x.kind != "welcome"  # what is said to it at once is lost
-        said = [sys.executable, "-m", "deploy.cli", "unban", "two", "--folder", str(f.run)]
+        said = [sys.executable, "-m", "protofleet", "unban", "two", "--folder", str(f.run)]
         subprocess.run(said, check=True, capture_output=True)
         f.wait_until(lambda: takes_part(f, "two"), "two to take part again", 30)
 

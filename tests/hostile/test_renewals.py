@@ -5,22 +5,22 @@ import time
 
 import pytest
 
-from coordinator.config import Rules
-from deploy.enrol.authority import Authority
-from deploy.enrol.operator import renew
-from protocol.seal import COORDINATOR
+from protofleet.coordinator.config import Rules
+from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.operator import renew
+from protofleet.protocol.seal import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_clocks import DAY, Dial, rejected, renewed
 from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
 
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 SLOW = """
-import time, edge_client.agent, edge_client.answering as answering
+import time, protofleet.edge_client.agent, protofleet.edge_client.answering as answering
 at_once = answering.work_out
 def slowly(*given):
     time.sleep(1.0)
     return at_once(*given)
-answering.work_out = edge_client.agent.work_out = slowly
+answering.work_out = protofleet.edge_client.agent.work_out = slowly
 """
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 

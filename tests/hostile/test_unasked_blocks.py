@@ -2,7 +2,7 @@
 
 import urllib.request
 
-from coordinator.config import Rules
+from protofleet.coordinator.config import Rules
 from tests.fleets import free_port
 from tests.hostile.federation import Federation
 

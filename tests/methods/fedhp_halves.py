@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from methods import fedhp
-from methods.base import Member
-from methods.maths.geometry import unit
+from protofleet.methods import fedhp
+from protofleet.methods.base import Member
+from protofleet.methods.maths.geometry import unit
 from tests.methods.tiny import (
     SHARDS,
     clients_of,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import fedpall
-from methods.base import Ask, Reply
-from methods.nets import mlp
-from methods.nets.mlp import amplifier
-from methods.weights import snapshot, weights_of
+from protofleet.methods import fedpall
+from protofleet.methods.base import Ask, Reply
+from protofleet.methods.nets import mlp
+from protofleet.methods.nets.mlp import amplifier
+from protofleet.methods.weights import snapshot, weights_of
 from tests.methods.tiny import SHARDS, clients_of, normal, server_of, tiny
 
 HYPER = fedpall.Hyper(epochs=2, batch=8, lr=0.05, server_batch=8)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from methods import fedsa
-from methods.base import Reply
+from protofleet.methods import fedsa
+from protofleet.methods.base import Reply
 from tests.methods.tiny import (
     SHARDS,
     clients_of,

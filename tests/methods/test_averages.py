@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from methods.averaging import weighted_mean
-from methods.base import Reply
-from methods.maths.means import average_class_means, class_means, merge_class_means
+from protofleet.methods.averaging import weighted_mean
+from protofleet.methods.base import Reply
+from protofleet.methods.maths.means import average_class_means, class_means, merge_class_means
 from tests.methods.tiny import normal
 
 few = settings(max_examples=40, deadline=None)

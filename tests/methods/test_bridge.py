@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-import methods
-from methods.bridge import LazyPayload, to_numpy, to_torch
-from methods.weights import load_weights, snapshot, weight_wants, weights_of
+from protofleet import methods
+from protofleet.methods.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.weights import load_weights, snapshot, weight_wants, weights_of
 from tests.methods.tiny import same, tiny
 
 # Weights and wire names

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import methods
-from coordinator.events import Policy
-from coordinator.measured import names_of
-from deploy.world import Weather
-from methods import load, names
+from protofleet import methods
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.measured import names_of
+from protofleet.deploy.world import Weather
+from protofleet.methods import load, names
 from tests.worlds import POLICY, assert_same, final_state, simulation
 
 ROUGH = Weather(jitter=0.5, repeat=0.5)

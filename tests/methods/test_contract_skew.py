@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from coordinator.events import Drop, Policy
-from deploy.simulation import Simulation
-from deploy.world import Weather
-from methods import names
+from protofleet.coordinator.events import Drop, Policy
+from protofleet.deploy.simulation import Simulation
+from protofleet.deploy.world import Weather
+from protofleet.methods import names
 from tests.worlds import final_state, plan, shard, simulation
 
 METHODS = names()

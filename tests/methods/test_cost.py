@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import methods
-from methods import load, names
-from methods.base import Member, Reply
-from methods.cost import Sizes
-from methods.plan import Network, Plan
+from protofleet import methods
+from protofleet.methods import load, names
+from protofleet.methods.base import Member, Reply
+from protofleet.methods.cost import Sizes
+from protofleet.methods.plan import Network, Plan
 from tests.methods.tiny import answer, floats
 from tests.worlds import POLICY, shard, simulation
 

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from methods import fedhp
-from methods.base import Ask, Member, Reply
-from methods.cost import Sizes
-from methods.maths.geometry import unit
-from methods.maths.hyperspheres import (
+from protofleet.methods import fedhp
+from protofleet.methods.base import Ask, Member, Reply
+from protofleet.methods.cost import Sizes
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.hyperspheres import (
     nearness,
     spread,
     uniformity,
 )
-from methods.weights import snapshot, weights_of
+from protofleet.methods.weights import snapshot, weights_of
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (
     answer,

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from methods import fedhp, nets
-from methods.base import Ask, Member, Reply
-from methods.bridge import LazyPayload, to_numpy, to_torch
-from methods.maths.geometry import unit
-from methods.maths.hyperspheres import (
+from protofleet.methods import fedhp, nets
+from protofleet.methods.base import Ask, Member, Reply
+from protofleet.methods.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.hyperspheres import (
     aggregate,
     aggregate_as_printed,
     cosine_distance,
     distance_cross_entropy,
 )
-from methods.weights import snapshot
-from protocol.settings import SettingsError
+from protofleet.methods.weights import snapshot
+from protofleet.protocol.settings import SettingsError
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (
     SHARDS,

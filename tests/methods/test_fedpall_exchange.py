@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from methods import fedpall
-from methods.base import Ask
-from methods.cost import Sizes
-from methods.local import embed
-from methods.maths.adversary import MASKS, mixing_share
-from methods.nets import mlp
-from methods.nets.base import Net
-from methods.nets.mlp import fedpall_classifier
-from methods.weights import snapshot, weights_of
+from protofleet.methods import fedpall
+from protofleet.methods.base import Ask
+from protofleet.methods.cost import Sizes
+from protofleet.methods.local import embed
+from protofleet.methods.maths.adversary import MASKS, mixing_share
+from protofleet.methods.nets import mlp
+from protofleet.methods.nets.base import Net
+from protofleet.methods.nets.mlp import fedpall_classifier
+from protofleet.methods.weights import snapshot, weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

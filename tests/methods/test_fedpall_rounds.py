@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from methods import fedpall
-from methods.local import train
-from methods.weights import place_of, snapshot, weights_of
+from protofleet.methods import fedpall
+from protofleet.methods.local import train
+from protofleet.methods.weights import place_of, snapshot, weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

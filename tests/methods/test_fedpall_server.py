@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from methods import fedpall
-from methods.base import Ask, Member, Reply
-from methods.bridge import LazyPayload, to_numpy
-from methods.maths.adversary import kl_with_uniform
-from methods.nets.mlp import amplifier, fedpall_classifier
-from methods.weights import snapshot, weights_of
-from protocol.store import ObjectStore
+from protofleet.methods import fedpall
+from protofleet.methods.base import Ask, Member, Reply
+from protofleet.methods.bridge import LazyPayload, to_numpy
+from protofleet.methods.maths.adversary import kl_with_uniform
+from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
+from protofleet.methods.weights import snapshot, weights_of
+from protofleet.protocol.store import ObjectStore
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from methods import fedavg, fedplcc
-from methods.base import Ask, Member
-from methods.local import embed
-from methods.maths.contrast import corrected, own_mean, sparse_similarity, top_k, weighted_contrast
-from methods.maths.finch import partition
+from protofleet.methods import fedavg, fedplcc
+from protofleet.methods.base import Ask, Member
+from protofleet.methods.local import embed
+from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, top_k, weighted_contrast
+from protofleet.methods.maths.finch import partition
 from tests.methods.tiny import CLASSES, SHARDS, Shard, clients_of, floats, normal, play, same, server_of
 
 HYPER = fedplcc.Hyper(epochs=2, batch=8, lr=0.05, lambda1=1.0)

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from methods import fedproto
-from methods.base import Ask, Reply
-from methods.local import embed
+from protofleet.methods import fedproto
+from protofleet.methods.base import Ask, Reply
+from protofleet.methods.local import embed
 from tests.methods.tiny import CLASSES, clients_of, floats, normal, play, server_of
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from methods import fedsa
-from methods.base import Ask, seeded
-from methods.cost import Sizes
-from methods.local import LocalHyper, embed, train
-from methods.maths.margins import client_margin, margin
-from methods.nets.base import Net, initialised_from
-from methods.weights import snapshot, weights_of
+from protofleet.methods import fedsa
+from protofleet.methods.base import Ask, seeded
+from protofleet.methods.cost import Sizes
+from protofleet.methods.local import LocalHyper, embed, train
+from protofleet.methods.maths.margins import client_margin, margin
+from protofleet.methods.nets.base import Net, initialised_from
+from protofleet.methods.weights import snapshot, weights_of
 from tests.methods.fedsa_halves import HYPER, TABLE, UP, client_with, gradients, halves, single
 from tests.methods.test_oracles_fedsa import naive_contrast, naive_margin, naive_prototypes
 from tests.methods.tiny import (

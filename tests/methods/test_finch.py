@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 from torch.testing import assert_close
 
-from methods.maths import finch
-from methods.maths.finch import (
+from protofleet.methods.maths import finch
+from protofleet.methods.maths.finch import (
     by_first_member,
     finch_star,
     finch_star_in_parts,

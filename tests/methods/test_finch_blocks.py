@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from methods.maths.finch import first_neighbours
+from protofleet.methods.maths.finch import first_neighbours
 
 
 def test_pairs_that_single_precision_confuses_are_settled_one_by_one():

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-import methods
-from methods import names
-from methods.plan import Network, Plan, read_plan
+from protofleet import methods
+from protofleet.methods import names
+from protofleet.methods.plan import Network, Plan, read_plan
 
 DIGESTS = {  # made by the version before wire minor 1; added to, never changed
     "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from methods.base import seeded
-from methods.local import BATCH, LocalHyper, embed, in_batches, train
-from methods.weights import snapshot, weights_of
+from protofleet.methods.base import seeded
+from protofleet.methods.local import BATCH, LocalHyper, embed, in_batches, train
+from protofleet.methods.weights import snapshot, weights_of
 from tests.methods.tiny import Shard, same, shard, tiny
 
 HYPER = LocalHyper(epochs=3, batch=10, lr=0.1)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from methods.maths.anchors import anchor_cross_entropy, compactness, separation
-from methods.maths.geometry import distances, margins, squared_distances, unit
-from methods.maths.means import class_means
-from methods.maths.pulls import prototype_mse, proximal
+from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
+from protofleet.methods.maths.geometry import distances, margins, squared_distances, unit
+from protofleet.methods.maths.means import class_means
+from protofleet.methods.maths.pulls import prototype_mse, proximal
 from tests.methods.tiny import normal, tiny
 
 # Distances and directions

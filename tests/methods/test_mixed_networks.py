@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from coordinator.events import Policy
-from deploy.simulation import Simulation
-from deploy.world import Weather
-from methods import nets
-from methods.plan import Network, Plan, mixing
+from protofleet.coordinator.events import Policy
+from protofleet.deploy.simulation import Simulation
+from protofleet.deploy.world import Weather
+from protofleet.methods import nets
+from protofleet.methods.plan import Network, Plan, mixing
 from tests.methods.test_contract_skew import assert_numbers
 from tests.worlds import CLASSES, Part, Shard
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from methods.optimizers import SGD, Adam
+from protofleet.methods.optimizers import SGD, Adam
 
 PAIRS = {
     "plain": (lambda w: SGD(w, lr=0.3), lambda w: torch.optim.SGD(w, lr=0.3)),
@@ -71,7 +71,7 @@ TRAIN = """
 import sys
 import torch
 from types import SimpleNamespace
-from methods.local import LocalHyper, train
+from protofleet.methods.local import LocalHyper, train
 model = torch.nn.Linear(3, 2)
 data = SimpleNamespace(x=torch.randn(8, 3), y=torch.randint(2, (8,)))
 train(model, data, lambda x, y: model(x).square().mean(), LocalHyper(epochs=1), torch.Generator())

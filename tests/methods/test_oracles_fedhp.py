@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from methods.maths.geometry import distances, unit
-from methods.maths.hyperspheres import (
+from protofleet.methods.maths.geometry import distances, unit
+from protofleet.methods.maths.hyperspheres import (
     aggregate,
     aggregate_as_printed,
     cosine_distance,

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.base import seeded
-from methods.maths.adversary import exact_mask, infonce_terms, kl_with_uniform, mixed, prototype_infonce
-from methods.maths.geometry import unit
-from methods.maths.means import class_means, merge_class_means
+from protofleet.methods.base import seeded
+from protofleet.methods.maths.adversary import (
+    exact_mask,
+    infonce_terms,
+    kl_with_uniform,
+    mixed,
+    prototype_infonce,
+)
+from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.means import class_means, merge_class_means
 from tests.methods.test_oracles import CASES, case, check, gradient, leaf
 
 KNOWN = torch.ones(3, dtype=torch.bool)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from methods.maths.contrast import (
+from protofleet.methods.maths.contrast import (
     corrected,
     own_mean,
     sparse_similarity,
     top_k,
     weighted_contrast,
 )
-from methods.maths.finch import finch_star, first_neighbours, levels, partition
-from methods.maths.geometry import unit
+from protofleet.methods.maths.finch import finch_star, first_neighbours, levels, partition
+from protofleet.methods.maths.geometry import unit
 from tests.methods.test_oracles import CASES, case, check, gradient, leaf
 
 FLOAT = torch.float64

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from methods.maths.margins import (
+from protofleet.methods.maths.margins import (
     AGGREGATE,
     anchor_distance,
     anchor_mse,
@@ -22,7 +22,7 @@ from methods.maths.margins import (
     margin,
     margin_contrast,
 )
-from methods.maths.means import class_means
+from protofleet.methods.maths.means import class_means
 from tests.methods.test_oracles import CASES, case, check, gradient, leaf
 from tests.methods.tiny import normal
 

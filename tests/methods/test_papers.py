@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from methods import fedavg, fedhp, fedlsa, fedpall, fedplcc, fedproto, fedprox, fedsa, singleset
-from methods.base import seeded
-from methods.local import LocalHyper, train
-from methods.weights import snapshot, weights_of
+from protofleet.methods import fedavg, fedhp, fedlsa, fedpall, fedplcc, fedproto, fedprox, fedsa, singleset
+from protofleet.methods.base import seeded
+from protofleet.methods.local import LocalHyper, train
+from protofleet.methods.weights import snapshot, weights_of
 from tests.methods.tiny import (
     SHARDS,
     Shard,

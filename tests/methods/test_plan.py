@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from methods import load, names
-from methods.plan import Network, Plan, mixing, read_plan
-from protocol.settings import SettingsError
+from protofleet.methods import load, names
+from protofleet.methods.plan import Network, Plan, mixing, read_plan
+from protofleet.protocol.settings import SettingsError
 
 OWN = Network("cnn4", 64)
 

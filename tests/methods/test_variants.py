@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from deploy.experiment import Experiment
-from deploy.world import Weather
-from methods import fedavg, fedproto, load
-from methods.base import Ask
-from methods.cost import Sizes
-from methods.plan import Network, Plan
-from methods.weights import load_weights, weights_of
-from protocol.settings import SettingsError, decode
+from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.world import Weather
+from protofleet.methods import fedavg, fedproto, load
+from protofleet.methods.base import Ask
+from protofleet.methods.cost import Sizes
+from protofleet.methods.plan import Network, Plan
+from protofleet.methods.weights import load_weights, weights_of
+from protofleet.protocol.settings import SettingsError, decode
 from tests.methods.test_cost import plan_of, played
 from tests.methods.tiny import clients_of, play, same, server_of
 from tests.worlds import POLICY, assert_same, plan, simulation

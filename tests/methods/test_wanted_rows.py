@@ -14,12 +14,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deploy.arrays_page import least, quick
-from methods import names, nets
-from methods.base import Member, Reply
-from methods.plan import Network, Plan
-from methods.wants import table_of
-from protocol.tables import wanted_rows
+from protofleet.deploy.arrays_page import least, quick
+from protofleet.methods import names, nets
+from protofleet.methods.base import Member, Reply
+from protofleet.methods.plan import Network, Plan
+from protofleet.methods.wants import table_of
+from protofleet.protocol.tables import wanted_rows
 
 CLASSES, EXAMPLES, NORM = 5, 40, 1e6
 ROOM = 1024  # bytes that a table may take

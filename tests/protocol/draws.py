@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protocol import codec
-from protocol.arrays import DTYPES, KINDS
-from protocol.messages import (
+from protofleet.protocol import codec
+from protofleet.protocol.arrays import DTYPES, KINDS
+from protofleet.protocol.messages import (
     Bye,
     Finished,
     Hello,

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from deploy.world import Broker, Weather, World
-from protocol.coordinator_link import CoordinatorLink
-from protocol.device_link import DeviceLink
-from protocol.keys import Identity, Keys
-from protocol.link import Received
-from protocol.messages import Task, Update
-from protocol.reasons import Rejected
-from protocol.seal import COORDINATOR, seal, unseal
-from protocol.store import ObjectStore
-from protocol.topics import Topics
-from protocol.transport import Arrived, Item
+from protofleet.deploy.world import Broker, Weather, World
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.keys import Identity, Keys
+from protofleet.protocol.link import Received
+from protofleet.protocol.messages import Task, Update
+from protofleet.protocol.reasons import Rejected
+from protofleet.protocol.seal import COORDINATOR, seal, unseal
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.topics import Topics
+from protofleet.protocol.transport import Arrived, Item
 
 TOPICS = Topics("test")
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.admission import FRAME_BURST, FRAME_RATE, Admission, Bucket
-from protocol.inbox import MAX_BYTES, MAX_TOPIC_BYTES, MAX_TOPIC_FRAMES, BoundedInbox
-from protocol.reasons import Reason, Rejected
-from protocol.transport import Arrived, Connected
+from protofleet.protocol.admission import FRAME_BURST, FRAME_RATE, Admission, Bucket
+from protofleet.protocol.inbox import MAX_BYTES, MAX_TOPIC_BYTES, MAX_TOPIC_FRAMES, BoundedInbox
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.transport import Arrived, Connected
 
 
 @given(st.lists(st.floats(0, 5), max_size=200))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.arrays import (
+from protofleet.protocol.arrays import (
     DTYPES,
     KINDS,
     MAX_ARRAYS,
@@ -20,7 +20,7 @@ from protocol.arrays import (
     kind_of,
     parts,
 )
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.reasons import Reason, Rejected
 from tests.protocol.draws import ARRAYS, VALUES, damaged
 
 MIXED = {

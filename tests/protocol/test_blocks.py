@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.blocks import (
+from protofleet.protocol.blocks import (
     DEFAULT_BLOCK,
     OVERHEAD,
     block_size,
@@ -23,9 +23,9 @@ from protocol.blocks import (
     recut,
     unpack,
 )
-from protocol.codec import MAX_BLOCKS
-from protocol.messages import Manifest
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.codec import MAX_BLOCKS
+from protofleet.protocol.messages import Manifest
+from protofleet.protocol.reasons import Reason, Rejected
 from tests.protocol.draws import damaged, manifests
 
 NAME = bytes(range(32))

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from protocol.callbacks import SAY_SECONDS, Failures, never_raises
+from protofleet.protocol.callbacks import SAY_SECONDS, Failures, never_raises
 
 
 class Connection:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.class_names import SHOWN, difference, digest_of, fault_in, listed, normal
-from protocol.codec import MAX_TEXT
-from protocol.tables import MAX_LETTERS, MAX_NAMES, class_names
+from protofleet.protocol.class_names import SHOWN, difference, digest_of, fault_in, listed, normal
+from protofleet.protocol.codec import MAX_TEXT
+from protofleet.protocol.tables import MAX_LETTERS, MAX_NAMES, class_names
 
 PETS = ("cat", "dog", "owl")
 NAMES = st.lists(st.sampled_from("abcdef"), unique=True).map(tuple)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import codec
-from protocol.codec import Place, decode, encode, place_of
-from protocol.messages import (
+from protofleet.protocol import codec
+from protofleet.protocol.codec import Place, decode, encode, place_of
+from protofleet.protocol.messages import (
     Bye,
     Finished,
     Hello,
@@ -22,7 +22,7 @@ from protocol.messages import (
     Want,
     Welcome,
 )
-from protocol.reasons import Reason, Rejected
+from protofleet.protocol.reasons import Reason, Rejected
 from tests.protocol.draws import ATTACHMENTS, MESSAGES, VALUES, damaged
 
 HASH = bytes(range(32))

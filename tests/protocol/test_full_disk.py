@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol.reasons import Reason
-from protocol.store import ObjectStore
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.store import ObjectStore
 from tests.protocol.objects import BLOCK, BODY, fault_of, fill, open_files
 
 
@@ -86,7 +86,7 @@ def test_a_real_limit_of_the_system_is_no_room(store, manifest):
 
 FULL_DISK = """
 import os, sys; from pathlib import Path
-from protocol.reasons import Rejected; from protocol.store import ObjectStore
+from protofleet.protocol.reasons import Rejected; from protofleet.protocol.store import ObjectStore
 from tests.protocol.ends import weights
 source, store = ObjectStore(Path(sys.argv[1]), False), ObjectStore(Path(sys.argv[2]), False)
 manifest = source.put(weights(200_000))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from protocol import arrays, codec
-from protocol.blocks import is_block, unpack
-from protocol.messages import Task, Update
-from protocol.reasons import Rejected
-from protocol.seal import MINOR
+from protofleet.protocol import arrays, codec
+from protofleet.protocol.blocks import is_block, unpack
+from protofleet.protocol.messages import Task, Update
+from protofleet.protocol.reasons import Rejected
+from protofleet.protocol.seal import MINOR
 from tests.protocol.golden.cases import CASES
 from tests.protocol.golden.vectors import (
     SECRETS,

@@ -2,7 +2,7 @@
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from protocol.seal import HPKE
+from protofleet.protocol.seal import HPKE
 from tests.protocol import hpke
 
 # RFC 9180, appendix A.2.1: DHKEM(X25519, HKDF-SHA256), HKDF-SHA256, ChaCha20Poly1305, base mode.

@@ -4,8 +4,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from protocol.keyfiles import KeyFileError
-from protocol.keys import Keys, load_keyring, load_keys, load_public, save_keys, save_public
+from protofleet.protocol.keyfiles import KeyFileError
+from protofleet.protocol.keys import Keys, load_keyring, load_keys, load_public, save_keys, save_public
 
 KEYS = {name: Keys.new() for name in "ab"}
 RING = {name: keys.public for name, keys in KEYS.items()}

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from deploy.world import Weather
-from protocol.broker import BrokerError
-from protocol.messages import Boxed, Bye, Hello, Refusal, Task, Update
-from protocol.reasons import Reason
-from protocol.seal import COORDINATOR
-from protocol.transport import Arrived
+from protofleet.deploy.world import Weather
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.messages import Boxed, Bye, Hello, Refusal, Task, Update
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
 
 SMALL, LARGE = 1000, 400_000  # 4 kB travels inside its message, 1.6 MB in 25 blocks

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protocol.disk import is_full, is_held, lacks
+from protofleet.protocol.disk import is_full, is_held, lacks
 
 
 def error_of(code, words):

@@ -5,8 +5,8 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.meter import DOWN, UP, Meter
-from protocol.transport import packet_bytes
+from protofleet.protocol.meter import DOWN, UP, Meter
+from protofleet.protocol.transport import packet_bytes
 
 TENSORS = st.dictionaries(st.sampled_from(["weights", "counts", "control"]), st.integers(0, 1000))
 CROSSINGS = st.lists(

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from protocol import metrics_server
-from protocol.exposition import Endpoint, MetricsError, exposed, pages
-from protocol.metrics_server import MOST_HEAD, Response, bound, serving
+from protofleet.protocol import metrics_server
+from protofleet.protocol.exposition import Endpoint, MetricsError, exposed, pages
+from protofleet.protocol.metrics_server import MOST_HEAD, Response, bound, serving
 
 PATIENCE = 20.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from protocol import codec
-from protocol.messages import (
+from protofleet.protocol import codec
+from protofleet.protocol.messages import (
     About,
     Boxed,
     Hello,

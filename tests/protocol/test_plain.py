@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from deploy.cli import main
-from protocol.plain import FORMAT, LONGEST, PlainFormatter, plain
+from protofleet.deploy.cli import main
+from protofleet.protocol.plain import FORMAT, LONGEST, PlainFormatter, plain
 
 
 def lines(say):

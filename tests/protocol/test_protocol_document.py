@@ -9,21 +9,21 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from coordinator.config import Rules
-from coordinator.service import FORMS as coordinators
-from deploy.arrays_page import written
-from edge_client.greeting import FORMS as devices
-from methods.wants import OPTIONAL, ROWS, SUM, TWO
-from protocol import enrolled, tables
-from protocol.arrays import DTYPES, KINDS
-from protocol.broker import FINAL, BrokerError
-from protocol.codec import DECODERS
-from protocol.link import FRAME_ROOM
-from protocol.messages import About, Wanted
-from protocol.reasons import Reason
-from protocol.reconnect import FLAPS, STABLE_SECONDS
-from protocol.seal import _TYPES, DOMAIN, SIGNATURE, Header
-from protocol.topics import PREFIX, TABLE
+from protofleet.coordinator.config import Rules
+from protofleet.coordinator.service import FORMS as coordinators
+from protofleet.deploy.arrays_page import written
+from protofleet.edge_client.greeting import FORMS as devices
+from protofleet.methods.wants import OPTIONAL, ROWS, SUM, TWO
+from protofleet.protocol import enrolled, tables
+from protofleet.protocol.arrays import DTYPES, KINDS
+from protofleet.protocol.broker import FINAL, BrokerError
+from protofleet.protocol.codec import DECODERS
+from protofleet.protocol.link import FRAME_ROOM
+from protofleet.protocol.messages import About, Wanted
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.reconnect import FLAPS, STABLE_SECONDS
+from protofleet.protocol.seal import _TYPES, DOMAIN, SIGNATURE, Header
+from protofleet.protocol.topics import PREFIX, TABLE
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
 from tests.protocol.test_codec import FIELDS, LATER
@@ -82,10 +82,13 @@ def test_a_limit_is_the_one_of_the_code(value, path):
 def test_no_limit_of_the_wire_is_left_out():
     named = {path for _, path in LIMITS}
     for module in ("arrays", "codec", "seal", "fetch", "broadcast", "tables"):
-        constants = vars(importlib.import_module(f"protocol.{module}"))
+        constants = vars(importlib.import_module(f"protofleet.protocol.{module}"))
         for name in constants:
-            if re.fullmatch(r"MAX_\w+|\w+_SECONDS", name) and f"protocol.{module}.{name}" not in named:
-                imported = {f"protocol.{m}.{name}" for m in ("codec", "arrays")} & named
+            if (
+                re.fullmatch(r"MAX_\w+|\w+_SECONDS", name)
+                and f"protofleet.protocol.{module}.{name}" not in named
+            ):
+                imported = {f"protofleet.protocol.{m}.{name}" for m in ("codec", "arrays")} & named
                 assert imported, f"{module}.{name} is not in the table"
 
 
@@ -193,7 +196,7 @@ def test_every_form_is_described_and_no_other():
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
-    assert written(TEXT) == TEXT, "run python -m deploy.arrays_page"
+    assert written(TEXT) == TEXT, "run python -m protofleet.deploy.arrays_page"
 
 
 def test_the_files_of_a_device_are_those_that_are_installed():

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import records, statements, trust
-from protocol.records import (
+from protofleet.protocol import records, statements, trust
+from protofleet.protocol.records import (
     Record,
     Revocations,
     issue_record,
@@ -18,8 +18,16 @@ from protocol.records import (
     read_record,
     read_revocations,
 )
-from protocol.statements import StatementError, Why, armoured, body_of, fingerprint, read_armoured, state
-from protocol.trust import Roots, Trust, first_roots, issue_roots, read_roots
+from protofleet.protocol.statements import (
+    StatementError,
+    Why,
+    armoured,
+    body_of,
+    fingerprint,
+    read_armoured,
+    state,
+)
+from protofleet.protocol.trust import Roots, Trust, first_roots, issue_roots, read_roots
 
 OLD, NEW, EVIL = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2, 3))
 PUBLIC = {key: key.public_key().public_bytes_raw() for key in (OLD, NEW, EVIL)}

@@ -9,12 +9,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import codec
-from protocol.keys import Public
-from protocol.messages import Bye, Task
-from protocol.reasons import Reason, Rejected
-from protocol.seal import ENVELOPE, MAX_HEADER, SIGNATURE, Header, read_header, seal, unseal
-from protocol.transport import Arrived
+from protofleet.protocol import codec
+from protofleet.protocol.keys import Public
+from protofleet.protocol.messages import Bye, Task
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.seal import ENVELOPE, MAX_HEADER, SIGNATURE, Header, read_header, seal, unseal
+from protofleet.protocol.transport import Arrived
 from tests.protocol.draws import VALUES, damaged
 from tests.protocol.ends import TOPICS, Ends
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocol import codec
-from protocol.blocks import is_block, unpack
-from protocol.keys import Keys
-from protocol.messages import Bye, State, Task, Welcome
-from protocol.reasons import Reason, Rejected
-from protocol.seal import Header, seal, unseal
-from protocol.transport import Arrived
+from protofleet.protocol import codec
+from protofleet.protocol.blocks import is_block, unpack
+from protofleet.protocol.keys import Keys
+from protofleet.protocol.messages import Bye, State, Task, Welcome
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.seal import Header, seal, unseal
+from protofleet.protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
 
 KEYS = {name: Keys.new() for name in ("a", "b", "coordinator")}

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from protocol.settings import SettingsError, decode, encode, override, read_toml, tomllib, write_toml
+from protofleet.protocol.settings import (
+    SettingsError,
+    decode,
+    encode,
+    override,
+    read_toml,
+    tomllib,
+    write_toml,
+)
 
 
 @dataclass(frozen=True)

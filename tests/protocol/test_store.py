@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protocol.arrays import parts
-from protocol.reasons import Reason
-from protocol.store import ObjectStore
+from protofleet.protocol.arrays import parts
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.store import ObjectStore
 from tests.protocol.ends import weights
 from tests.protocol.objects import ARRAYS, BLOCK, BODY, block, fault_of, fill, open_files
 
@@ -163,7 +163,9 @@ def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(st
 
 def test_what_this_process_wrote_is_not_read_again_however_often_it_is_offered(store, manifest, monkeypatch):
     fill(store.begin(manifest), [0, 2])
-    monkeypatch.setattr("protocol.store.Partial._recover", lambda partial: pytest.fail("read again"))
+    monkeypatch.setattr(
+        "protofleet.protocol.store.Partial._recover", lambda partial: pytest.fail("read again")
+    )
     assert [i for i, here in enumerate(store.begin(manifest).have) if here] == [0, 2]
     other = replace(manifest, block=2 * BLOCK, hashes=manifest.hashes[:4])
     assert not any(store.begin(other).have), "its file is still the first one's, cut otherwise"

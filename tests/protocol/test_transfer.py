@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.admission import AGAIN_BURST, AGAIN_RATE
-from protocol.broadcast import LINGER_SECONDS, MAX_PENDING, QUIET_SECONDS, Broadcast
-from protocol.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
-from protocol.fetch import LONGEST_RETRY_SECONDS, RETRY_SECONDS, SILENT_SECONDS, Fetch, indices, ranges
-from protocol.messages import Manifest, Want
-from protocol.reasons import Reason, Rejected
-from protocol.store import ObjectStore
+from protofleet.protocol.admission import AGAIN_BURST, AGAIN_RATE
+from protofleet.protocol.broadcast import LINGER_SECONDS, MAX_PENDING, QUIET_SECONDS, Broadcast
+from protofleet.protocol.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
+from protofleet.protocol.fetch import (
+    LONGEST_RETRY_SECONDS,
+    RETRY_SECONDS,
+    SILENT_SECONDS,
+    Fetch,
+    indices,
+    ranges,
+)
+from protofleet.protocol.messages import Manifest, Want
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.store import ObjectStore
 from tests.protocol.objects import ARRAYS, BLOCK, block
 
 BLOCKS = 8

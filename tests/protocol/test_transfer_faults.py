@@ -7,13 +7,13 @@ import struct
 import msgpack
 import pytest
 
-from deploy.world import Weather
-from protocol import coordinator_link
-from protocol.blocks import length_of
-from protocol.messages import Hello, Manifest, Task, Update, Want
-from protocol.reasons import Reason
-from protocol.store import ObjectStore
-from protocol.transport import Arrived
+from protofleet.deploy.world import Weather
+from protofleet.protocol import coordinator_link
+from protofleet.protocol.blocks import length_of
+from protofleet.protocol.messages import Hello, Manifest, Task, Update, Want
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.transport import Arrived
 from tests.protocol.ends import TOPICS, Ends, weights
 
 LARGE = 400_000  # 1.6 MB in 25 blocks

@@ -2,12 +2,12 @@
 
 import pytest
 
-from protocol import codec
-from protocol.admission import AGAIN_BURST, AGAIN_RATE
-from protocol.codec import MAX_ASKED, Place
-from protocol.messages import Boxed, Want
-from protocol.reasons import Reason, Rejected
-from protocol.store import ObjectStore
+from protofleet.protocol import codec
+from protofleet.protocol.admission import AGAIN_BURST, AGAIN_RATE
+from protofleet.protocol.codec import MAX_ASKED, Place
+from protofleet.protocol.messages import Boxed, Want
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.store import ObjectStore
 from tests.protocol.ends import Ends, weights
 from tests.protocol.objects import fault_of
 

@@ -7,14 +7,14 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.keyfiles import KeyFileError
-from protocol.keys import Keys, load_keyring, load_public
-from protocol.reasons import Reason, Rejected
-from protocol.records import Record, read_record
-from protocol.seal import DOMAIN, HPKE, SEALED, Header, seal, unseal
-from protocol.statements import StatementError, Why, Writer, state
-from protocol.trust import Roots, first_roots, issue_roots
-from protocol.weak_keys import check_keys, check_sign
+from protofleet.protocol.keyfiles import KeyFileError
+from protofleet.protocol.keys import Keys, load_keyring, load_public
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.records import Record, read_record
+from protofleet.protocol.seal import DOMAIN, HPKE, SEALED, Header, seal, unseal
+from protofleet.protocol.statements import StatementError, Why, Writer, state
+from protofleet.protocol.trust import Roots, first_roots, issue_roots
+from protofleet.protocol.weak_keys import check_keys, check_sign
 from tests.small_order import RECEIVE, SIGN, signed_by_nobody, times, torsion
 
 ROOT = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\x01")

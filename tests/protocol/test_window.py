@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.reasons import Reason, Rejected
-from protocol.window import WIDTH, Window
+from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.window import WIDTH, Window
 
 EDGES = st.sampled_from([0, 1, WIDTH - 1, WIDTH, WIDTH + 1, 2 * WIDTH, 2**63, 2**64 - 1])
 SEQUENCES = st.integers(0, 40) | st.integers(WIDTH - 20, WIDTH + 20) | EDGES

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.messages import Finished, Hello, Message, Receipt, Refusal, State, Task, Update, Welcome
-from protocol.seal import COORDINATOR
+from protofleet.protocol.messages import (
+    Finished,
+    Hello,
+    Message,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Welcome,
+)
+from protofleet.protocol.seal import COORDINATOR
 from tests.simulator.promises import demand
 
 FIRST, LONGEST = 5.0, 60.0  # before an update is said again

@@ -14,23 +14,23 @@ from unittest import mock
 
 import torch
 
-import methods.plan
-from coordinator.machine import RoundMachine
-from coordinator.service import Service
-from coordinator.spool import Spool
-from edge_client.agent import Agent
-from edge_client.state import Memory
-from methods import load
-from methods.plan import Network, Plan
-from protocol.clocks import MOST_AHEAD
-from protocol.clocks import Clock as Wall
-from protocol.coordinator_link import CoordinatorLink
-from protocol.device_link import DeviceLink
-from protocol.keys import Identity, Keys
-from protocol.reasons import Reason
-from protocol.seal import COORDINATOR
-from protocol.store import DamagedError
-from protocol.topics import Topics
+import protofleet.methods.plan
+from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool import Spool
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.state import Memory
+from protofleet.methods import load
+from protofleet.methods.plan import Network, Plan
+from protofleet.protocol.clocks import MOST_AHEAD
+from protofleet.protocol.clocks import Clock as Wall
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.keys import Identity, Keys
+from protofleet.protocol.reasons import Reason
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.store import DamagedError
+from protofleet.protocol.topics import Topics
 from tests.crash.platter import Platter
 from tests.simulator import tally
 from tests.simulator.broker import Broker
@@ -87,7 +87,7 @@ class Parts:
 def tally_known() -> Iterator[None]:
     """The method of the simulator is no method of the package, and none of its listings shall have it."""
     known = lambda name: tally.METHOD if name == "tally" else load(name)  # noqa: E731
-    with mock.patch.object(methods.plan, "load", known), both_kinds():
+    with mock.patch.object(protofleet.methods.plan, "load", known), both_kinds():
         yield
 
 

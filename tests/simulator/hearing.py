@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from protocol.blocks import is_block
-from protocol.clocks import Clock as Wall
-from protocol.codec import Attachment
-from protocol.coordinator_link import CoordinatorLink
-from protocol.device_link import DeviceLink
-from protocol.link import Link
-from protocol.messages import Message
-from protocol.seal import EVERYBODY, SIGNATURE, Header, read_header
+from protofleet.protocol.blocks import is_block
+from protofleet.protocol.clocks import Clock as Wall
+from protofleet.protocol.codec import Attachment
+from protofleet.protocol.coordinator_link import CoordinatorLink
+from protofleet.protocol.device_link import DeviceLink
+from protofleet.protocol.link import Link
+from protofleet.protocol.messages import Message
+from protofleet.protocol.seal import EVERYBODY, SIGNATURE, Header, read_header
 from tests.simulator.clock import Clock
 from tests.simulator.due import Due
 from tests.simulator.promises import demand

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.events import Policy
-from coordinator.spool import Accepted, Spool
-from edge_client.agent import Agent
-from edge_client.outgoing import Outgoing
-from edge_client.state import Answer, Memory
-from methods.base import Member
-from protocol.clocks import ahead
-from protocol.disk import Disk
-from protocol.messages import Arrays, Receipt
+from protofleet.coordinator.events import Policy
+from protofleet.coordinator.spool import Accepted, Spool
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.outgoing import Outgoing
+from protofleet.edge_client.state import Answer, Memory
+from protofleet.methods.base import Member
+from protofleet.protocol.clocks import ahead
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.messages import Arrays, Receipt
 from tests.simulator.clock import Clock
 from tests.simulator.hearing import Said
 from tests.simulator.kept import check_answers, check_ended

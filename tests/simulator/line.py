@@ -6,8 +6,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
-from protocol.outbox import MAX_BYTES, MAX_ORDERS
-from protocol.transport import Arrived, Connected, Denied, Disconnected, Item, Will, packet_bytes
+from protofleet.protocol.outbox import MAX_BYTES, MAX_ORDERS
+from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Item, Will, packet_bytes
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
 from tests.simulator.pipe import Pipe, Weather

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import msgpack
 
-from protocol import codec
-from protocol.blocks import is_block
-from protocol.keys import Keys
-from protocol.messages import Bye, Finished, Want
-from protocol.seal import (
+from protofleet.protocol import codec
+from protofleet.protocol.blocks import is_block
+from protofleet.protocol.keys import Keys
+from protofleet.protocol.messages import Bye, Finished, Want
+from protofleet.protocol.seal import (
     COORDINATOR,
     DOMAIN,
     ENVELOPE,
@@ -30,7 +30,7 @@ from protocol.seal import (
     read_header,
     seal,
 )
-from protocol.topics import Topics
+from protofleet.protocol.topics import Topics
 from tests.simulator.broker import Message
 
 STRANGER = "d7"  # enrolled, and no device of any scenario

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.events import Advance, Command, Send
-from coordinator.service import Service
+from protofleet.coordinator.events import Advance, Command, Send
+from protofleet.coordinator.service import Service
 from tests.simulator.history import History
 from tests.simulator.promises import demand
 

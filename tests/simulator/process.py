@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.service import Service
-from coordinator.spool import FencedError, RunMismatchError
-from protocol.blocks import is_block
-from protocol.broker import BrokerError
-from protocol.disk import Disk
-from protocol.party import Party
-from protocol.store import DamagedError
-from protocol.transport import Arrived, Done, Item
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool import FencedError, RunMismatchError
+from protofleet.protocol.blocks import is_block
+from protofleet.protocol.broker import BrokerError
+from protofleet.protocol.disk import Disk
+from protofleet.protocol.party import Party
+from protofleet.protocol.store import DamagedError
+from protofleet.protocol.transport import Arrived, Done, Item
 from tests.crash.platter import FrailDisk, Platter
 from tests.simulator.clock import Clock
 from tests.simulator.line import Line

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from coordinator.stepper import evaluation
-from edge_client.work import EVALUATE
-from methods.base import Ask, ClientHalf, Payload, Reply
-from methods.bridge import LazyPayload, to_numpy, to_torch
-from methods.plan import Plan
-from protocol.arrays import encode
+from protofleet.coordinator.stepper import evaluation
+from protofleet.edge_client.work import EVALUATE
+from protofleet.methods.base import Ask, ClientHalf, Payload, Reply
+from protofleet.methods.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.plan import Plan
+from protofleet.protocol.arrays import encode
 from tests.simulator.history import History, Saved, Work, fingerprint
 from tests.simulator.promises import demand
 

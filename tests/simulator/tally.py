@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from methods.base import Ask, ClientHalf, Method, ServerHalf
-from methods.wants import Want
+from protofleet.methods.base import Ask, ClientHalf, Method, ServerHalf
+from protofleet.methods.wants import Want
 
 WIDTH = 4
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from deploy.experiment import Experiment
-from protocol.seal import COORDINATOR
-from protocol.settings import decode
+from protofleet.deploy.experiment import Experiment
+from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.settings import decode
 from tests.chaos.campaign import pictures
 from tests.chaos.world import World
 from tests.fleets import free_port

@@ -5,12 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from coordinator.spool import Spool
-from edge_client.state import Memory
+from protofleet.coordinator.spool import Spool
+from protofleet.edge_client.state import Memory
 from tests.stored.world import DEVICES, HERE, facts, pack, stopped
 
 try:
-    from coordinator.index import FORMAT
+    from protofleet.coordinator.index import FORMAT
 except ImportError:
     FORMAT = 0  # before files said what they are
 

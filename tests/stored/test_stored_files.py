@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from coordinator.index import FORMAT
-from coordinator.spool import Spool
-from edge_client import state
-from edge_client.state import Memory
-from methods.plan import read_plan
+from protofleet.coordinator.index import FORMAT
+from protofleet.coordinator.spool import Spool
+from protofleet.edge_client import state
+from protofleet.edge_client.state import Memory
+from protofleet.methods.plan import read_plan
 from tests.stored.world import DEVICES, HERE, facts, federation, unpack
 
 KEPT = sorted(HERE.glob("format-*.tar.xz"))

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_client.data.cache import kept
-from edge_client.data.digits.recipe import RECIPES, SEALS, build
-from edge_client.data.domain import Domain, Held
-from edge_client.data.source import Source
+from protofleet.edge_client.data.cache import kept
+from protofleet.edge_client.data.digits.recipe import RECIPES, SEALS, build
+from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.source import Source
 
 CLASSES = tuple(str(digit) for digit in range(10))
 

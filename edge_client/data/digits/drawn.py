@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.domain import Labels
-from edge_client.data.draws import Draws, Integers
-from edge_client.data.paint import (
+from protofleet.edge_client.data.domain import Labels
+from protofleet.edge_client.data.draws import Draws, Integers
+from protofleet.edge_client.data.paint import (
     Canvas,
     Slant,
     blend,
@@ -25,8 +25,8 @@ from edge_client.data.paint import (
     to_pixels,
     warped,
 )
-from edge_client.data.photos import crops, draw_places
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.photos import crops, draw_places
+from protofleet.edge_client.data.resize import Pixels
 
 GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
 TEST_FONTS: Final = ("STIX", "cmss")  # families of which training sees nothing

@@ -1,4 +1,4 @@
-"""Draws glyphs.npz, the digits' shapes in matplotlib's fonts: `python -m edge_client.data.digits.fonts FILE`.
+"""Draws glyphs.npz, the digits in matplotlib's fonts: `python -m protofleet.edge_client.data.digits.fonts FILE`.
 
 The shapes are kept in the package, as bits, because FreeType hints and fills outlines a little differently from
 release to release, and every device must build the same bytes. This is how the file was made; a test draws it
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from edge_client.data.packages import package_file
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.packages import package_file
+from protofleet.edge_client.data.resize import Pixels
 
 if TYPE_CHECKING:
     from PIL import ImageFont

@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from edge_client.data.cache import Arrays, seal
-from edge_client.data.digits import drawn, scans
-from edge_client.data.domain import Indices, Labels
-from edge_client.data.draws import Draws
-from edge_client.data.errors import DataError
-from edge_client.data.photos import read_photos
-from edge_client.data.picks import stratified, without
-from edge_client.data.resize import Pixels
+from protofleet.edge_client.data.cache import Arrays, seal
+from protofleet.edge_client.data.digits import drawn, scans
+from protofleet.edge_client.data.domain import Indices, Labels
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.photos import read_photos
+from protofleet.edge_client.data.picks import stratified, without
+from protofleet.edge_client.data.resize import Pixels
 
 TRAIN, TEST = 4000, 1000  # images of a domain that is drawn; the others split what there is, 4 to 1
 

@@ -9,9 +9,9 @@ from dataclasses import astuple, replace
 
 import msgpack
 
-from protocol import arrays, blocks, boxes, codec
-from protocol.class_names import digest_of
-from protocol.messages import (
+from protofleet.protocol import arrays, blocks, boxes, codec
+from protofleet.protocol.class_names import digest_of
+from protofleet.protocol.messages import (
     About,
     Boxed,
     Bye,
@@ -30,7 +30,7 @@ from protocol.messages import (
     Welcome,
     short_name,
 )
-from protocol.seal import Header, read_header
+from protofleet.protocol.seal import Header, read_header
 from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused, key
 
 EPOCH, BOOT = 1_800_000_000, 1_800_000_060

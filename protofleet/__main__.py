@@ -1,0 +1,16 @@
+"""`python -m protofleet`: the command `protofleet`, which imports nothing of the folder that it is called in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+with contextlib.suppress(OSError):  # a folder that is gone holds nothing
+    if sys.path and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib would be looked for in it
+        del sys.path[0]
+
+from protofleet.deploy.cli import program
+
+if __name__ == "__main__":
+    program()

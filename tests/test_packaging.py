@@ -1,0 +1,209 @@
+"""What is installed: one name, all files, and nothing of the folder in which it is used."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from protofleet.deploy.fleet.software import PACKAGES, build_wheel
+from protofleet.deploy.images import build
+from protofleet.protocol.children import START, command
+from protofleet.protocol.settings import read_toml
+from tests.test_run import furnished
+
+ROOT = Path(__file__).parent.parent
+PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
+FOLDERS = tuple(PROJECT["package-dir"].values())
+# Our own processes are started by `command`; these start other programs, or another interpreter than this one.
+OTHERS = {
+    "protocol/children.py": 2,
+    "deploy/fleet/jobs.py": 1,  # tells a shell script which interpreter has our program
+    "deploy/images/beside_torch.py": 3,  # stands alone in an image that is being built
+}
+HOSTILE = {
+    "random.py": "raise SystemExit('random.py of this folder was imported')",
+    "torch.py": "raise SystemExit('torch.py of this folder was imported')",
+    "protocol.py": "raise SystemExit('protocol.py of this folder was imported')",
+    "methods/__init__.py": "raise SystemExit('methods of this folder was imported')",
+    "deploy/__init__.py": "raise SystemExit('deploy of this folder was imported')",
+}
+TRAINS = """
+import sys; sys.path[:] = [p for p in sys.path if p]
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data import DataSettings
+from protofleet.edge_client.trainer import Trainer
+data = DataSettings(source="folder", root="data", size=8)
+trainer = Trainer(DeviceSettings("a", data=data, threads=1, trainer="child", compute="cpu"), lambda: None)
+print(*trainer.start().names)
+trainer.stop()
+"""
+
+
+def tracked(*folders):
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *folders], cwd=ROOT, capture_output=True, text=True
+    )
+    return [name for name in listed.stdout.split() if (ROOT / name).exists()]
+
+
+def test_the_list_of_packages_is_that_of_the_tree():
+    there = {Path(name).parent.as_posix() for name in tracked(*FOLDERS) if name.endswith("/__init__.py")}
+    named = {"protofleet" if folder == "protofleet" else f"protofleet.{folder}" for folder in there}
+    assert {name.replace("/", ".") for name in named} == set(PROJECT["packages"])
+
+
+def test_every_copy_of_the_sources_takes_all_packages_along():
+    assert set(FOLDERS) == set(PACKAGES) == set(build.PACKAGES)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_processes_of_ours_are_started_in_one_place(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        found = [
+            node for node in ast.walk(ast.parse(path.read_text())) if ast.unparse(node) == "sys.executable"
+        ]
+        assert len(found) == OTHERS.get(name, 0), (
+            f"{name} starts a process by itself; see {command.__module__}"
+        )
+
+
+def test_no_module_is_loaded_under_two_names():
+    """Also not where the working directory is the checkout, in which the folders lie under their short names."""
+    named = (
+        "protofleet.deploy.run", "protofleet.deploy.commands", "protofleet.deploy.arrays_page",
+        "protofleet.coordinator.main", "protofleet.edge_client.main", "protofleet.protocol.mqtt",
+    )  # fmt: skip
+    code = f"import sys, {', '.join(named)}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split()
+    assert set(named) <= set(loaded)
+    assert not [name for name in loaded if name.split(".")[0] in set(FOLDERS) - {"protofleet"}]
+
+
+def test_programs_in_the_tests_say_protofleet_too():
+    """From the checkout's folder the short names would be found, and be a second copy of everything."""
+    short = "|".join(set(FOLDERS) - {"protofleet"})
+    wrong = re.compile(rf"(?m)(?:^|;)\s*(?:from (?:{short})\b[\w.]* import\b|import (?:{short})\b)")
+    for path in (*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        texts = (n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant))
+        assert not [text for text in texts if isinstance(text, str) and wrong.search(text)], path
+
+
+def test_a_child_of_any_python_that_we_run_on_imports_nothing_of_the_working_directory(tmp_path):
+    hostile(tmp_path)
+    for start in (command("this"), [sys.executable, "-c", START, "this"]):
+        done = subprocess.run([*start, "one"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "Beautiful is better than ugly" in done.stdout, done.stderr
+    (tmp_path / "this.py").write_text("raise SystemExit('this.py of this folder was imported')")
+    for start in (command("this"), [sys.executable, "-c", START, "this"]):
+        done = subprocess.run([*start, "one"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "Beautiful is better than ugly" in done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    build_wheel(folder)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_one_name_and_every_file(wheel):
+    with zipfile.ZipFile(wheel) as opened:
+        held = {name for name in opened.namelist() if ".dist-info/" not in name}
+        (top,) = [name for name in opened.namelist() if name.endswith("top_level.txt")]
+        assert opened.read(top).decode().split() == ["protofleet"]
+    there = {name if name.startswith("protofleet/") else f"protofleet/{name}" for name in tracked(*FOLDERS)}
+    assert held == there
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """The wheel in an environment of its own, beside the packages of this one and without this checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False, symlinks=True)
+    (library,) = folder.glob("lib/python3*/site-packages")
+    # A line of a .pth adds a folder whose own .pth files are not read: the editable install is not seen.
+    places = [p for p in sys.path if p.endswith(("site-packages", "dist-packages"))]
+    (library / "theirs.pth").write_text("\n".join(places))
+    done = subprocess.run(
+        [*command("pip"), "--python", str(folder / "bin" / "python"), "install", "-q", "--no-deps",
+         "--no-index", "--ignore-installed", str(wheel)], capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "bin"
+
+
+def hostile(folder):
+    for name, text in HOSTILE.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "protofleet").mkdir()
+
+
+def own_environment():
+    """Without PYTHONPATH, which may name this checkout."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+
+def ran(words, place, *options):
+    done = subprocess.run(
+        [*words, "run", "small.toml", *options], cwd=place, capture_output=True, text=True, timeout=240,
+        env=own_environment(),
+    )  # fmt: skip
+    logs = "".join(path.read_text() for path in place.glob("runs/*/logs/*.log"))
+    assert done.returncode == 0, done.stdout + done.stderr + logs
+    assert (place / "runs" / "small" / "summary.json").exists() and "this folder" not in logs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
+def test_an_installed_wheel_runs_an_experiment_beside_whatever_files_the_user_has(
+    installed, tmp_path, broker
+):
+    """Broker, coordinator and devices: none of these processes sees the folder."""
+    place = furnished(tmp_path)
+    hostile(place)
+    ran([str(installed / "protofleet")], place, "--set", f"broker.kind='{broker}'")
+
+
+@pytest.mark.slow
+def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tmp_path):
+    hostile(tmp_path)
+    words = [str(installed / "python"), "-m", "protofleet", "methods"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
+    assert done.returncode == 0 and "fedprox" in done.stdout, done.stderr
+    for name in ("random.py", "torch.py"):  # a script of the user's sees these instead of what they hide
+        (tmp_path / name).unlink()
+    (tmp_path / "script.py").write_text("from protofleet.methods import names\nprint(*names())\n")
+    words = [str(installed / "python"), "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
+    assert done.returncode == 0 and "fedprox" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+def test_an_editable_install_runs_an_experiment_beside_whatever_files_the_user_has(tmp_path):
+    place = furnished(tmp_path)
+    hostile(place)
+    shutil.rmtree(
+        place / "protofleet"
+    )  # an editable install is looked for last, after an empty folder of its name
+    ran(command("protofleet"), place)
+
+
+@pytest.mark.slow
+def test_a_process_that_trains_sees_nothing_of_the_folder(installed, tmp_path):
+    hostile(furnished(tmp_path))
+    words = [str(installed / "python"), "-c", TRAINS]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
+    assert done.returncode == 0 and done.stdout.split() == ["circle", "line", "square"], done.stderr
