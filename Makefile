@@ -18,7 +18,7 @@ EXPERIMENT ?= experiments/demo.toml
 STACK   = $(BIN)/python -m protofleet.deploy.stack --folder $(FOLDER)
 HOSTS  ?= fleet.toml
 HOST   ?=
-ROOMS   = protocol methods edge_client coordinator deploy experiments
+ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-containers check format bench fuzz crash simulate chaos soak audit clean data
@@ -80,7 +80,7 @@ soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(ARGS)
 
 audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
-	@$(BIN)/python -m protofleet.deploy.audit $(ARGS)
+	@$(BIN)/python -m protofleet.deploy.locks.audit $(ARGS)
 
 test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers
 	@$(BIN)/python -m pytest -m containers -rs $(ARGS)

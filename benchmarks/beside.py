@@ -14,11 +14,11 @@ from pathlib import Path
 import msgpack
 
 from benchmarks.member import MadeUp, made_up
-from protofleet.coordinator.events import Policy
-from protofleet.deploy.simulation import Simulation
-from protofleet.methods.plan import Network, Plan
-from protofleet.protocol.meter import DOWN, UP
-from protofleet.protocol.transport import packet_bytes
+from protofleet.coordinator.round.events import Policy
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.link.meter import DOWN, UP
+from protofleet.protocol.transport.base import packet_bytes
 
 CLASSES, SIZE, DEVICES, ROUNDS = 10, 8, 4, 20
 POLICY = Policy(

@@ -12,23 +12,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.coordinator.events import Command, Event, Policy
-from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.events import Command, Event, Policy
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.service import Service
-from protofleet.coordinator.spool import Spool
-from protofleet.coordinator.story import Step
-from protofleet.deploy.broker import LocalBroker
-from protofleet.deploy.keys import make_keys
-from protofleet.methods.plan import Plan
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.keys import Identity, load_keyring, load_keys
-from protofleet.protocol.messages import Update
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.party import ThreadWorker, serve, wait_for_broker
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Item
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.deploy.local.keys import make_keys
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.security.keys import Identity, load_keyring, load_keys
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.base import Item
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.messages import Update
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime.event_loop import ThreadWorker, serve, wait_for_broker
 
 FEDERATION = "bench"
 PATIENCE = 120.0
@@ -42,13 +43,13 @@ class Clockwork:
     slowest: float = 0.0
     phases: list[tuple[str, float, float]] = field(default_factory=list)  # (phase, seconds, of them work)
 
-    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
+    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         """Phases are timed from the ask to the last answer."""
 
-    def stepped(self, service: Service, step: Step, now: float) -> None:
+    def stepped(self, service: RunView, step: Step, now: float) -> None:
         self.asked_at, self.slowest = time.monotonic(), 0.0
 
-    def answered(self, service: Service, update: Update, now: float) -> None:
+    def answered(self, service: RunView, update: Update, now: float) -> None:
         self.slowest = max(self.slowest, update.metrics.get("seconds.work", 0.0))
         if len(service.machine.answered) + 1 == len(service.machine.cohort):
             self.phases.append((update.phase, time.monotonic() - self.asked_at, self.slowest))

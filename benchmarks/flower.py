@@ -30,9 +30,9 @@ from pathlib import Path
 from benchmarks.fleet import Clockwork, broker, conduct, members
 from benchmarks.flower_app.processes import LOOPBACK, CountingProxy, Family, free_port, listens
 from benchmarks.rounds import DEVICES, MODEL, ROUNDS, one, ratio
-from protofleet.coordinator.events import Command, Event, Joined, Policy
-from protofleet.coordinator.service import Service
-from protofleet.protocol.broker import BrokerAddress
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.events import Command, Event, Joined, Policy
+from protofleet.protocol.transport.address import BrokerAddress
 
 WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
 EXAMPLES = 31
@@ -216,7 +216,7 @@ class Present(Clockwork):
         self.idle: dict[str, float] = {}
         self.proxy: CountingProxy | None = None
 
-    def happened(self, service: Service, event: Event, commands: Sequence[Command], now: float) -> None:
+    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         self.joined += isinstance(event, Joined)
         if self.proxy is not None and self.joined == DEVICES and not self.idle:
             self.idle = self.family.settled_memory()

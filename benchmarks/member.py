@@ -14,17 +14,17 @@ from torch import Tensor
 
 from benchmarks.fleet import FEDERATION, PATIENCE
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.state import Memory
-from protofleet.methods.base import ClientHalf
-from protofleet.methods.plan import Plan
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.keys import Identity, load_keys, load_public
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Item
+from protofleet.edge_client.state.device import Memory
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.keys import Identity, load_keys, load_public
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.base import Item
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fleet import Clockwork, broker, conduct, members
-from protofleet.coordinator.events import Policy
-from protofleet.methods.plan import Network, Plan
-from protofleet.protocol.memory import return_large_blocks
+from protofleet.coordinator.round.events import Policy
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.runtime.allocator import return_large_blocks
 
 MB = 1e6
 COHORTS = (2, 20)

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.fleet import Clockwork, broker, conduct, members
-from protofleet.coordinator.events import Policy
-from protofleet.methods.plan import Network, Plan
+from protofleet.coordinator.round.events import Policy
+from protofleet.methods.contract.plan import Network, Plan
 
 DEVICES, ROUNDS = 10, 10
 # 193*251 + 252*16 + 17*31 = 53,002 parameters, as many as the CNN that other systems were measured with

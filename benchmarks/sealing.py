@@ -11,10 +11,10 @@ from statistics import median
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protofleet.protocol import blocks, codec
-from protofleet.protocol.keys import Keys
-from protofleet.protocol.messages import Manifest, Update
-from protofleet.protocol.seal import MAJOR, MINOR, SEALED, Header, seal, unseal
+from protofleet.protocol.security.envelope import MAJOR, MINOR, SEALED, Header, seal, unseal
+from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire.messages import Manifest, Update
 
 SIZE = 45_000_000
 ROUNDS = 15

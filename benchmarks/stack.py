@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.flower_app.processes import held
-from protofleet.coordinator.journal import read_rounds
+from protofleet.coordinator.observe.journal import read_rounds
 
 ROUNDS = 3
 PATIENCE = 300.0

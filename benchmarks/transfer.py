@@ -20,19 +20,19 @@ import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from protofleet.deploy.broker import LocalBroker
-from protofleet.deploy.keys import make_keys
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.keys import Identity, load_keyring, load_keys, load_public
-from protofleet.protocol.messages import Update
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.reasons import Rejected
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.store import ObjectStore
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Arrived, Connected, Item
+from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.deploy.local.keys import make_keys
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.keys import Identity, load_keyring, load_keys, load_public
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.base import Arrived, Connected, Item
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.messages import Update
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.protocol.wire.topics import Topics
 
 SIZE, REPEATS = 64 << 20, 7
 TOPICS = Topics("bench")

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.member import made_up
-from protofleet.coordinator.events import Policy
-from protofleet.deploy.simulation import Simulation
-from protofleet.methods.plan import Network, Plan
-from protofleet.protocol.disk import Disk
+from protofleet.coordinator.round.events import Policy
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.storage.disk import Disk
 
 ROUNDS, DEVICES, EXAMPLES, CLASSES = 6, 2, 60, 10
 METHODS = ("fedavg", "fedproto", "fedlsa", "fedplcc", "fedpall")

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from protofleet.coordinator.claims import Limits
-from protofleet.coordinator.events import Policy
-from protofleet.methods.plan import Network, Plan
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.class_names import fault_in, normal
-from protofleet.protocol.exposition import LOOPBACK, Endpoint
-from protofleet.protocol.numbers import (
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.events import Policy
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.security.envelope import seals
+from protofleet.protocol.settings.bounds import (
     MANY,
     STEEP,
     Channels,
@@ -27,16 +25,18 @@ from protofleet.protocol.numbers import (
     Watchdog,
     Within,
 )
-from protofleet.protocol.seal import seals
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.topics import valid_name
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.class_names import fault_in, normal
+from protofleet.protocol.wire.names import valid_name
+from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 
 Straggler = Annotated[float, Within(1, STEEP, also=((0, "off"),))]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The [policy] table; see protofleet.coordinator.events.Policy for what each rule does."""
+    """The [policy] table; see protofleet.coordinator.round.events.Policy for what each rule does."""
 
     quorum: Annotated[int, Within(1, MANY)] = 1
     cohort: Devices = 0

@@ -11,25 +11,26 @@ from pathlib import Path
 import torch
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.coordinator.diverged import DivergedError
-from protofleet.coordinator.epochs import least_epoch, remember, where
-from protofleet.coordinator.machine import RoundMachine
-from protofleet.coordinator.observers import observed
+from protofleet.coordinator.observe.observers import observed
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import Service
-from protofleet.coordinator.spool import Spool
-from protofleet.methods.liveness import on_every_step, tensors_work
-from protofleet.protocol import credentials
-from protofleet.protocol.clocks import Clock
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.inbox import BoundedInbox
-from protofleet.protocol.keyfiles import keep_to_ourselves
-from protofleet.protocol.keys import Identity
-from protofleet.protocol.memory import return_large_blocks
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.protocol.seal import COORDINATOR, seals
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.coordinator.spool.epochs import least_epoch, remember, where
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.liveness import on_every_step, tensors_work
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.security.envelope import seals
+from protofleet.protocol.security.keyfiles import keep_to_ourselves
+from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.transport.inbox import BoundedInbox
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime import credentials
+from protofleet.runtime.allocator import return_large_blocks
+from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.runtime.health import Check, Pulse, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.coordinator")
 

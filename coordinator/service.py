@@ -9,15 +9,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from protofleet.coordinator.backlog import Backlog
-from protofleet.coordinator.bans import Bans
-from protofleet.coordinator.claims import Limits, unfit
-from protofleet.coordinator.copies import Copies
-from protofleet.coordinator.domains import settle
-from protofleet.coordinator.door import Door
-from protofleet.coordinator.doubts import LEFT, RETURNED, Doubts
-from protofleet.coordinator.epochs import file_of
-from protofleet.coordinator.events import (
+from protofleet.coordinator.command_queue import Backlog
+from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.devices.class_names import Naming
+from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.devices.domains import settle
+from protofleet.coordinator.devices.doubts import LEFT, RETURNED, Doubts
+from protofleet.coordinator.devices.guard import Guard
+from protofleet.coordinator.devices.leaves import Leaves
+from protofleet.coordinator.devices.limits import Limits, unfit
+from protofleet.coordinator.devices.missed import Missed
+from protofleet.coordinator.devices.narrow import Narrow
+from protofleet.coordinator.devices.untold import Untold
+from protofleet.coordinator.gate.door import Door
+from protofleet.coordinator.gate.intake import Intake
+from protofleet.coordinator.here import Here
+from protofleet.coordinator.observe.aside import Aside
+from protofleet.coordinator.observe.measured import counted, names_of
+from protofleet.coordinator.observe.view import Watcher
+from protofleet.coordinator.parting import Parting
+from protofleet.coordinator.round.events import (
     Accept,
     Advance,
     Advanced,
@@ -42,35 +53,26 @@ from protofleet.coordinator.events import (
     Send,
     Woke,
 )
-from protofleet.coordinator.farewells import Farewells
-from protofleet.coordinator.guard import Guard
-from protofleet.coordinator.here import Here
-from protofleet.coordinator.intake import Intake
-from protofleet.coordinator.leaves import Leaves
-from protofleet.coordinator.machine import RoundMachine
-from protofleet.coordinator.measured import counted, names_of
-from protofleet.coordinator.missed import Missed
-from protofleet.coordinator.naming import Naming
-from protofleet.coordinator.narrow import Narrow
-from protofleet.coordinator.parting import Parting
-from protofleet.coordinator.spool import Accepted, Kept, Spool
-from protofleet.coordinator.story import Step, Story
-from protofleet.coordinator.trial import Trial
-from protofleet.coordinator.untold import Untold
-from protofleet.coordinator.watcher import Aside, Watcher
-from protofleet.methods.base import Ask, Member
-from protofleet.methods.bridge import LazyPayload, to_numpy
-from protofleet.methods.plan import Plan
-from protofleet.methods.wants import table_of
-from protofleet.protocol.admission import STRANGER, Bucket
-from protofleet.protocol.arrays import parts
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.class_names import packed
-from protofleet.protocol.codec import MAX_HOLDS
-from protofleet.protocol.coordinator_link import CoordinatorLink, refusal_of
-from protofleet.protocol.disk import NoRoom, is_full
-from protofleet.protocol.link import Received
-from protofleet.protocol.messages import (
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.server.runner import Step, Story
+from protofleet.coordinator.server.trial import Trial
+from protofleet.coordinator.spool.copies import Copies
+from protofleet.coordinator.spool.epochs import file_of
+from protofleet.coordinator.spool.spool import Accepted, Kept, Spool
+from protofleet.methods.contract.base import Ask, Member
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy
+from protofleet.methods.contract.plan import Plan
+from protofleet.methods.contract.wants import table_of
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.coordinator import CoordinatorLink, refusal_of
+from protofleet.protocol.link.rate_limit import STRANGER, Bucket
+from protofleet.protocol.storage.disk import NoRoom, is_full
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire.arrays import parts
+from protofleet.protocol.wire.class_names import packed
+from protofleet.protocol.wire.codec import MAX_HOLDS
+from protofleet.protocol.wire.messages import (
     HERE,
     MOST_NAMED,
     About,
@@ -89,11 +91,10 @@ from protofleet.protocol.messages import (
     objects_of,
     short_name,
 )
-from protofleet.protocol.party import Worker
-from protofleet.protocol.plain import plain
-from protofleet.protocol.reasons import Problem, Reason, Rejected
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
+from protofleet.runtime.event_loop import Worker
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -116,7 +117,7 @@ class Service:
         self.now = 0.0
         self.bans = Bans(spool.folder, spool.disk)
         self.guard = Guard(self.bans, lambda: self.now, lambda name: self.link.admission.who(name))
-        self.link = link(self)
+        self.link: CoordinatorLink = link(self)
         self.link.remember(spool.heard())
         self.link.alone, self.link.admission.flooded = self.guard.around, self._flooded
         self.watchers, self.limits = list(watchers), limits or Limits()

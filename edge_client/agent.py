@@ -10,30 +10,33 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
-from protofleet.edge_client.answering import Watcher, build_up, work_out
+from protofleet.edge_client.conversation.coordinator_watchdog import Silence
+from protofleet.edge_client.conversation.greeting import FORMS, hello_of, plan_for
+from protofleet.edge_client.conversation.hello_timer import Quiet
+from protofleet.edge_client.conversation.outgoing import RESEND_SECONDS, Outgoing, question_of
+from protofleet.edge_client.conversation.retry_backoff import Rest
 from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.greeting import FORMS, hello_of, plan_for
-from protofleet.edge_client.heard import Ending, Heard, Refused, taken_up, told_earlier
-from protofleet.edge_client.outgoing import RESEND_SECONDS, Outgoing, question_of
+from protofleet.edge_client.job import build_up, work_out
 from protofleet.edge_client.pictures import Pictures
-from protofleet.edge_client.quiet import Quiet
-from protofleet.edge_client.rest import Rest
-from protofleet.edge_client.room import Room
-from protofleet.edge_client.silence import Silence
-from protofleet.edge_client.state import Answer, Memory, TakenOverError
-from protofleet.edge_client.trainer import TrainerDiedError
-from protofleet.edge_client.work import Build, Work, work
-from protofleet.methods.base import ClientHalf
-from protofleet.methods.plan import Plan
-from protofleet.protocol.admission import Bucket
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.class_names import packed
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.disk import NoRoom, is_full
-from protofleet.protocol.faults import OURS
-from protofleet.protocol.link import Received
-from protofleet.protocol.messages import (
+from protofleet.edge_client.state.device import Answer, Memory, TakenOverError
+from protofleet.edge_client.state.disk_space import Room
+from protofleet.edge_client.state.heard import Ending, Heard, Refused, taken_up, told_earlier
+from protofleet.edge_client.trainer.process import TrainerDiedError
+from protofleet.edge_client.trainer.work import Build, Work, work
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import NoRoom, is_full
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire.class_names import packed
+from protofleet.protocol.wire.messages import (
     HERE,
     About,
     Bye,
@@ -46,15 +49,17 @@ from protofleet.protocol.messages import (
     Task,
     Welcome,
 )
-from protofleet.protocol.party import Worker
-from protofleet.protocol.plain import plain
-from protofleet.protocol.reasons import Farewell, Reason, Rejected
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.store import DamagedError
-from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.reasons import Farewell, Reason, Rejected
+from protofleet.runtime.event_loop import Worker
+from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.device")
+
+
+class Watcher(Protocol):
+    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
 
 
 class Agent:

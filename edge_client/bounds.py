@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import torch
 from torch import Tensor
 
-from protofleet.methods.base import ClientHalf, Payload, Samples
-from protofleet.methods.plan import Network, Plan
-from protofleet.methods.weights import weights_of
-from protofleet.protocol.numbers import LONG_SECONDS, Bytes, Epochs, SomeBytes, Within
-from protofleet.protocol.settings import SettingsError, demand_within
+from protofleet.methods.contract.base import ClientHalf, Payload, Samples
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.parts.weights import weights_of
+from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, SomeBytes, Within
+from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
 COPIES: Final = 4  # of the weights: they, their gradients, their momentum, and those that came

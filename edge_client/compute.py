@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data import Part, Shard
-from protofleet.protocol.settings import SettingsError
+from protofleet.edge_client.data.shard import Part, Shard
+from protofleet.protocol.settings.reader import SettingsError
 
 
 def set_torch(settings: DeviceSettings) -> torch.device:

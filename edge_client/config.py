@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from protofleet.edge_client.bounds import Limits
-from protofleet.edge_client.data import DataSettings
+from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.pictures import Pictures
-from protofleet.methods.plan import Network
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.exposition import LOOPBACK, Endpoint
-from protofleet.protocol.numbers import (
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.security.envelope import seals
+from protofleet.protocol.settings.bounds import (
     LONG_SECONDS,
     Bytes,
     OptionalPort,
@@ -21,8 +20,9 @@ from protofleet.protocol.numbers import (
     Watchdog,
     Within,
 )
-from protofleet.protocol.seal import seals
-from protofleet.protocol.topics import valid_device, valid_name
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import valid_device, valid_name
+from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 
 PLACES = ("auto", "cpu", "cuda")
 TRAINERS = ("inside", "child")

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import torch
 import torch.nn.functional as F
 
-from protofleet.methods.base import ClientHalf, Predict, Samples
+from protofleet.methods.contract.base import ClientHalf, Predict, Samples
 
 BATCH: Final = 256
 

@@ -12,33 +12,33 @@ import torch
 
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.bounds import Builder
-from protofleet.edge_client.caretaker import Caretaker
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data import load
-from protofleet.edge_client.deadline import Deadline
+from protofleet.edge_client.data.shard import load
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.host.status_file import StatusFile
+from protofleet.edge_client.host.supervisor import Caretaker
+from protofleet.edge_client.host.systemd import Systemd, Watched, drain_on_signal
 from protofleet.edge_client.metrics import watch_device
 from protofleet.edge_client.pictures import Pictures
-from protofleet.edge_client.state import Memory
-from protofleet.edge_client.status import StatusFile
-from protofleet.edge_client.trainer import Trainer
-from protofleet.edge_client.watched import Systemd, Watched, drain_on_signal
-from protofleet.edge_client.work import Build, Work, work
-from protofleet.methods.liveness import on_every_step, tensors_work
-from protofleet.protocol import credentials
-from protofleet.protocol.clocks import Clock
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.inbox import BoundedInbox
-from protofleet.protocol.keyfiles import keep_to_ourselves
-from protofleet.protocol.keys import Identity
-from protofleet.protocol.memory import return_large_blocks
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.party import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.protocol.place import Place
-from protofleet.protocol.seal import seals
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.vitals import Check, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.trainer.deadline import Deadline
+from protofleet.edge_client.trainer.process import Trainer
+from protofleet.edge_client.trainer.work import Build, Work, work
+from protofleet.methods.contract.liveness import on_every_step, tensors_work
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.envelope import seals
+from protofleet.protocol.security.keyfiles import keep_to_ourselves
+from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.transport.inbox import BoundedInbox
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime import credentials
+from protofleet.runtime.allocator import return_large_blocks
+from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
+from protofleet.runtime.health import Check, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.runtime.host_metrics import Place
 
 log = logging.getLogger("protofleet.device")
 

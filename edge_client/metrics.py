@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.board import PREFIX, Board
-from protofleet.edge_client.silence import SILENT_SECONDS
-from protofleet.protocol.disk import LITTLE
-from protofleet.protocol.exposition import ConnectionErrors, Endpoint, MeterCollector, exposed
-from protofleet.protocol.place import Place
-from protofleet.protocol.vitals import Check
+from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
+from protofleet.edge_client.host.sensors import PREFIX, Board
+from protofleet.protocol.storage.disk import LITTLE
+from protofleet.runtime.health import Check
+from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
 
 
 class Series:

@@ -13,11 +13,11 @@ from typing import Annotated, Final
 import numpy as np
 
 from protofleet.edge_client.evaluate import Splits
-from protofleet.methods.base import ClientHalf, Payload
-from protofleet.methods.bridge import to_numpy
-from protofleet.methods.local import in_batches
-from protofleet.protocol.numbers import Rounds, Within
-from protofleet.protocol.settings import demand_within
+from protofleet.methods.contract.base import ClientHalf, Payload
+from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.parts.local import in_batches
+from protofleet.protocol.settings.bounds import Rounds, Within
+from protofleet.protocol.settings.reader import demand_within
 
 LARGEST: Final = (
     1 << 20

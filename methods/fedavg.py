@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofleet.methods.averaging import weighted_mean
-from protofleet.methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
-from protofleet.methods.cost import Cost, Sizes
-from protofleet.methods.local import LocalHyper, train
-from protofleet.methods.weights import load_weights, snapshot, weight_wants, weights_of
+from protofleet.methods.contract.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.parts.weights import load_weights, snapshot, weight_wants, weights_of
 
 
 @dataclass(frozen=True)

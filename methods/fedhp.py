@@ -34,24 +34,24 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
-from protofleet.methods.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
-from protofleet.methods.cost import Cost, Sizes
-from protofleet.methods.local import LocalHyper, demand_one_of, sgd, train
+from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import Want
 from protofleet.methods.maths.geometry import distances, margins
-from protofleet.methods.maths.hyperspheres import (
+from protofleet.methods.maths.means import ClassMeans
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.hyperspheres import (
     aggregate,
     aggregate_as_printed,
     cosine_distance,
     distance_cross_entropy,
     spread,
 )
-from protofleet.methods.maths.means import ClassMeans
-from protofleet.methods.nets.base import Net
-from protofleet.methods.optimizers import Adam
-from protofleet.methods.wants import Want
-from protofleet.methods.weights import place_of, snapshot
-from protofleet.protocol.numbers import MANY, Momentum, Rate, Weight, Within
-from protofleet.protocol.settings import SettingsError
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
+from protofleet.methods.parts.optimizers import Adam
+from protofleet.methods.parts.weights import place_of, snapshot
+from protofleet.protocol.settings.bounds import MANY, Momentum, Rate, Weight, Within
+from protofleet.protocol.settings.reader import SettingsError
 
 Aggregation = Literal["normalised", "counts", "paper"]
 Reduction = Literal["sum", "mean"]

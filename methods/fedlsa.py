@@ -29,15 +29,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import fedavg
-from protofleet.methods.base import Method, Payload, Predict, Round, Samples, seeded
-from protofleet.methods.cost import Cost, Sizes
-from protofleet.methods.local import LocalHyper, demand_one_of
+from protofleet.methods.contract.base import Method, Payload, Predict, Round, Samples, seeded
+from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import margins, unit
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.optimizers import SGD
-from protofleet.methods.weights import load_weights, snapshot, weights_of
-from protofleet.protocol.numbers import Epochs, Rate, Temperature, Weight
+from protofleet.methods.parts.local import LocalHyper, demand_one_of
+from protofleet.methods.parts.optimizers import SGD
+from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
+from protofleet.protocol.settings.bounds import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
 Separation = Literal["inside", "paper"]

@@ -39,19 +39,38 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods import singleset
-from protofleet.methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
-from protofleet.methods.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.base import (
+    Ask,
+    Method,
+    Payload,
+    Predict,
+    Reply,
+    Round,
+    Samples,
+    ServerHalf,
+    seeded,
+)
+from protofleet.methods.contract.cost import Cost, Sizes, parameters
+from protofleet.methods.contract.wants import Want
 from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
-from protofleet.methods.local import LocalHyper, demand, demand_one_of, embed, train
 from protofleet.methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
-from protofleet.methods.pooled import Pupils, amplifier_from, as_bytes, names_in
-from protofleet.methods.wants import Want
-from protofleet.methods.weights import load_weights, place_of, snapshot, weights_of
-from protofleet.protocol.numbers import Batch, Epochs, Momentum, Rate, Share, Temperature, Weight, Within
+from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
+from protofleet.methods.parts.pooled import Pupils, amplifier_from, as_bytes, names_in
+from protofleet.methods.parts.weights import load_weights, place_of, snapshot, weights_of
+from protofleet.protocol.settings.bounds import (
+    Batch,
+    Epochs,
+    Momentum,
+    Rate,
+    Share,
+    Temperature,
+    Weight,
+    Within,
+)
 
 Classifier = Literal["paper", "network"]
 Direction = Literal["paper", "reverse"]

@@ -32,17 +32,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import fedavg
-from protofleet.methods.averaging import weighted_mean
-from protofleet.methods.base import Ask, Method, Payload, Predict, Round, Samples
-from protofleet.methods.cost import Cost, Sizes
-from protofleet.methods.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Round, Samples
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import Want
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
 from protofleet.methods.maths.finch import finch_star, finch_star_in_parts
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.nets.base import Net
-from protofleet.methods.wants import Want
-from protofleet.methods.weights import load_weights, weight_wants, weights_of
-from protofleet.protocol.numbers import Batch, Epochs, Part, Temperature, Weight
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
+from protofleet.protocol.settings.bounds import Batch, Epochs, Part, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
 Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]

@@ -30,10 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import singleset
-from protofleet.methods.averaging import weighted_mean
-from protofleet.methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
-from protofleet.methods.cost import Cost, Sizes
-from protofleet.methods.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import Want
 from protofleet.methods.maths.geometry import squared_distances
 from protofleet.methods.maths.means import (
     ClassMeans,
@@ -45,9 +44,10 @@ from protofleet.methods.maths.means import (
 )
 from protofleet.methods.maths.pulls import prototype_mse
 from protofleet.methods.nets.base import Net
-from protofleet.methods.wants import Want
-from protofleet.methods.weights import load_weights, place_of, snapshot, weight_wants, weights_of
-from protofleet.protocol.numbers import Weight
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.parts.weights import load_weights, place_of, snapshot, weight_wants, weights_of
+from protofleet.protocol.settings.bounds import Weight
 
 Aggregation = Literal["unweighted", "weighted"]
 Source = Literal["training", "eval"]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protofleet.methods import fedavg
-from protofleet.methods.base import Method, Payload
-from protofleet.methods.local import LocalHyper
+from protofleet.methods.contract.base import Method, Payload
 from protofleet.methods.maths.pulls import proximal
-from protofleet.protocol.numbers import Weight
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.protocol.settings.bounds import Weight
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofleet.methods import singleset
-from protofleet.methods.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf, seeded
-from protofleet.methods.cost import Cost, Sizes
+from protofleet.methods.contract.base import (
+    Ask,
+    Method,
+    Payload,
+    Predict,
+    Reply,
+    Round,
+    Samples,
+    ServerHalf,
+    seeded,
+)
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import Want
 from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
-from protofleet.methods.local import LocalHyper, demand, demand_one_of, embed, train
 from protofleet.methods.maths.geometry import margins, squared_distances
 from protofleet.methods.maths.margins import (
     AGGREGATE,
@@ -59,9 +69,9 @@ from protofleet.methods.maths.margins import (
 )
 from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.wants import Want
-from protofleet.methods.weights import place_of
-from protofleet.protocol.numbers import Batch, Epochs, Momentum, Share, Weight
+from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
+from protofleet.methods.parts.weights import place_of
+from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Share, Weight
 
 Anchors = Literal["projected", "random"]
 Rows = Literal["samples", "batch_prototypes"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofleet.methods.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
-from protofleet.methods.cost import Cost, Sizes
-from protofleet.methods.local import LocalHyper, train
-from protofleet.methods.weights import load_weights, snapshot, weights_of
+from protofleet.methods.contract.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
 
 
 class Server(ServerHalf):

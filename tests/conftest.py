@@ -15,10 +15,10 @@ import hypothesis  # noqa: F401 - else its plugin imports it last of all, while 
 import pytest
 
 import protofleet.protocol
-from protofleet.deploy.broker import LocalBroker
-from protofleet.protocol.broker import BrokerAddress, BrokerError
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Item
+from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError
+from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Item
+from protofleet.protocol.transport.mqtt import Mqtt
 from tests.containers.engine import Engine, NoEngine, running_engine
 
 ROOT = Path(__file__).parent.parent

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofleet.deploy.broker import LocalBroker, Secured
+from protofleet.deploy.brokers.local import LocalBroker, Secured
 from protofleet.deploy.enrol.fleet import SimulatedFleet, enrol_fleet
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR
 
 
 @dataclass

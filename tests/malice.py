@@ -14,13 +14,14 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from protofleet.protocol import arrays, blocks
-from protofleet.protocol.keys import Keyring, Keys
-from protofleet.protocol.messages import Manifest
-from protofleet.protocol.reasons import Rejected
-from protofleet.protocol.seal import COORDINATOR, Header, read_header, seal, unseal
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Arrived, Connected, Transport
+from protofleet.protocol.security.envelope import Header, read_header, seal, unseal
+from protofleet.protocol.security.keys import Keyring, Keys
+from protofleet.protocol.transport.base import Arrived, Connected, Transport
+from protofleet.protocol.wire import arrays, blocks
+from protofleet.protocol.wire.messages import Manifest
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.protocol.wire.topics import Topics
 from tests.worlds import CLASSES
 
 KEY = bytes(32)  # it has no secrets

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.protocol.broker import BrokerAddress, TlsFiles
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.transport import Connected, Item
+from protofleet.protocol.transport.address import BrokerAddress, TlsFiles
+from protofleet.protocol.transport.base import Connected, Item
+from protofleet.protocol.transport.mqtt import Mqtt
 from tests.hostile.proxy import PUBLISH, acknowledgement, end_all, read_packet, server_side, topic_and_frame
 
 Publish = Callable[[str, bytes, bool], None]  # topic, frame, retained

@@ -8,7 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 
-from protofleet.protocol.broker import BrokerAddress
+from protofleet.protocol.transport.address import BrokerAddress
 
 CONNECT, PUBLISH, PUBACK, SUBSCRIBE, DISCONNECT = 1, 3, 4, 8, 14
 WELCOME = b"\x20\x03\x00\x00\x00"

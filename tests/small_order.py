@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from protofleet.protocol import statements
+from protofleet.protocol.security import statements
 
 P = 2**255 - 19
 D = -121665 * pow(121666, P - 2, P) % P

@@ -14,14 +14,14 @@ from paho.mqtt.client import CallbackAPIVersion, Client, MQTTv5
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from protofleet.coordinator.events import Accept
-from protofleet.deploy.broker import LocalBroker, Secured
+from protofleet.coordinator.round.events import Accept
+from protofleet.deploy.brokers.local import LocalBroker, Secured
 from protofleet.deploy.enrol.fleet import enrol_fleet
-from protofleet.deploy.simulation import Simulation
-from protofleet.methods.plan import Network
-from protofleet.protocol.broker import BrokerAddress, BrokerError
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.tls import rereading_context
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError
+from protofleet.protocol.transport.tls import rereading_context
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.proxy import Proxy
 from tests.conftest import missing
 from tests.test_federation_over_broker import DEVICES, Federation

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.methods.plan import Network
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.transport import packet_bytes
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import packet_bytes
 from tests.conftest import missing
 from tests.hostile.federation import CLASSES, Federation
 
@@ -19,7 +19,7 @@ ROUNDS = 4
 KINDS = ("task", "want", "update", "receipt")
 NEW, OLD = ("board-1", "board-2"), "board-3"
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
-SAYS_NO_FORM = "import protofleet.edge_client.greeting; protofleet.edge_client.greeting.FORMS = ()"
+SAYS_NO_FORM = "import protofleet.edge_client.conversation.greeting as greeting; greeting.FORMS = ()"
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.index import Index
-from protofleet.coordinator.journal import Journal
-from protofleet.coordinator.metrics import Metrics
-from protofleet.coordinator.spool import Spool
-from protofleet.deploy.mistakes import exit_code
+from protofleet.coordinator.observe.journal import Journal
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.spool.index import Index
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy.exit_codes import exit_code
 from protofleet.edge_client.metrics import DeviceMetrics
-from protofleet.edge_client.state import Memory, read_book
-from protofleet.protocol.disk import Disk
-from protofleet.protocol.reasons import Farewell
-from protofleet.protocol.store import DamagedError, NewerFormatError
+from protofleet.edge_client.state.device import Memory, read_book
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError
+from protofleet.protocol.wire.reasons import Farewell
 from tests import worlds
 from tests.worlds import assert_same, once_each
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.experiment import Experiment
 from protofleet.deploy.fleet.settings import Fleet
+from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data import DataSettings
-from protofleet.protocol.settings import decode, tomllib
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.protocol.settings.reader import decode, tomllib
 
 ROOT = Path(__file__).parent.parent
 KINDS = {

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.cli import main
-from protofleet.deploy.enrol import cutting
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.enrol import disconnect as cutting
 from protofleet.deploy.enrol.fleet import tls_files
-from protofleet.protocol.broker import BrokerAddress, BrokerError, preflight
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError, preflight
 from tests.enrolling import enrol_in
 from tests.fleets import free_port
 

@@ -9,21 +9,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.coordinator.machine import RoundMachine
+from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.service import Service
-from protofleet.coordinator.spool import Spool
-from protofleet.deploy.broker import LocalBroker
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.state import Memory
-from protofleet.methods import names
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.keys import Identity, Keys
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.party import ThreadWorker, serve
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Arrived, Stop
+from protofleet.edge_client.state.device import Memory
+from protofleet.methods.contract.catalog import names
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.transport.base import Arrived, Stop
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime.event_loop import ThreadWorker, serve
 from tests.worlds import POLICY, assert_same, plan, shard, simulation
 
 DEVICES = [f"device-{i}" for i in range(3)]

@@ -5,12 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from protofleet.coordinator.events import Close, Rollback
-from protofleet.coordinator.spool import FencedError, Spool
-from protofleet.deploy.mistakes import exit_code
-from protofleet.edge_client.state import Answer, Memory, TakenOverError
-from protofleet.protocol.disk import Disk
-from protofleet.protocol.reasons import Reason
+from protofleet.coordinator.round.events import Close, Rollback
+from protofleet.coordinator.spool.spool import FencedError, Spool
+from protofleet.deploy.exit_codes import exit_code
+from protofleet.edge_client.state.device import Answer, Memory, TakenOverError
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.reasons import Reason
 from tests.worlds import assert_same, simulation
 
 HASH = "ab" * 32
@@ -133,6 +133,6 @@ def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_p
 
 
 def type_of_arrival(topic, frame):
-    from protofleet.protocol.transport import Arrived
+    from protofleet.protocol.transport.base import Arrived
 
     return Arrived(topic, frame)

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.claims import Limits
-from protofleet.coordinator.events import Phase, Policy
-from protofleet.deploy.world import Weather
-from protofleet.protocol.admission import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
-from protofleet.protocol.disk import Disk
-from protofleet.protocol.keys import Keys
-from protofleet.protocol.messages import Manifest, Task
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.store import ObjectStore
-from protofleet.protocol.transport import Arrived
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.events import Phase, Policy
+from protofleet.deploy.simulation.world import Weather
+from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
+from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.base import Arrived
+from protofleet.protocol.wire.messages import Manifest, Task
+from protofleet.protocol.wire.reasons import Reason
 from tests.malice import KEY, in_world
 from tests.protocol.ends import TOPICS, Ends
 from tests.worlds import assert_same, simulation
@@ -216,7 +216,7 @@ def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_hal
 
 def in_blocks(run, monkeypatch):
     """Honest answers of the tiny network travel as objects too."""
-    monkeypatch.setattr("protofleet.protocol.link.INLINE", 64)
+    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
     for agent in run.agents.values():
         agent.link.inline = 64
         agent.link.adapt = lambda *limits: None

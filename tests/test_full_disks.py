@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.protocol.disk import Disk
-from protofleet.protocol.reasons import Reason
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.reasons import Reason
 from tests.worlds import assert_same, once_each, simulation
 
 

@@ -6,10 +6,10 @@ import pytest
 
 import protofleet.methods.fedavg
 import protofleet.methods.fedpall
-from protofleet.coordinator.claims import Limits
-from protofleet.coordinator.events import Left, Policy
-from protofleet.coordinator.journal import Journal, RoundFile
-from protofleet.deploy.simulation import Simulation
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe.journal import Journal, RoundFile
+from protofleet.coordinator.round.events import Left, Policy
+from protofleet.deploy.simulation.federation import Simulation
 from tests.worlds import plan, replace_coordinator, replace_coordinator_in_the_repeated_round, shard
 
 POLICY = Policy(

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from protofleet.deploy.enrol.fleet import enrol_fleet
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.transport import Stop
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.base import Stop
+from protofleet.protocol.wire.reasons import Reason
 from tests.malicious_broker import Malice, malicious_broker
 from tests.test_federation_over_broker import DEVICES, Federation
 from tests.worlds import POLICY, assert_same, final_state, once_each, simulation

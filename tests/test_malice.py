@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protofleet.coordinator.claims import Limits
-from protofleet.coordinator.events import Phase, Policy
-from protofleet.protocol.keys import Keys
-from protofleet.protocol.reasons import Reason
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.events import Phase, Policy
+from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.wire.reasons import Reason
 from tests.malice import KEY, encoded, in_world, with_table
 from tests.worlds import assert_same, simulation
 

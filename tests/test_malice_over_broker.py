@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from protofleet.protocol import coordinator_link
-from protofleet.protocol.inbox import MAX_BYTES, BoundedInbox
-from protofleet.protocol.keys import Keys
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.transport import Arrived, Connected
+from protofleet.protocol.link import coordinator as coordinator_link
+from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.transport.base import Arrived, Connected
+from protofleet.protocol.transport.inbox import MAX_BYTES, BoundedInbox
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.reasons import Reason
 from tests.malice import Liar, encoded
 from tests.test_federation_over_broker import DEVICES, Federation
 from tests.worlds import assert_same, simulation

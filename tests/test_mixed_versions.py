@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import msgpack
 import pytest
 
-from protofleet.protocol import codec
-from protofleet.protocol.codec import place_of
-from protofleet.protocol.keys import Keys
-from protofleet.protocol.messages import Hello
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.seal import COORDINATOR, DOMAIN, EVERYBODY, OPEN, SEALED, SEALING, Header
+from protofleet.protocol.security.envelope import DOMAIN, OPEN, SEALED, SEALING, Header
+from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.codec import place_of
+from protofleet.protocol.wire.messages import Hello
+from protofleet.protocol.wire.names import COORDINATOR, EVERYBODY
+from protofleet.protocol.wire.reasons import Reason
 from tests.protocol import hpke
 from tests.test_federation_over_broker import DEVICES, Federation
 from tests.worlds import POLICY, assert_same, simulation

@@ -103,7 +103,7 @@ def test_a_report_of_odd_lines_leaves_them_out_and_says_so(tmp_path):
 
 def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
     """In this process, as they are many."""
-    from protofleet.deploy.cli import main
+    from protofleet.deploy.cli.main import main
 
     for i, text in enumerate(ODD):
         folder = tmp_path / str(i)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.methods.plan import Network
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.enrolled import CURRENT, load_enrolled
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.conftest import missing
 from tests.hostile import wire
@@ -37,7 +37,7 @@ METHODS = {  # broadcasts of several blocks, and of one
 }
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
 SILENT = (
-    "import protofleet.edge_client.greeting; protofleet.edge_client.greeting.FORMS = ()"  # it says no form
+    "import protofleet.edge_client.conversation.greeting as greeting; greeting.FORMS = ()"  # it says no form
 )
 OURS = ("one", "two")
 SPOKEN = {  # what 1.0 has in what devices hear, and what they look away from

@@ -14,17 +14,17 @@ import pytest
 
 from protofleet.deploy.fleet.software import PACKAGES, build_wheel
 from protofleet.deploy.images import build
-from protofleet.protocol.children import START, command
-from protofleet.protocol.settings import read_toml
-from tests.test_run import furnished
+from protofleet.protocol.settings.reader import read_toml
+from protofleet.runtime.children import START, command
+from tests.deploy.local.test_run import furnished
 
 ROOT = Path(__file__).parent.parent
 PROJECT = read_toml(ROOT / "pyproject.toml")["tool"]["setuptools"]
 FOLDERS = tuple(PROJECT["package-dir"].values())
 # Our own processes are started by `command`; these start other programs, or another interpreter than this one.
 OTHERS = {
-    "protocol/children.py": 2,
-    "deploy/fleet/jobs.py": 1,  # tells a shell script which interpreter has our program
+    "runtime/children.py": 2,
+    "deploy/fleet/commands.py": 1,  # tells a shell script which interpreter has our program
     "deploy/images/beside_torch.py": 3,  # stands alone in an image that is being built
 }
 HOSTILE = {
@@ -37,8 +37,8 @@ HOSTILE = {
 TRAINS = """
 import sys; sys.path[:] = [p for p in sys.path if p]
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data import DataSettings
-from protofleet.edge_client.trainer import Trainer
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.trainer.process import Trainer
 data = DataSettings(source="folder", root="data", size=8)
 trainer = Trainer(DeviceSettings("a", data=data, threads=1, trainer="child", compute="cpu"), lambda: None)
 print(*trainer.start().names)
@@ -78,8 +78,8 @@ def test_processes_of_ours_are_started_in_one_place(folder):
 def test_no_module_is_loaded_under_two_names():
     """Also not where the working directory is the checkout, in which the folders lie under their short names."""
     named = (
-        "protofleet.deploy.run", "protofleet.deploy.commands", "protofleet.deploy.arrays_page",
-        "protofleet.coordinator.main", "protofleet.edge_client.main", "protofleet.protocol.mqtt",
+        "protofleet.deploy.local.run", "protofleet.deploy.cli.commands", "protofleet.deploy.pages.arrays",
+        "protofleet.coordinator.main", "protofleet.edge_client.main", "protofleet.protocol.transport.mqtt",
     )  # fmt: skip
     code = f"import sys, {', '.join(named)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -185,7 +185,9 @@ def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tm
     assert done.returncode == 0 and "fedprox" in done.stdout, done.stderr
     for name in ("random.py", "torch.py"):  # a script of the user's sees these instead of what they hide
         (tmp_path / name).unlink()
-    (tmp_path / "script.py").write_text("from protofleet.methods import names\nprint(*names())\n")
+    (tmp_path / "script.py").write_text(
+        "from protofleet.methods.contract.catalog import names\nprint(*names())\n"
+    )
     words = [str(installed / "python"), "script.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own_environment())
     assert done.returncode == 0 and "fedprox" in done.stdout, done.stderr

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from protofleet.coordinator.claims import Limits
-from protofleet.coordinator.events import Policy
-from protofleet.coordinator.journal import Journal, RoundFile
-from protofleet.methods import names
-from protofleet.protocol.reasons import Reason
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe.journal import Journal, RoundFile
+from protofleet.coordinator.round.events import Policy
+from protofleet.methods.contract.catalog import names
+from protofleet.protocol.wire.reasons import Reason
 from tests.worlds import assert_same, final_state, replace_coordinator_in_the_repeated_round, simulation
 
 POLICY = Policy(

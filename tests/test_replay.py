@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from protofleet.coordinator.here import HERE_SECONDS
-from protofleet.coordinator.metrics import Metrics
-from protofleet.coordinator.spool import Accepted, FencedError, Spool
-from protofleet.edge_client.silence import SILENT_SECONDS
-from protofleet.protocol import blocks
-from protofleet.protocol.clocks import Clock
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.seal import read_header
-from protofleet.protocol.transport import Arrived
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
+from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.security.envelope import read_header
+from protofleet.protocol.transport.base import Arrived
+from protofleet.protocol.wire import blocks
+from protofleet.protocol.wire.reasons import Reason
 from tests.worlds import POLICY, assert_same, simulation
 
 ANSWER = Accepted("a", b"", bytes(32), 5, {})

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.seal import COORDINATOR, SEALED, read_header, seal, unseal
-from protofleet.protocol.transport import Arrived
+from protofleet.protocol.security.envelope import SEALED, read_header, seal, unseal
+from protofleet.protocol.transport.base import Arrived
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Reason
 from tests.worlds import assert_same, simulation
 
 DEVICE = "device-1"

@@ -11,17 +11,18 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives import serialization as s
 
-from protofleet.deploy.enrol import cutting, operator, party
+from protofleet.deploy.brokers.mosquitto import Listening, secured_settings
+from protofleet.deploy.enrol import disconnect as cutting
+from protofleet.deploy.enrol import operator, party
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import PEM, new_key, sign
 from protofleet.deploy.enrol.fleet import enrol_fleet, join, tls_files
-from protofleet.deploy.mosquitto import Listening, secured_settings
-from protofleet.protocol.broker import BrokerAddress, BrokerError, TlsFiles, preflight
-from protofleet.protocol.keyfiles import write_file, write_private
-from protofleet.protocol.mqtt import Mqtt
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected
+from protofleet.protocol.security.keyfiles import write_file, write_private
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
 from tests.conftest import PATIENCE, Peer, missing
 from tests.fleets import start_enrolled
 

@@ -1,13 +1,13 @@
 """docs/security-limits.md says what the code does."""
 
-import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.claims import Limits
-from protofleet.protocol.reasons import Reason
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.protocol.wire.reasons import Reason
 
 TEXT = (Path(__file__).parent.parent / "docs" / "security-limits.md").read_text()
 ROWS = [
@@ -16,16 +16,15 @@ ROWS = [
 NAMED = [
     (row[1], path)
     for row in ROWS
-    for path in re.findall(r"`protofleet\.((?:protocol|coordinator|methods|edge_client)\.[\w.]+)`", row[2])
+    for path in re.findall(
+        r"`protofleet\.((?:protocol|runtime|coordinator|methods|edge_client)\.[\w.]+)`", row[2]
+    )
 ]
 
 
 @pytest.mark.parametrize(("value", "path"), NAMED, ids=[path for _, path in NAMED])
 def test_a_limit_is_there_and_its_number_is_the_one_of_the_code(value, path):
-    package, module, *names = path.split(".")
-    found = importlib.import_module(f"protofleet.{package}.{module}")
-    for name in names:
-        found = getattr(found, name)
+    found = pkgutil.resolve_name(f"protofleet.{path}")
     if isinstance(found, (int, float)) and (number := re.match(r"[\d,]+(e\d+)?", value)):
         assert float(number[0].replace(",", "")) == found
 

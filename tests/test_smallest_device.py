@@ -10,14 +10,14 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from protofleet import methods
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.operator import renew
 from protofleet.deploy.enrol.party import install
-from protofleet.methods.plan import Network
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.enrolled import CURRENT, load_enrolled
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.methods.contract import catalog as methods
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.world import Process
 from tests.conftest import missing
 from tests.hostile import wire

@@ -6,11 +6,11 @@ import sqlite3
 import numpy as np
 import pytest
 
-from protofleet.coordinator.spool import Spool
-from protofleet.deploy.mistakes import exit_code
-from protofleet.edge_client.state import FORMAT, Answer, Memory, sealed
-from protofleet.methods.base import Member
-from protofleet.protocol.store import DamagedError
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy.exit_codes import exit_code
+from protofleet.edge_client.state.device import FORMAT, Answer, Memory, sealed
+from protofleet.methods.contract.base import Member
+from protofleet.protocol.storage.store import DamagedError
 
 HASH = "ab" * 32
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.wear import Written, one, run
-from protofleet.methods.plan import Network, Plan
+from protofleet.methods.contract.plan import Network, Plan
 from tests.worlds import simulation
 
 BOOK = 8192

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.deploy.enrol.fleet import enrol_fleet
-from protofleet.protocol.enrolled import CURRENT, load_enrolled
+from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from tests.protocol import hpke
 from tests.protocol.golden.vectors import case_of, load, plain
 

@@ -14,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from protofleet import methods
 from protofleet.coordinator.config import Rules
-from protofleet.methods.plan import Network
+from protofleet.methods.contract import catalog as methods
+from protofleet.methods.contract.plan import Network
 from tests.chaos.campaign import pictures
 from tests.hostile.federation import Federation
 

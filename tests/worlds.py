@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from protofleet.coordinator.events import Policy
-from protofleet.coordinator.journal import Journal, RoundFile
-from protofleet.deploy.simulation import Simulation
-from protofleet.deploy.world import Weather
-from protofleet.methods.plan import Network, Plan
+from protofleet.coordinator.observe.journal import Journal, RoundFile
+from protofleet.coordinator.round.events import Policy
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.deploy.simulation.world import Weather
+from protofleet.methods.contract.plan import Network, Plan
 
 torch.set_num_threads(1)  # tests run side by side
 CLASSES, SIZE = 3, 8

@@ -9,8 +9,8 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.enrol.requests import PARTS, Part
-from protofleet.protocol.records import MAX_RECORD, MAX_SERIALS
-from protofleet.protocol.statements import (
+from protofleet.protocol.security.records import MAX_RECORD, MAX_SERIALS
+from protofleet.protocol.security.statements import (
     Reader,
     StatementError,
     Why,
@@ -19,7 +19,7 @@ from protofleet.protocol.statements import (
     state,
     unverified_body,
 )
-from protofleet.protocol.topics import valid_name
+from protofleet.protocol.wire.names import valid_name
 
 APPROVAL: Final = "approval"
 MAX_CERT: Final = 4096

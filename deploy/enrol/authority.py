@@ -24,13 +24,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.enrol import certificates
-from protofleet.deploy.enrol.alone import Claim
 from protofleet.deploy.enrol.certificates import DER, PEM
+from protofleet.deploy.enrol.lock import Claim
 from protofleet.deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
 from protofleet.deploy.enrol.requests import REQUEST, Request
-from protofleet.protocol.disk import sync
-from protofleet.protocol.keyfiles import read_identity, read_tls, write_file, write_private
-from protofleet.protocol.records import (
+from protofleet.protocol.security.keyfiles import read_identity, read_tls, write_file, write_private
+from protofleet.protocol.security.records import (
     RECORD,
     REVOCATIONS,
     Record,
@@ -38,10 +37,11 @@ from protofleet.protocol.records import (
     issue_record,
     issue_revocations,
 )
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.statements import armoured, fingerprint, read_armoured, signer
-from protofleet.protocol.topics import valid_name
-from protofleet.protocol.trust import ROOTS, Roots, first_roots, issue_roots
+from protofleet.protocol.security.statements import armoured, fingerprint, read_armoured, signer
+from protofleet.protocol.security.trust import ROOTS, Roots, first_roots, issue_roots
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import sync
+from protofleet.protocol.wire.names import valid_name
 
 ROOTS_FILE: Final = "roots.statement"
 REVOKED_FILE: Final = "revoked.statement"

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.brokers.mosquitto import CONF, Listening, secured_settings
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.operator import DAYS, approve, look_at
 from protofleet.deploy.enrol.party import install, make_request
-from protofleet.deploy.mosquitto import CONF, Listening, secured_settings
-from protofleet.protocol.broker import TlsFiles
-from protofleet.protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
-from protofleet.protocol.keyfiles import write_file
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.statements import same_fingerprint
-from protofleet.protocol.topics import valid_device
+from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.security.keyfiles import write_file
+from protofleet.protocol.security.statements import same_fingerprint
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import TlsFiles
+from protofleet.protocol.wire.names import COORDINATOR, valid_device
 
 BROKER: Final = "broker"
 LOOPBACK: Final = ("localhost", "127.0.0.1")

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.enrol import cutting
+from protofleet.deploy.brokers.mosquitto import CONF, Listening, secured_settings
+from protofleet.deploy.enrol import disconnect as cutting
 from protofleet.deploy.enrol.fleet import write_settings
-from protofleet.deploy.mosquitto import CONF, Listening, secured_settings
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import BrokerError
 
 MOSQUITTO: Final = "mosquitto"  # whom Mosquitto becomes by itself
 OPTIONS: Final = {"port": "port", "listen": "host", "plain_port": "plain_port", "user": "user"}

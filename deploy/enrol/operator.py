@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from protofleet.deploy.brokers.mosquitto import access_rules
 from protofleet.deploy.enrol.approvals import APPROVAL, Approval, issue_approval
 from protofleet.deploy.enrol.authority import Authority, Issued, Root, make_root, renumbered
 from protofleet.deploy.enrol.register import CHECK, Entry
 from protofleet.deploy.enrol.requests import Request, read_request_file
-from protofleet.deploy.mosquitto import access_rules
-from protofleet.protocol.records import RECORD, day
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.statements import StatementError, Why, armoured, fingerprint, read_armoured
+from protofleet.protocol.security.records import RECORD, day
+from protofleet.protocol.security.statements import StatementError, Why, armoured, fingerprint, read_armoured
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import COORDINATOR
 
 DAYS: Final = 365.0
 

@@ -17,13 +17,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from protofleet.deploy.brokers.mosquitto import REVOKED, RULES
 from protofleet.deploy.enrol import certificates
 from protofleet.deploy.enrol.approvals import APPROVAL, Approval, read_approval, roots_within
 from protofleet.deploy.enrol.certificates import PEM
 from protofleet.deploy.enrol.requests import REQUEST, PrivateKeys, Request, new_request
-from protofleet.deploy.mosquitto import REVOKED, RULES
-from protofleet.protocol.disk import sync
-from protofleet.protocol.enrolled import (
+from protofleet.protocol.security.enrolment import (
     CURRENT,
     IDENTITY_KEY,
     OWN_RECORD,
@@ -35,7 +34,7 @@ from protofleet.protocol.enrolled import (
     TLS_KEY,
     load_trust,
 )
-from protofleet.protocol.keyfiles import (
+from protofleet.protocol.security.keyfiles import (
     PRIVATE,
     read_identity,
     read_receive,
@@ -43,10 +42,8 @@ from protofleet.protocol.keyfiles import (
     write_file,
     write_private,
 )
-from protofleet.protocol.records import RECORD, REVOCATIONS, Revocations
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.statements import (
+from protofleet.protocol.security.records import RECORD, REVOCATIONS, Revocations
+from protofleet.protocol.security.statements import (
     StatementError,
     Why,
     armoured,
@@ -54,7 +51,10 @@ from protofleet.protocol.statements import (
     read_armoured,
     same_fingerprint,
 )
-from protofleet.protocol.trust import ROOTS, Roots, Trust, first_roots
+from protofleet.protocol.security.trust import ROOTS, Roots, Trust, first_roots
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import sync
+from protofleet.protocol.wire.names import COORDINATOR
 
 PENDING: Final = "pending"
 KEPT: Final = 2  # sets of files: who is just reading the one before shall find all of it

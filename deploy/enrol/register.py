@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.protocol.keyfiles import write_file
-from protofleet.protocol.records import MAX_SERIALS
-from protofleet.protocol.settings import SettingsError, decode, encode
+from protofleet.protocol.security.keyfiles import write_file
+from protofleet.protocol.security.records import MAX_SERIALS
+from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
 CHECK: Final = "check"  # made by us to see, for some minutes, what a broker does; nobody's

@@ -11,9 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.deploy.enrol import certificates
 from protofleet.deploy.enrol.certificates import read_request, request_certificate
-from protofleet.protocol.records import KEY
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.statements import (
+from protofleet.protocol.security.records import KEY
+from protofleet.protocol.security.statements import (
     Reader,
     StatementError,
     Why,
@@ -22,8 +21,8 @@ from protofleet.protocol.statements import (
     state,
     unverified_body,
 )
-from protofleet.protocol.topics import valid_name
-from protofleet.protocol.weak_keys import check_keys
+from protofleet.protocol.security.weak_keys import check_keys
+from protofleet.protocol.wire.names import COORDINATOR, valid_name
 
 REQUEST: Final = "request"
 BROKER: Final = "broker"

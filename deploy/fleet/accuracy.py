@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Care
-from protofleet.deploy.run_errors import RunError
 
 ROUNDS: Final = 2  # a round's end measures the model that it began with, so the next one judges its answers
 POLL_SECONDS: Final = 0.5

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from protofleet.deploy.fleet.facts import Facts
-from protofleet.protocol.records import day
+from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.protocol.security.records import day
 
 Verdict: TypeAlias = Literal["PASS", "WARN", "FAIL"]
 

@@ -15,7 +15,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.fleet.software import digest_of
-from protofleet.protocol.statements import Writer, armoured, state
+from protofleet.protocol.security.statements import Writer, armoured, state
 
 MANIFEST: Final = "manifest"  # the kind of statement, and the file's name in the folder that it is about
 

@@ -10,22 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.enrol import cutting
+from protofleet.deploy.enrol import disconnect as cutting
 from protofleet.deploy.enrol.authority import ROOTS_FILE, Authority
 from protofleet.deploy.enrol.operator import Asked, approve, look_at, refresh, renew, same_keys
 from protofleet.deploy.enrol.requests import REQUEST
-from protofleet.deploy.fleet.facts import Facts
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.device.unit import digest, mark_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
+from protofleet.deploy.fleet.plan import Present, Wanted
 from protofleet.deploy.fleet.settings import Fleet, settings_of
 from protofleet.deploy.fleet.software import HOW, Release
-from protofleet.deploy.fleet.steps import Present, Wanted
-from protofleet.deploy.fleet.unit import digest, mark_of, unit_of
-from protofleet.deploy.run_errors import RunError
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.tuning import LONGEST_SECONDS, Tuning
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import SettingsError, decode, encode, override, write_toml
-from protofleet.protocol.signed import (
+from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Tuning
+from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
     SignedSettings,
@@ -34,7 +32,9 @@ from protofleet.protocol.signed import (
     issue_tuning,
     read_settings,
 )
-from protofleet.protocol.statements import StatementError, armoured, from_armour
+from protofleet.protocol.security.statements import StatementError, armoured, from_armour
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, override, write_toml
+from protofleet.protocol.wire.names import COORDINATOR
 
 DUE_SECONDS: Final = 30 * 86_400  # before its end a certificate is renewed
 SHORT: Final = 16  # digits of a digest of settings

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.accuracy import Judge
 from protofleet.deploy.fleet.checks import Use, examine
-from protofleet.deploy.fleet.facts import Facts, Good
+from protofleet.deploy.fleet.device.facts import Facts, Good
+from protofleet.deploy.fleet.execute import Performer, gather
 from protofleet.deploy.fleet.history import History
 from protofleet.deploy.fleet.operator import Operator, Target
-from protofleet.deploy.fleet.perform import Performer, gather
-from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.fleet.ssh import Ssh
-from protofleet.deploy.fleet.steps import (
+from protofleet.deploy.fleet.plan import (
     Drain,
     Health,
     Record,
@@ -32,9 +31,10 @@ from protofleet.deploy.fleet.steps import (
     plan,
     words_of,
 )
-from protofleet.deploy.run_errors import RunError
-from protofleet.protocol.settings import SettingsError
-from protofleet.protocol.statements import StatementError
+from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.ssh import Ssh
+from protofleet.protocol.security.statements import StatementError
+from protofleet.protocol.settings.reader import SettingsError
 
 BACK_SECONDS: Final = 30.0  # for the work in hand of a release that has failed
 

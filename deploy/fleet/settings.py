@@ -11,9 +11,16 @@ from typing import Annotated, Any, Final
 
 from protofleet.deploy.enrol.fleet import tls_files
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.protocol.numbers import MANY, Bytes, OptionalPort, Seconds, Share, Within
-from protofleet.protocol.settings import SettingsError, decode, decode_file, demand_within, encode, read_toml
-from protofleet.protocol.topics import valid_device
+from protofleet.protocol.settings.bounds import MANY, Bytes, OptionalPort, Seconds, Share, Within
+from protofleet.protocol.settings.reader import (
+    SettingsError,
+    decode,
+    decode_file,
+    demand_within,
+    encode,
+    read_toml,
+)
+from protofleet.protocol.wire.names import valid_device
 
 ADDRESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
 USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")

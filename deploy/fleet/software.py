@@ -12,14 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Software
-from protofleet.deploy.locks import HERE, read_lock, read_wheel, with_wheels, write_lock
-from protofleet.deploy.run_errors import RunError
-from protofleet.protocol import children
-from protofleet.protocol.settings import SettingsError
+from protofleet.deploy.locks.lockfile import HERE, read_lock, read_wheel, with_wheels, write_lock
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.runtime import children
 
 SOURCE: Final = Path(__file__).parents[2]  # of this checkout
-PACKAGES: Final = ("protofleet", "protocol", "methods", "edge_client", "coordinator", "deploy", "experiments")
+PACKAGES: Final = (
+    "protofleet",
+    "protocol",
+    "runtime",
+    "methods",
+    "edge_client",
+    "coordinator",
+    "deploy",
+    "experiments",
+)
 IMAGE: Final = "image.tar"
 LOCKS: Final = ("torch", "cuda", "device")
 HOW: Final = "how"  # beside what is shipped: how it is to be installed

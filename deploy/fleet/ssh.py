@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
-from protofleet.deploy.run_errors import RunError
 
 CONNECT_SECONDS: Final = 10
 FAILED_TO_CONNECT: Final = 255  # of ssh itself; any other code is the remote command's

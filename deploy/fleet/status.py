@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protofleet.deploy.fleet.facts import Facts
-from protofleet.deploy.fleet.steps import Wanted, is_good, is_well
-from protofleet.protocol.records import day
+from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.plan import Wanted, is_good, is_well
+from protofleet.protocol.security.records import day
 
 FORM = "{:16} {:12} {:18} {:28} {:>5} {:>8} {:>7}  {}"
 

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import TARGETS, Build, base_of, build, moving, table
 from protofleet.deploy.images.built import BUILT
-from protofleet.deploy.run_errors import RunError
 
 
 def main() -> int:

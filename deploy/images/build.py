@@ -13,14 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.built import BUILT, FIXED, SOURCE, note
-from protofleet.deploy.locks import HERE as LOCKS
-from protofleet.deploy.locks import normal, read_lock, read_wheel, with_wheels, write_lock
-from protofleet.deploy.run_errors import RunError
-from protofleet.protocol.settings import read_toml
+from protofleet.deploy.locks.lockfile import HERE as LOCKS
+from protofleet.deploy.locks.lockfile import normal, read_lock, read_wheel, with_wheels, write_lock
+from protofleet.protocol.settings.reader import read_toml
 
 HERE: Final = Path(__file__).parent
-PACKAGES: Final = ("protofleet", "protocol", "methods", "edge_client", "coordinator", "deploy", "experiments")
+PACKAGES: Final = (
+    "protofleet",
+    "protocol",
+    "runtime",
+    "methods",
+    "edge_client",
+    "coordinator",
+    "deploy",
+    "experiments",
+)
 FILES: Final = ("pyproject.toml", "README.md")
 SCRIPTS: Final = ("trim.sh", "compile.sh", "beside_torch.py")
 TARGETS: Final = ("edge", "coordinator", "demo", "edge-jetson")

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.run_errors import RunError
-from protofleet.protocol.keyfiles import write_file
+from protofleet.deploy.errors import RunError
+from protofleet.protocol.security.keyfiles import write_file
 
 SOURCE: Final = Path(__file__).parents[2]  # of this checkout
 BUILT: Final = SOURCE / "build" / "images.json"

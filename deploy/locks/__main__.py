@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.locks import HERE, Locked, Wheel, read_lock, read_wheel, write_lock
+from protofleet.deploy.locks.lockfile import HERE, Locked, Wheel, read_lock, read_wheel, write_lock
 
 RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = HERE.parent.parent

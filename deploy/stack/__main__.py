@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.deploy.experiment import Experiment, read_experiment
-from protofleet.deploy.flags import DEVICES, Parser
+from protofleet.deploy.cli.flags import DEVICES, Parser
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import moving
 from protofleet.deploy.images.built import BUILT, exact, read_built
-from protofleet.deploy.run_errors import RunError
+from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
 from protofleet.deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
 from protofleet.deploy.stack.prepare import prepare
-from protofleet.protocol.settings import SettingsError
+from protofleet.protocol.settings.reader import SettingsError
 
 
 def main(words: list[str] | None = None) -> int:

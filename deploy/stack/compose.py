@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.journal import read_rounds
-from protofleet.deploy.report import final_table, write_report
-from protofleet.deploy.run_errors import RunError
+from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.report.page import final_table, write_report
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import COMPOSE
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 
 MADE: Final = ("compose.env", "devices.yaml")
 POLL_SECONDS: Final = 1.0

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet
-from protofleet.deploy.experiment import Experiment
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.protocol.wire.names import COORDINATOR
 
 INSIDE: Final = Path("/protofleet")
 METRICS_PORT: Final = 9100

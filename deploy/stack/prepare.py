@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy import rabbitmq
-from protofleet.deploy.alike import agreed_names
+from protofleet.deploy.brokers import rabbitmq
+from protofleet.deploy.brokers.mosquitto import Listening
 from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
-from protofleet.deploy.experiment import Experiment, coordinator_settings, device_settings
-from protofleet.deploy.mosquitto import Listening
+from protofleet.deploy.local.alike import agreed_names
+from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.stack.layout import (
     EVERYWHERE,
     FLEET,
@@ -31,11 +31,11 @@ from protofleet.deploy.stack.layout import (
     service,
 )
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.enrolled import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
-from protofleet.protocol.keyfiles import PRIVATE, write_file
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import SettingsError, encode, write_toml
+from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
+from protofleet.protocol.security.keyfiles import PRIVATE, write_file
+from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR
 
 COMPOSE: Final = Path(__file__).parent.parent / "compose"
 HOSTS: Final = (BROKER, "localhost", "127.0.0.1")
@@ -105,7 +105,7 @@ def _cluster(stack: Stack) -> None:
 
 
 def _rewrite_for_container(folder: Path) -> None:
-    from protofleet.deploy.mosquitto import CONF, secured_settings
+    from protofleet.deploy.brokers.mosquitto import CONF, secured_settings
 
     write_file(folder / CONF, secured_settings(Path("/broker"), Listening(PORT)).encode(), durable=False)
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.packages import fingerprint
-from protofleet.edge_client.data.resize import Pixels
 
 Arrays = Mapping[str, Pixels]
 ELSEWHERE = "give a folder that can be written, by data.root or by the environment variable PROTOFLEET_DATA"

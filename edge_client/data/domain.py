@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.resize import Pixels, resize
-from protofleet.protocol.class_names import difference
+from protofleet.edge_client.data.images.resize import Pixels, resize
+from protofleet.protocol.wire.class_names import difference
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.shares import SPLITS
-from protofleet.edge_client.data.sources import find
-from protofleet.protocol.numbers import MANY, STEEP, Channels, Pixels, Seed, Within
-from protofleet.protocol.settings import demand_within
+from protofleet.protocol.settings.bounds import MANY, STEEP, Channels, Pixels, Seed, Within
+from protofleet.protocol.settings.reader import demand_within
 
 CHANNELS = (1, 3)
 LEAST = 2  # training samples: BatchNorm cannot learn from one

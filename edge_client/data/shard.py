@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from protofleet.edge_client.data.cache import default_folder
+from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.domain import Collection, Domain, Pooled, narrowed, pooled, take
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.picks import stratified, without
-from protofleet.edge_client.data.resize import Pixels
 from protofleet.edge_client.data.settings import LEAST, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Thin
-from protofleet.edge_client.data.sources import find
-from protofleet.protocol.class_names import Names, fault_in, normal
+from protofleet.protocol.wire.class_names import Names, fault_in, normal
 
 log = logging.getLogger("protofleet.device")
 

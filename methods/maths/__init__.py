@@ -1,1 +1,4 @@
-"""Formulas shared by methods: tensors in, tensors out, no state. One module a theme, each beside its paper."""
+"""Formulas of the papers: tensors in, tensors out, no state. One module a theme.
+
+May import: methods.contract.
+"""

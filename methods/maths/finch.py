@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.methods.liveness import step_made
+from protofleet.methods.contract.liveness import step_made
 
 Rows: TypeAlias = NDArray[np.float64]  # [n, D]
 Indices: TypeAlias = NDArray[np.int64]  # [n]

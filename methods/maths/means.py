@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from protofleet.methods.liveness import step_made
+from protofleet.methods.contract.liveness import step_made
 
 ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
 

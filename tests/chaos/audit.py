@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from protofleet.coordinator.journal import read_rounds
-from protofleet.coordinator.spool import Spool
-from protofleet.edge_client.data import load
-from protofleet.edge_client.work import work
-from protofleet.methods.base import Ask, Member, Reply
-from protofleet.methods.bridge import to_numpy
-from protofleet.protocol.arrays import encode
+from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.trainer.work import work
+from protofleet.methods.contract.base import Ask, Member, Reply
+from protofleet.methods.contract.bridge import to_numpy
+from protofleet.protocol.wire.arrays import encode
 from tests.chaos.world import World
 
 SAID = re.compile(r"INFO round (\d+) (\S+): answer ([0-9a-f]{64})")
@@ -157,8 +157,8 @@ def said_in(log: str) -> set[Said]:
 
 
 def plan_of(world: World) -> Any:
-    from protofleet.deploy.experiment import coordinator_settings
-    from protofleet.protocol.broker import BrokerAddress
+    from protofleet.deploy.local.experiment import coordinator_settings
+    from protofleet.protocol.transport.address import BrokerAddress
 
     return coordinator_settings(world.experiment, BrokerAddress(), world.folder, "").plan()
 

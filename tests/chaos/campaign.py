@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.deploy.experiment import Experiment
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import decode
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.protocol.settings.reader import decode
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.audit import computed_again, evidence_of, violations
 from tests.chaos.faults import Dice, Storm
 from tests.chaos.proxy import Proxy

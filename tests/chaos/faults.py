@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from signal import SIGCONT, SIGSTOP
 from typing import TypeAlias
 
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.world import World
 
 Deed: TypeAlias = Callable[[World, str], None]

@@ -9,9 +9,9 @@ import time
 from typing import Any
 
 from protofleet.coordinator.service import Service
-from protofleet.deploy.cli import program
+from protofleet.deploy.cli.main import program
 from protofleet.edge_client.agent import Agent
-from protofleet.protocol.fetch import Fetch
+from protofleet.protocol.link.fetch import Fetch
 
 log = logging.getLogger("protofleet.chaos")
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from protofleet.deploy.broker import LocalBroker, Secured
+from protofleet.deploy.brokers.local import LocalBroker, Secured
 from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet
-from protofleet.deploy.experiment import Experiment, coordinator_settings, device_settings
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import encode, write_toml
+from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
+from protofleet.protocol.settings.reader import encode, write_toml
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.proxy import Proxy
 from tests.chaos.seclusion import HUB, Network, SmallDisk
 

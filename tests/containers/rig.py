@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from protofleet.deploy.brokers.mosquitto import Listening
 from protofleet.deploy.enrol.fleet import write_settings
 from protofleet.deploy.fleet.settings import merged
-from protofleet.deploy.mosquitto import Listening
-from protofleet.protocol.settings import write_toml
+from protofleet.protocol.settings.reader import write_toml
 from tests.containers.devices import Bench, FakeDevice
 from tests.fleets import free_port
 

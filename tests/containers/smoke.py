@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from protofleet.coordinator.events import Policy
-from protofleet.deploy.simulation import Simulation
-from protofleet.methods.plan import Network, Plan
+from protofleet.coordinator.round.events import Policy
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.plan import Network, Plan
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def import_everything() -> int:
         0,
         ("__main__", "embedded_broker", "beside_torch", "audit", "advisories"),
     )  # for other places
-    for package in ("protocol", "methods", "edge_client", "coordinator", "deploy"):
+    for package in ("protocol", "runtime", "methods", "edge_client", "coordinator", "deploy"):
         package = f"protofleet.{package}"
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
             if not module.name.endswith(apart):

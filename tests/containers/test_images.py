@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import Build, build, sizes
 from protofleet.deploy.images.built import exact, note, read_built
-from protofleet.deploy.run_errors import RunError
 from tests.containers.bases import python_base
 from tests.containers.images import built_in, product, wheel_folders
 
@@ -142,8 +142,8 @@ def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
     """What was left out to make it small is missed by nobody."""
     code = """import warnings; warnings.simplefilter("ignore")
 import finch, sklearn.manifold, scipy.io, rich.live
-import protofleet.deploy.report, protofleet.coordinator.main, protofleet.edge_client.main
-from protofleet import methods
+import protofleet.deploy.report.page, protofleet.coordinator.main, protofleet.edge_client.main
+from protofleet.methods.contract import catalog as methods
 from protofleet.methods.nets.vision import import_torchvision
 import_torchvision()
 [methods.load(name) for name in methods.names()]
@@ -196,7 +196,7 @@ def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
     """SIGSTOP of a thread is not to be had: the loop is made to hang, and exit code 70 brings the next process."""
     script = tmp_path / "hang.py"
     script.write_text(
-        "import time\nfrom protofleet.protocol.vitals import Pulse, watchdog\npulse = Pulse(); pulse.beat('loop')\n"
+        "import time\nfrom protofleet.runtime.health import Pulse, watchdog\npulse = Pulse(); pulse.beat('loop')\n"
         "with watchdog(pulse, 1.0):\n    time.sleep(600)\n"
     )
     name = engine.docker(

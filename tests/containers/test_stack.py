@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protofleet.deploy.dashboards.pages import PAGES
 from protofleet.deploy.images.built import read_built
-from protofleet.edge_client.board import Board
-from protofleet.protocol.exposition import Endpoint, exposed
+from protofleet.deploy.monitoring.pages import PAGES
+from protofleet.edge_client.host.sensors import Board
+from protofleet.runtime.metrics_page import Endpoint, exposed
 from tests.containers.drawing import page
 from tests.containers.images import built_in, product, stand_in
 from tests.containers.stacks import STEP, RunningStack
-from tests.fleet.boards import jetson_files
+from tests.deploy.fleet.boards import jetson_files
 from tests.fleets import free_port
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.coordinator.events import (
+from protofleet.coordinator.round.events import (
     Accept,
     Advance,
     Advanced,
@@ -17,8 +17,8 @@ from protofleet.coordinator.events import (
     Send,
     Woke,
 )
-from protofleet.coordinator.machine import RoundMachine
-from tests.coordinator.test_machine import WRONG, AnyWeather, answer, machine, started
+from protofleet.coordinator.round.machine import RoundMachine
+from tests.coordinator.round.test_machine import WRONG, AnyWeather, answer, machine, started
 
 HARD = Policy(
     rounds=3, quorum=2, cohort=2, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, spares=2,

@@ -2,8 +2,8 @@
 
 import sqlite3
 
-from protofleet.coordinator.epochs import MOST, file_of, least_epoch, remember
-from protofleet.coordinator.spool import Spool
+from protofleet.coordinator.spool.epochs import MOST, file_of, least_epoch, remember
+from protofleet.coordinator.spool.spool import Spool
 
 NOW, HOUR, DAY = 1_700_000_000, 3_600, 86_400
 YEARS = 1_000 * DAY

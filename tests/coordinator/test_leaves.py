@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator.leaves import Leaves
-from protofleet.protocol.link import Received
-from protofleet.protocol.messages import Bye, Hello
+from protofleet.coordinator.devices.leaves import Leaves
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.wire.messages import Bye, Hello
 
 HELLO, BYE = Hello("one", 3, 10), Bye("finished")
 

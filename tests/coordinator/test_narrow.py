@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.coordinator.narrow import LASTS_SECONDS, Narrow
+from protofleet.coordinator.devices.narrow import LASTS_SECONDS, Narrow
 
 CAN = {"one": frozenset({"manifest"}), "old": frozenset()}
 

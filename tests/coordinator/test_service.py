@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.events import Close, Drop
-from protofleet.coordinator.spool import FencedError
-from protofleet.deploy.world import Weather
-from protofleet.protocol.messages import Hello, Receipt
-from protofleet.protocol.reasons import Reason, Rejected
-from protofleet.protocol.store import ObjectStore
-from protofleet.protocol.transport import Arrived
+from protofleet.coordinator.round.events import Close, Drop
+from protofleet.coordinator.spool.spool import FencedError
+from protofleet.deploy.simulation.world import Weather
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.base import Arrived
+from protofleet.protocol.wire.messages import Hello, Receipt
+from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.worlds import POLICY, assert_same, part, shard, simulation
 
 PATIENT = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
@@ -112,7 +112,7 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
 
     monkeypatch.setattr(ObjectStore, moment, no_room)
     if moment == "begin":
-        monkeypatch.setattr("protofleet.protocol.link.INLINE", 64)
+        monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
         for agent in full.agents.values():
             agent.link.inline = 64
             agent.link.adapt = lambda *limits: None

@@ -9,7 +9,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from protofleet.protocol.disk import Disk
+from protofleet.protocol.storage.disk import Disk
 
 FATES: Final = ("as it was synced", "cut short", "flipped", "zeroed", "as it was written")
 

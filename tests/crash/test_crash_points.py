@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofleet.edge_client.state import Answer, Memory
+from protofleet.edge_client.state.device import Answer, Memory
 from tests.crash.platter import FrailDisk, Platter
 from tests.crash.points import FATES, METHODS, Death, deaths, unbroken
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from protofleet.coordinator.events import Advance, Policy
-from protofleet.coordinator.journal import Journal, RoundFile, read_rounds
-from protofleet.coordinator.observers import model_bytes
-from protofleet.coordinator.spool import Accepted
-from protofleet.deploy.simulation import Simulation
-from protofleet.methods.bridge import to_torch
-from protofleet.methods.plan import Network
+from protofleet.coordinator.observe.journal import Journal, RoundFile, read_rounds
+from protofleet.coordinator.observe.observers import model_bytes
+from protofleet.coordinator.round.events import Advance, Policy
+from protofleet.coordinator.spool.spool import Accepted
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.bridge import to_torch
+from protofleet.methods.contract.plan import Network
 from tests.crash.platter import FrailDisk, Platter
 from tests.worlds import plan, shard
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.protocol.store import DamagedError, NewerFormatError
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from tests.crash.world import Crashing, Outcome, crashing, outcome
 
 METHODS: Final = ("fedavg", "fedpall", "fedplcc")

@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.coordinator.spool import members_in, names_in
+from protofleet.coordinator.spool.spool import members_in, names_in
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.state import read_book, written
-from protofleet.methods.plan import read_plan
-from protofleet.protocol import arrays, blocks, codec
-from protofleet.protocol.codec import Place
-from protofleet.protocol.fetch import indices
-from protofleet.protocol.messages import Update, Want
-from protofleet.protocol.reasons import Rejected
-from protofleet.protocol.seal import read_header
-from protofleet.protocol.settings import SettingsError, decode, encode, parse_toml, write_toml
-from protofleet.protocol.store import DamagedError, NewerFormatError
-from protofleet.protocol.topics import Topics
+from protofleet.edge_client.state.device import read_book, written
+from protofleet.methods.contract.plan import read_plan
+from protofleet.protocol.link.fetch import indices
+from protofleet.protocol.security.envelope import read_header
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml, write_toml
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError
+from protofleet.protocol.wire import arrays, blocks, codec
+from protofleet.protocol.wire.codec import Place
+from protofleet.protocol.wire.messages import Update, Want
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.protocol.wire.topics import Topics
 from tests.malice import encoded, parts_of, with_table
 from tests.protocol.golden.vectors import load
-from tests.protocol.test_codec import MANIFEST, ONE_OF_EACH
+from tests.protocol.wire.test_codec import MANIFEST, ONE_OF_EACH
 from tests.worlds import plan
 
 KINDS = sorted(codec.DECODERS)

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from protofleet.protocol.reasons import Reason, Rejected
+from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.fuzz.engine import CORPUS, fuzz, kept, tried
 from tests.fuzz.targets import TARGETS, Target
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings, Rules
-from protofleet.deploy.broker import LocalBroker
+from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.deploy.enrol.fleet import SimulatedFleet
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data import DataSettings
-from protofleet.methods.plan import Network
-from protofleet.protocol.broker import BrokerAddress
-from protofleet.protocol.enrolled import CURRENT, load_enrolled
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import encode, write_toml
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
+from protofleet.protocol.settings.reader import encode, write_toml
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.chaos.world import Process
 from tests.fleets import free_port, start_enrolled
@@ -33,14 +33,14 @@ RUN = "run"
 CLASSES, SIZE = 3, 8
 AHEAD = """
 import sys, time
-from protofleet.deploy.cli import program
+from protofleet.deploy.cli.main import program
 clock, ahead = time.time, float(sys.argv.pop(1))
 time.time = lambda: clock() + ahead
 program()
 """
 PLANTED = """
 import sys
-from protofleet.deploy.cli import program
+from protofleet.deploy.cli.main import program
 exec(sys.argv.pop(1))
 program()
 """

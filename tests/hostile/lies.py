@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protofleet.protocol.reasons import Reason
+from protofleet.protocol.wire.reasons import Reason
 from tests.hostile import wire
 from tests.hostile.device import Answer, Device, Task
 

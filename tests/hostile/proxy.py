@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protofleet.protocol.broker import BrokerAddress, TlsFiles
+from protofleet.protocol.transport.address import BrokerAddress, TlsFiles
 from tests.hostile import wire
 
 CONNECT, CONNACK, PUBLISH, PUBACK = 1, 2, 3, 4

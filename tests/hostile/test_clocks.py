@@ -6,13 +6,13 @@ from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.operator import approve, look_at, refresh, renew, revoke
 from protofleet.deploy.enrol.party import install, make_request, read_approval_file
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.device import Device, honest
 from tests.hostile.federation import Federation
 
 DAY = 86_400.0
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
-UNBOUNDED = "import protofleet.protocol.clocks as clocks; clocks.Clock.ahead = lambda self, number: 0.0"
+UNBOUNDED = "import protofleet.protocol.link.clocks as clocks; clocks.Clock.ahead = lambda self, number: 0.0"
 
 
 class Dial:

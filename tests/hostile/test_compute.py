@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from protofleet.coordinator.config import Rules
+from protofleet.methods.contract.plan import Network
 from protofleet.methods.maths.finch import MOST_ROWS, partition
-from protofleet.methods.plan import Network
 from tests.hostile import wire
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation

@@ -3,7 +3,7 @@
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 
 SUBACK = 9

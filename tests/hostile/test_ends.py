@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from protofleet.coordinator.config import Rules
-from protofleet.edge_client.status import read_status
+from protofleet.edge_client.host.status_file import read_status
 from tests.hostile.federation import Federation
 
 LONG = 1000  # epochs, which take longer than the test

@@ -13,7 +13,7 @@ from datetime import datetime
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.deploy.cli import main
+from protofleet.deploy.cli.main import main
 from tests.hostile.federation import Federation
 
 TOGETHER = Rules(quorum=2, gather=2, grace_seconds=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.methods.plan import Network
+from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ HELLOS = 'protofleet_messages_total{direction="up",kind="hello",result="accepted
 # The server half of round 1 is slow: it ends when a file is there.
 SLOW = """
 import pathlib, time
-from protofleet.coordinator.story import Story
+from protofleet.coordinator.server.runner import Story
 step = Story.step
 def slow(self, advance, *more):
     found = step(self, advance, *more)

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
+from protofleet.coordinator.devices.limits import Limits
 from tests.hostile.device import Answer, Work, honest
 from tests.hostile.federation import Federation
 

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
+from protofleet.coordinator.devices.limits import Limits
 from tests.hostile.federation import Federation
 from tests.hostile.test_old_words import over, said_to, tell_again, until_connected
 

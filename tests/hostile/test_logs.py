@@ -10,8 +10,8 @@ import pytest
 
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.fleet import enrol_fleet
-from protofleet.protocol.enrolled import CURRENT, KnownRecords, load_enrolled
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.security.enrolment import CURRENT, KnownRecords, load_enrolled
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_floods import flooding
 

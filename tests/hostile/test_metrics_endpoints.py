@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.cli import main
-from protofleet.deploy.experiment import Experiment
+from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.settings import read_fleet, settings_of
+from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import with_devices
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.protocol.settings import decode, read_toml
+from protofleet.protocol.settings.reader import decode, read_toml
 from tests.fleets import free_port
 from tests.hostile.federation import Federation
 

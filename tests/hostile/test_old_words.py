@@ -2,8 +2,8 @@
 
 import pytest
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
+from protofleet.coordinator.devices.limits import Limits
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.coordinator.copies import LISTEN_SECONDS
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.coordinator.spool.copies import LISTEN_SECONDS
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile import wire
 from tests.hostile.device import Device
 from tests.hostile.federation import Federation

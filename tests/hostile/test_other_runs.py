@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.protocol.enrolled import CURRENT
+from protofleet.protocol.security.enrolment import CURRENT
 from tests.chaos.world import Process
 from tests.hostile.federation import CLASSES, Federation
 
@@ -18,15 +18,15 @@ ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
 BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
 HELD = """
 import os, time
-import protofleet.edge_client.agent, protofleet.edge_client.answering
-work_out, folder, least = protofleet.edge_client.answering.work_out, {folder!r}, {least}
+import protofleet.edge_client.agent, protofleet.edge_client.job
+work_out, folder, least = protofleet.edge_client.job.work_out, {folder!r}, {least}
 def held(agent, half, received, *more):
     if received.message.round >= least and not os.path.exists(folder + "/go"):
         open(folder + "/at-" + agent.link.me.name, "w").close()
         while not os.path.exists(folder + "/go"):
             time.sleep(0.02)
     return work_out(agent, half, received, *more)
-protofleet.edge_client.agent.work_out = protofleet.edge_client.answering.work_out = held
+protofleet.edge_client.agent.work_out = protofleet.edge_client.job.work_out = held
 """
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
-from protofleet.deploy.cli import main
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.accuracy import Judge
 from protofleet.deploy.fleet.settings import Care
-from protofleet.deploy.progress import Progress
+from protofleet.deploy.local.progress import Progress
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 

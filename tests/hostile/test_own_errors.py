@@ -6,8 +6,8 @@ import urllib.request
 import numpy as np
 import pytest
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
+from protofleet.coordinator.devices.limits import Limits
 from tests.fleets import free_port
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation

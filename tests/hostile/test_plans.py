@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.edge_client.bounds import Limits
-from protofleet.methods.plan import Network
+from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
 # The most of a hidden layer that a run may have: 385 MB of weights, and as much for each of gradients, momentum and

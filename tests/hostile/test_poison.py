@@ -5,8 +5,8 @@ import time
 
 import numpy as np
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
+from protofleet.coordinator.devices.limits import Limits
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 

@@ -12,10 +12,10 @@ from tests.hostile.federation import Federation
 from tests.hostile.test_other_runs import held_in
 
 OFTEN = "import protofleet.coordinator.here as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
-HELLOS = "import protofleet.edge_client.quiet as q; q.HELLO_SECONDS = 0.5"
+HELLOS = "import protofleet.edge_client.conversation.hello_timer as q; q.HELLO_SECONDS = 0.5"
 SLOWLY = f"""
 {HELLOS}
-import protofleet.edge_client.answering as answering, protofleet.edge_client.agent as agent, time
+import protofleet.edge_client.job as answering, protofleet.edge_client.agent as agent, time
 work_out = answering.work_out
 def slowly(*x):
     time.sleep(0.3)

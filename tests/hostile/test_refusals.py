@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
-from protofleet.protocol.reasons import Reason
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.protocol.wire.reasons import Reason
 from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
 from tests.hostile.lies import LIES, Lie, leave

@@ -8,14 +8,14 @@ import pytest
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.operator import renew
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_clocks import DAY, Dial, rejected, renewed
 from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
 
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 SLOW = """
-import time, protofleet.edge_client.agent, protofleet.edge_client.answering as answering
+import time, protofleet.edge_client.agent, protofleet.edge_client.job as answering
 at_once = answering.work_out
 def slowly(*given):
     time.sleep(1.0)

@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from protofleet.coordinator.claims import Limits
 from protofleet.coordinator.config import Rules
-from protofleet.methods.plan import Network
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.methods.contract.plan import Network
 from tests.hostile import wire
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import RUN, Federation

@@ -46,7 +46,7 @@ def test_the_earlier_of_two_coordinators_ends_and_names_the_epoch_of_the_later_o
 
 TWINS = """
 import time, os, platform, pathlib
-import protofleet.coordinator.epochs as epochs, protofleet.coordinator.main as main
+import protofleet.coordinator.spool.epochs as epochs, protofleet.coordinator.main as main
 now, where = {now}, epochs.where
 time.time = lambda: now
 os.getpid = lambda: 1

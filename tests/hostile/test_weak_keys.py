@@ -2,8 +2,8 @@
 
 import time
 
-from protofleet.protocol.records import RECORD
-from protofleet.protocol.statements import Writer, armoured, state
+from protofleet.protocol.security.records import RECORD
+from protofleet.protocol.security.statements import Writer, armoured, state
 from tests.hostile.federation import Federation
 from tests.small_order import RECEIVE, SIGN
 

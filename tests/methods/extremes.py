@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from protofleet.methods.base import Ask, Member, Method
-from protofleet.methods.wants import Want
+from protofleet.methods.contract.base import Ask, Member, Method
+from protofleet.methods.contract.wants import Want
 
 SMALLEST, LARGEST = 1e-45, float(torch.finfo(torch.float32).max)
 FILLS = ("zero", "smallest", "most", "least", "one number", "signs", "noise")

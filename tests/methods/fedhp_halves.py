@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from protofleet.methods import fedhp
-from protofleet.methods.base import Member
+from protofleet.methods.contract.base import Member
 from protofleet.methods.maths.geometry import unit
 from tests.methods.tiny import (
     SHARDS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protofleet.methods import fedsa
-from protofleet.methods.base import Reply
+from protofleet.methods.contract.base import Reply
 from tests.methods.tiny import (
     SHARDS,
     clients_of,

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from protofleet.methods import load, names
-from protofleet.methods.base import Reply, ServerHalf
-from protofleet.methods.plan import Network
-from protofleet.methods.weights import snapshot
+from protofleet.methods.contract.base import Reply, ServerHalf
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.plan import Network
+from protofleet.methods.parts.weights import snapshot
 from tests.methods.extremes import any_answer, any_member, any_settings
 from tests.methods.tiny import same
 from tests.worlds import CLASSES, plan
@@ -23,7 +23,7 @@ MOST = 40  # examples of a device
 SECONDS = 20.0  # of a round, on a machine that others use too; it takes some hundredths
 KNOWN = {"init_steps": 5, "server_epochs": 3}
 DRAWS = 25
-AS_SET = 1e6  # the norm of protofleet.coordinator.claims.Limits
+AS_SET = 1e6  # the norm of protofleet.coordinator.devices.limits.Limits
 
 
 def plan_for(method, dice):

@@ -11,15 +11,11 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import fedhp
-from protofleet.methods.base import Ask, Member, Reply
-from protofleet.methods.cost import Sizes
+from protofleet.methods.contract.base import Ask, Member, Reply
+from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.maths.hyperspheres import (
-    nearness,
-    spread,
-    uniformity,
-)
-from protofleet.methods.weights import snapshot, weights_of
+from protofleet.methods.parts.hyperspheres import nearness, spread, uniformity
+from protofleet.methods.parts.weights import snapshot, weights_of
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (
     answer,

@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from protofleet.methods import fedhp, nets
-from protofleet.methods.base import Ask, Member, Reply
-from protofleet.methods.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods import fedhp
+from protofleet.methods.contract.base import Ask, Member, Reply
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.maths.hyperspheres import (
+from protofleet.methods.nets import catalog as nets
+from protofleet.methods.parts.hyperspheres import (
     aggregate,
     aggregate_as_printed,
     cosine_distance,
     distance_cross_entropy,
 )
-from protofleet.methods.weights import snapshot
-from protofleet.protocol.settings import SettingsError
+from protofleet.methods.parts.weights import snapshot
+from protofleet.protocol.settings.reader import SettingsError
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (
     SHARDS,

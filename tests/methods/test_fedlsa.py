@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import fedavg, fedlsa
-from protofleet.methods.base import Ask
-from protofleet.methods.local import LocalHyper
+from protofleet.methods.contract.base import Ask
 from protofleet.methods.maths.anchors import anchor_cross_entropy, separation
 from protofleet.methods.maths.geometry import margins, unit
-from protofleet.methods.weights import snapshot, weights_of
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.methods.parts.weights import snapshot, weights_of
 from tests.methods.tiny import CLASSES, answer, clients_of, floats, normal, play, same, server_of
 
 HYPER = fedlsa.Hyper(epochs=2, batch=8, lr=0.05, server_epochs=20)

@@ -11,14 +11,14 @@ from torch import nn
 from torch.testing import assert_close
 
 from protofleet.methods import fedpall
-from protofleet.methods.base import Ask
-from protofleet.methods.cost import Sizes
-from protofleet.methods.local import embed
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.maths.adversary import MASKS, mixing_share
 from protofleet.methods.nets import mlp
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import fedpall_classifier
-from protofleet.methods.weights import snapshot, weights_of
+from protofleet.methods.parts.local import embed
+from protofleet.methods.parts.weights import snapshot, weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from protofleet.methods.base import Ask
-from protofleet.methods.local import embed
+from protofleet.methods.contract.base import Ask
 from protofleet.methods.maths.adversary import kl_with_uniform, prototype_infonce
+from protofleet.methods.parts.local import embed
 from tests.methods.fedpall_halves import (
     C,
     D,

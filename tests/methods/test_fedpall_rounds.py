@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import fedpall
-from protofleet.methods.local import train
-from protofleet.methods.weights import place_of, snapshot, weights_of
+from protofleet.methods.parts.local import train
+from protofleet.methods.parts.weights import place_of, snapshot, weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

@@ -12,12 +12,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from protofleet.methods import fedpall
-from protofleet.methods.base import Ask, Member, Reply
-from protofleet.methods.bridge import LazyPayload, to_numpy
+from protofleet.methods.contract.base import Ask, Member, Reply
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.maths.adversary import kl_with_uniform
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
-from protofleet.methods.weights import snapshot, weights_of
-from protofleet.protocol.store import ObjectStore
+from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.protocol.storage.store import ObjectStore
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

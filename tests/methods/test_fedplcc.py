@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from protofleet.methods import fedavg, fedplcc
-from protofleet.methods.base import Ask, Member
-from protofleet.methods.local import embed
+from protofleet.methods.contract.base import Ask, Member
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, top_k, weighted_contrast
 from protofleet.methods.maths.finch import partition
+from protofleet.methods.parts.local import embed
 from tests.methods.tiny import CLASSES, SHARDS, Shard, clients_of, floats, normal, play, same, server_of
 
 HYPER = fedplcc.Hyper(epochs=2, batch=8, lr=0.05, lambda1=1.0)

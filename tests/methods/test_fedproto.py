@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import fedproto
-from protofleet.methods.base import Ask, Reply
-from protofleet.methods.local import embed
+from protofleet.methods.contract.base import Ask, Reply
+from protofleet.methods.parts.local import embed
 from tests.methods.tiny import CLASSES, clients_of, floats, normal, play, server_of
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}

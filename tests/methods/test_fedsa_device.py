@@ -12,12 +12,12 @@ from torch import nn
 from torch.testing import assert_close
 
 from protofleet.methods import fedsa
-from protofleet.methods.base import Ask, seeded
-from protofleet.methods.cost import Sizes
-from protofleet.methods.local import LocalHyper, embed, train
+from protofleet.methods.contract.base import Ask, seeded
+from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.maths.margins import client_margin, margin
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.weights import snapshot, weights_of
+from protofleet.methods.parts.local import LocalHyper, embed, train
+from protofleet.methods.parts.weights import snapshot, weights_of
 from tests.methods.fedsa_halves import HYPER, TABLE, UP, client_with, gradients, halves, single
 from tests.methods.test_oracles_fedsa import naive_contrast, naive_margin, naive_prototypes
 from tests.methods.tiny import (

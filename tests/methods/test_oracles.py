@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofleet.methods.averaging import weighted_mean
-from protofleet.methods.base import Reply
+from protofleet.methods.contract.base import Reply
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.pulls import prototype_mse, proximal
+from protofleet.methods.parts.averaging import weighted_mean
 
 CASES = {c["id"]: c for c in json.loads((Path(__file__).parents[1] / "oracles.json").read_text())["cases"]}
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from protofleet.methods.maths.geometry import distances, unit
-from protofleet.methods.maths.hyperspheres import (
+from protofleet.methods.parts.hyperspheres import (
     aggregate,
     aggregate_as_printed,
     cosine_distance,

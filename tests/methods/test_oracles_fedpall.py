@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofleet.methods.base import seeded
+from protofleet.methods.contract.base import seeded
 from protofleet.methods.maths.adversary import (
     exact_mask,
     infonce_terms,

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofleet.methods.maths.contrast import (
-    corrected,
-    own_mean,
-    sparse_similarity,
-    top_k,
-    weighted_contrast,
-)
+from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, top_k, weighted_contrast
 from protofleet.methods.maths.finch import finch_star, first_neighbours, levels, partition
 from protofleet.methods.maths.geometry import unit
 from tests.methods.test_oracles import CASES, case, check, gradient, leaf

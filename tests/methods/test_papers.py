@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from protofleet.methods import fedavg, fedhp, fedlsa, fedpall, fedplcc, fedproto, fedprox, fedsa, singleset
-from protofleet.methods.base import seeded
-from protofleet.methods.local import LocalHyper, train
-from protofleet.methods.weights import snapshot, weights_of
+from protofleet.methods.contract.base import seeded
+from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.parts.weights import snapshot, weights_of
 from tests.methods.tiny import (
     SHARDS,
     Shard,

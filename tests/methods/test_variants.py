@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from protofleet.deploy.experiment import Experiment
-from protofleet.deploy.world import Weather
-from protofleet.methods import fedavg, fedproto, load
-from protofleet.methods.base import Ask
-from protofleet.methods.cost import Sizes
-from protofleet.methods.plan import Network, Plan
-from protofleet.methods.weights import load_weights, weights_of
-from protofleet.protocol.settings import SettingsError, decode
-from tests.methods.test_cost import plan_of, played
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.deploy.simulation.world import Weather
+from protofleet.methods import fedavg, fedproto
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.parts.weights import load_weights, weights_of
+from protofleet.protocol.settings.reader import SettingsError, decode
+from tests.methods.contract.test_cost import plan_of, played
 from tests.methods.tiny import clients_of, play, same, server_of
 from tests.worlds import POLICY, assert_same, plan, simulation
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from protofleet.methods.base import Ask, ClientHalf, Member, Method, Payload, Reply, ServerHalf
+from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Payload, Reply, ServerHalf
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.weights import snapshot
+from protofleet.methods.parts.weights import snapshot
 
 CLASSES = 3
 

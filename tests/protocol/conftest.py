@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 from hypothesis import HealthCheck, settings
 
-from protofleet.protocol.store import ObjectStore
+from protofleet.protocol.storage.store import ObjectStore
 from tests.protocol.objects import ARRAYS, BLOCK
 
 # What a loaded machine takes for one example says nothing about our code.

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protofleet.protocol import codec
-from protofleet.protocol.arrays import DTYPES, KINDS
-from protofleet.protocol.messages import (
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.arrays import DTYPES, KINDS
+from protofleet.protocol.wire.messages import (
     Bye,
     Finished,
     Hello,

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.deploy.world import Broker, Weather, World
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.keys import Identity, Keys
-from protofleet.protocol.link import Received
-from protofleet.protocol.messages import Task, Update
-from protofleet.protocol.reasons import Rejected
-from protofleet.protocol.seal import COORDINATOR, seal, unseal
-from protofleet.protocol.store import ObjectStore
-from protofleet.protocol.topics import Topics
-from protofleet.protocol.transport import Arrived, Item
+from protofleet.deploy.simulation.world import Broker, Weather, World
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.envelope import seal, unseal
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.base import Arrived, Item
+from protofleet.protocol.wire.messages import Task, Update
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.protocol.wire.topics import Topics
 
 TOPICS = Topics("test")
 

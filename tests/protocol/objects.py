@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.protocol.arrays import encode
-from protofleet.protocol.reasons import Rejected
+from protofleet.protocol.wire.arrays import encode
+from protofleet.protocol.wire.reasons import Rejected
 from tests.protocol.ends import weights
 
 BLOCK = 16_384

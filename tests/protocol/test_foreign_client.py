@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protofleet.deploy.world import Weather
-from protofleet.protocol.keys import Public
-from protofleet.protocol.transport import Arrived, Connected
+from protofleet.deploy.simulation.world import Weather
+from protofleet.protocol.security.keys import Public
+from protofleet.protocol.transport.base import Arrived, Connected
 from tests.protocol import hpke
 from tests.worlds import CLASSES, simulation
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from protofleet.protocol import arrays, codec
-from protofleet.protocol.blocks import is_block, unpack
-from protofleet.protocol.messages import Task, Update
-from protofleet.protocol.reasons import Rejected
-from protofleet.protocol.seal import MINOR
+from protofleet.protocol.security.envelope import MINOR
+from protofleet.protocol.wire import arrays, codec
+from protofleet.protocol.wire.blocks import is_block, unpack
+from protofleet.protocol.wire.messages import Task, Update
+from protofleet.protocol.wire.reasons import Rejected
 from tests.protocol.golden.cases import CASES
 from tests.protocol.golden.vectors import (
     SECRETS,

@@ -11,22 +11,23 @@ import pytest
 
 from protofleet.coordinator.config import Rules
 from protofleet.coordinator.service import FORMS as coordinators
-from protofleet.deploy.arrays_page import written
-from protofleet.edge_client.greeting import FORMS as devices
-from protofleet.methods.wants import OPTIONAL, ROWS, SUM, TWO
-from protofleet.protocol import enrolled, tables
-from protofleet.protocol.arrays import DTYPES, KINDS
-from protofleet.protocol.broker import FINAL, BrokerError
-from protofleet.protocol.codec import DECODERS
-from protofleet.protocol.link import FRAME_ROOM
-from protofleet.protocol.messages import About, Wanted
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.reconnect import FLAPS, STABLE_SECONDS
-from protofleet.protocol.seal import _TYPES, DOMAIN, SIGNATURE, Header
-from protofleet.protocol.topics import PREFIX, TABLE
+from protofleet.deploy.pages.arrays import written
+from protofleet.edge_client.conversation.greeting import FORMS as devices
+from protofleet.methods.contract.wants import OPTIONAL, ROWS, SUM, TWO
+from protofleet.protocol.link.base import FRAME_ROOM
+from protofleet.protocol.security import enrolment as enrolled
+from protofleet.protocol.security.envelope import _TYPES, DOMAIN, SIGNATURE, Header
+from protofleet.protocol.transport.address import FINAL, BrokerError
+from protofleet.protocol.transport.reconnect import FLAPS, STABLE_SECONDS
+from protofleet.protocol.wire import tables
+from protofleet.protocol.wire.arrays import DTYPES, KINDS
+from protofleet.protocol.wire.codec import DECODERS
+from protofleet.protocol.wire.messages import About, Wanted
+from protofleet.protocol.wire.reasons import Reason
+from protofleet.protocol.wire.topics import PREFIX, TABLE
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
-from tests.protocol.test_codec import FIELDS, LATER
+from tests.protocol.wire.test_codec import FIELDS, LATER
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 FLAT = " ".join(TEXT.split())
@@ -81,14 +82,21 @@ def test_a_limit_is_the_one_of_the_code(value, path):
 
 def test_no_limit_of_the_wire_is_left_out():
     named = {path for _, path in LIMITS}
-    for module in ("arrays", "codec", "seal", "fetch", "broadcast", "tables"):
+    for module in (
+        "wire.arrays",
+        "wire.codec",
+        "security.envelope",
+        "link.fetch",
+        "link.broadcast",
+        "wire.tables",
+    ):
         constants = vars(importlib.import_module(f"protofleet.protocol.{module}"))
         for name in constants:
             if (
                 re.fullmatch(r"MAX_\w+|\w+_SECONDS", name)
                 and f"protofleet.protocol.{module}.{name}" not in named
             ):
-                imported = {f"protofleet.protocol.{m}.{name}" for m in ("codec", "arrays")} & named
+                imported = {f"protofleet.protocol.{m}.{name}" for m in ("wire.codec", "wire.arrays")} & named
                 assert imported, f"{module}.{name} is not in the table"
 
 
@@ -196,7 +204,7 @@ def test_every_form_is_described_and_no_other():
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
-    assert written(TEXT) == TEXT, "run python -m protofleet.deploy.arrays_page"
+    assert written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.arrays"
 
 
 def test_the_files_of_a_device_are_those_that_are_installed():

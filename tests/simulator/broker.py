@@ -19,15 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import protofleet.deploy.world
-from protofleet.protocol.transport import Will
+import protofleet.deploy.simulation.world
+from protofleet.protocol.transport.base import Will
 from tests.simulator.clock import Clock
 
 if TYPE_CHECKING:
     from tests.simulator.line import Connection
 
 INFLIGHT = 20
-matches = functools.lru_cache(4096)(protofleet.deploy.world.matches)
+matches = functools.lru_cache(4096)(protofleet.deploy.simulation.world.matches)
 Message = tuple[str, bytes]
 
 

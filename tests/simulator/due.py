@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protofleet.protocol.messages import (
+from protofleet.protocol.wire.messages import (
     Finished,
     Hello,
     Message,
@@ -19,7 +19,7 @@ from protofleet.protocol.messages import (
     Update,
     Welcome,
 )
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.promises import demand
 
 FIRST, LONGEST = 5.0, 60.0  # before an update is said again

@@ -14,23 +14,23 @@ from unittest import mock
 
 import torch
 
-import protofleet.methods.plan
-from protofleet.coordinator.machine import RoundMachine
+import protofleet.methods.contract.plan
+from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.service import Service
-from protofleet.coordinator.spool import Spool
+from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.state import Memory
-from protofleet.methods import load
-from protofleet.methods.plan import Network, Plan
-from protofleet.protocol.clocks import MOST_AHEAD
-from protofleet.protocol.clocks import Clock as Wall
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.keys import Identity, Keys
-from protofleet.protocol.reasons import Reason
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.store import DamagedError
-from protofleet.protocol.topics import Topics
+from protofleet.edge_client.state.device import Memory
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.link.clocks import MOST_AHEAD
+from protofleet.protocol.link.clocks import Clock as Wall
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Reason
+from protofleet.protocol.wire.topics import Topics
 from tests.crash.platter import Platter
 from tests.simulator import tally
 from tests.simulator.broker import Broker
@@ -87,7 +87,7 @@ class Parts:
 def tally_known() -> Iterator[None]:
     """The method of the simulator is no method of the package, and none of its listings shall have it."""
     known = lambda name: tally.METHOD if name == "tally" else load(name)  # noqa: E731
-    with mock.patch.object(protofleet.methods.plan, "load", known), both_kinds():
+    with mock.patch.object(protofleet.methods.contract.plan, "load", known), both_kinds():
         yield
 
 

@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from protofleet.protocol.blocks import is_block
-from protofleet.protocol.clocks import Clock as Wall
-from protofleet.protocol.codec import Attachment
-from protofleet.protocol.coordinator_link import CoordinatorLink
-from protofleet.protocol.device_link import DeviceLink
-from protofleet.protocol.link import Link
-from protofleet.protocol.messages import Message
-from protofleet.protocol.seal import EVERYBODY, SIGNATURE, Header, read_header
+from protofleet.protocol.link.base import Link
+from protofleet.protocol.link.clocks import Clock as Wall
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.envelope import SIGNATURE, Header, read_header
+from protofleet.protocol.wire.blocks import is_block
+from protofleet.protocol.wire.codec import Attachment
+from protofleet.protocol.wire.messages import Message
+from protofleet.protocol.wire.names import EVERYBODY
 from tests.simulator.clock import Clock
 from tests.simulator.due import Due
 from tests.simulator.promises import demand

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.coordinator.events import Policy
-from protofleet.coordinator.spool import Accepted, Spool
+from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.outgoing import Outgoing
-from protofleet.edge_client.state import Answer, Memory
-from protofleet.methods.base import Member
-from protofleet.protocol.clocks import ahead
-from protofleet.protocol.disk import Disk
-from protofleet.protocol.messages import Arrays, Receipt
+from protofleet.edge_client.conversation.outgoing import Outgoing
+from protofleet.edge_client.state.device import Answer, Memory
+from protofleet.methods.contract.base import Member
+from protofleet.protocol.link.clocks import ahead
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.wire.messages import Arrays, Receipt
 from tests.simulator.clock import Clock
 from tests.simulator.hearing import Said
 from tests.simulator.kept import check_answers, check_ended

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from protofleet.protocol.blocks import is_block
-from protofleet.protocol.seal import read_header
-from protofleet.protocol.topics import Topics
+from protofleet.protocol.security.envelope import read_header
+from protofleet.protocol.wire.blocks import is_block
+from protofleet.protocol.wire.topics import Topics
 from tests.simulator.broker import Message
 
 Meddle = Callable[[str, bytes], list[Message]]

@@ -1,4 +1,4 @@
-"""One party's client, as protocol/mqtt.py behaves: a Transport that loses what it had when its connection ends."""
+"""One party's client, as protocol/transport/mqtt.py: a Transport that loses what it had when its connection ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable
 
-from protofleet.protocol.outbox import MAX_BYTES, MAX_ORDERS
-from protofleet.protocol.transport import Arrived, Connected, Denied, Disconnected, Item, Will, packet_bytes
+from protofleet.protocol.transport.base import (
+    Arrived,
+    Connected,
+    Denied,
+    Disconnected,
+    Item,
+    Will,
+    packet_bytes,
+)
+from protofleet.protocol.transport.outbox import MAX_BYTES, MAX_ORDERS
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
 from tests.simulator.pipe import Pipe, Weather

@@ -14,12 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import msgpack
 
-from protofleet.protocol import codec
-from protofleet.protocol.blocks import is_block
-from protofleet.protocol.keys import Keys
-from protofleet.protocol.messages import Bye, Finished, Want
-from protofleet.protocol.seal import (
-    COORDINATOR,
+from protofleet.protocol.security.envelope import (
     DOMAIN,
     ENVELOPE,
     MAX_NUMBER,
@@ -30,7 +25,12 @@ from protofleet.protocol.seal import (
     read_header,
     seal,
 )
-from protofleet.protocol.topics import Topics
+from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.blocks import is_block
+from protofleet.protocol.wire.messages import Bye, Finished, Want
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
 from tests.simulator.broker import Message
 
 STRANGER = "d7"  # enrolled, and no device of any scenario

@@ -6,8 +6,8 @@ import random
 import shutil
 from collections.abc import Callable
 
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.topics import Topics
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
 from tests.simulator.broker import honest
 from tests.simulator.federation import FEDERATION, Federation
 from tests.simulator.keeper import Keeper

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator.events import Advance, Command, Send
+from protofleet.coordinator.round.events import Advance, Command, Send
 from protofleet.coordinator.service import Service
 from tests.simulator.history import History
 from tests.simulator.promises import demand

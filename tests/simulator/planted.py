@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
-from protofleet.protocol.settings import decode, read_toml
+from protofleet.protocol.settings.reader import decode, read_toml
 
 
 @dataclass(frozen=True)

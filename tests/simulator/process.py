@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from protofleet.coordinator.service import Service
-from protofleet.coordinator.spool import FencedError, RunMismatchError
-from protofleet.protocol.blocks import is_block
-from protofleet.protocol.broker import BrokerError
-from protofleet.protocol.disk import Disk
-from protofleet.protocol.party import Party
-from protofleet.protocol.store import DamagedError
-from protofleet.protocol.transport import Arrived, Done, Item
+from protofleet.coordinator.spool.spool import FencedError, RunMismatchError
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Arrived, Done, Item
+from protofleet.protocol.wire.blocks import is_block
+from protofleet.runtime.event_loop import Party
 from tests.crash.platter import FrailDisk, Platter
 from tests.simulator.clock import Clock
 from tests.simulator.line import Line

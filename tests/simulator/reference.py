@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from protofleet.coordinator.stepper import evaluation
-from protofleet.edge_client.work import EVALUATE
-from protofleet.methods.base import Ask, ClientHalf, Payload, Reply
-from protofleet.methods.bridge import LazyPayload, to_numpy, to_torch
-from protofleet.methods.plan import Plan
-from protofleet.protocol.arrays import encode
+from protofleet.coordinator.server.stepper import evaluation
+from protofleet.edge_client.trainer.work import EVALUATE
+from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.wire.arrays import encode
 from tests.simulator.history import History, Saved, Work, fingerprint
 from tests.simulator.promises import demand
 
@@ -78,7 +78,7 @@ def object_name(ask: Ask) -> bytes:
 
 
 def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
-    """As edge_client/work.py does, without measuring anything."""
+    """As edge_client/trainer/work.py does, without measuring anything."""
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.federation import Federation, Parts, close_files, tally_known
 from tests.simulator.nemesis import Nemesis
 from tests.simulator.promises import BrokenPromise, demand

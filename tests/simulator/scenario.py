@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from protofleet.coordinator.events import Policy
+from protofleet.coordinator.round.events import Policy
 from tests.simulator.broker import Manners
 
 KINDS = (

@@ -12,8 +12,8 @@ from unittest import mock
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-import protofleet.protocol.seal
-from protofleet.protocol.keys import Keys
+import protofleet.protocol.security.envelope
+from protofleet.protocol.security.keys import Keys
 
 SIZE = 64
 
@@ -56,5 +56,5 @@ def quick(keys: Keys, name: str) -> Keys:
 
 @contextlib.contextmanager
 def both_kinds() -> Iterator[None]:
-    with mock.patch.object(protofleet.protocol.seal, "Ed25519PublicKey", Either):
+    with mock.patch.object(protofleet.protocol.security.envelope, "Ed25519PublicKey", Either):
         yield

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from protofleet.methods.base import Ask, ClientHalf, Method, ServerHalf
-from protofleet.methods.wants import Want
+from protofleet.methods.contract.base import Ask, ClientHalf, Method, ServerHalf
+from protofleet.methods.contract.wants import Want
 
 WIDTH = 4
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from protofleet.protocol.transport import Arrived, Connected, Disconnected, Will
+from protofleet.protocol.transport.base import Arrived, Connected, Disconnected, Will
 from tests.simulator.broker import Broker, Manners
 from tests.simulator.clock import Clock
 from tests.simulator.line import Line

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.events import Policy
-from protofleet.protocol.seal import COORDINATOR
+from protofleet.coordinator.round.events import Policy
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.federation import Federation, close_files, tally_known
 from tests.simulator.run import judge
 from tests.simulator.scenario import draw

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.protocol.settings import read_toml
+from protofleet.protocol.settings.reader import read_toml
 from tests.simulator.planted import BUGS, planted
 from tests.simulator.run import run_scenario, run_seed
 from tests.simulator.scenario import KINDS, draw

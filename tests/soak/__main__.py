@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from protofleet.deploy.experiment import Experiment
-from protofleet.protocol.seal import COORDINATOR
-from protofleet.protocol.settings import decode
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.protocol.settings.reader import decode
+from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.chaos.world import World
 from tests.fleets import free_port

@@ -5,12 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from protofleet.coordinator.spool import Spool
-from protofleet.edge_client.state import Memory
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.edge_client.state.device import Memory
 from tests.stored.world import DEVICES, HERE, facts, pack, stopped
 
 try:
-    from protofleet.coordinator.index import FORMAT
+    from protofleet.coordinator.spool.index import FORMAT
 except ImportError:
     FORMAT = 0  # before files said what they are
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from protofleet.coordinator.index import FORMAT
-from protofleet.coordinator.spool import Spool
-from protofleet.edge_client import state
-from protofleet.edge_client.state import Memory
-from protofleet.methods.plan import read_plan
+from protofleet.coordinator.spool.index import FORMAT
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.edge_client.state import device as state
+from protofleet.edge_client.state.device import Memory
+from protofleet.methods.contract.plan import read_plan
 from tests.stored.world import DEVICES, HERE, facts, federation, unpack
 
 KEPT = sorted(HERE.glob("format-*.tar.xz"))

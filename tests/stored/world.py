@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protofleet.coordinator.spool import Spool
-from protofleet.deploy.simulation import Simulation
-from protofleet.methods.plan import Network
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.methods.contract.plan import Network
 from tests.worlds import POLICY, plan, shard
 
 HERE = Path(__file__).parent

@@ -1,34 +1,4 @@
-"""Six domains of the ten digits, from what installable packages carry; nothing is downloaded.
+"""How the six bundled domains of digits are made, from packages that are installed.
 
-mnist      real   MNIST, 5,000 digits                       white on black
-optdigits  real   UCI optdigits, 1,797, 8x8 enlarged        soft and coarse
-mfeat      real   UCI multiple features, 1,994, 16x15       bold, filling the frame
-synth      drawn  printed digits, coloured, turned, noisy   as SynthDigits
-mnistm     mixed  |photo - MNIST|                           as MNIST-M
-street     drawn  printed digits on walls, with neighbours  as SVHN
+May import: edge_client.data, edge_client.data.images.
 """
-
-from __future__ import annotations
-
-from pathlib import Path
-
-from protofleet.edge_client.data.cache import kept
-from protofleet.edge_client.data.digits.recipe import RECIPES, SEALS, build
-from protofleet.edge_client.data.domain import Domain, Held
-from protofleet.edge_client.data.source import Source
-
-CLASSES = tuple(str(digit) for digit in range(10))
-
-
-def read(folder: Path, domain: str) -> Domain:
-    """From the folder, where it is put when it is first asked for."""
-    expected = SEALS[domain]
-    # The seal in its name keeps releases of this package apart that share a folder.
-    path = folder / f"{domain}-{expected[:8]}.npz"
-    arrays = kept(path, expected, lambda: build(domain))
-    train = Held(arrays["x_train"], arrays["y_train"].astype("int64"))
-    test = Held(arrays["x_test"], arrays["y_test"].astype("int64"))
-    return Domain(domain, CLASSES, train, test)
-
-
-SOURCE = Source(read, tuple(RECIPES), CLASSES)

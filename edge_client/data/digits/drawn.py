@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from protofleet.edge_client.data.domain import Labels
 from protofleet.edge_client.data.draws import Draws, Integers
-from protofleet.edge_client.data.paint import (
+from protofleet.edge_client.data.images.paint import (
     Canvas,
     Slant,
     blend,
@@ -25,8 +25,8 @@ from protofleet.edge_client.data.paint import (
     to_pixels,
     warped,
 )
-from protofleet.edge_client.data.photos import crops, draw_places
-from protofleet.edge_client.data.resize import Pixels
+from protofleet.edge_client.data.images.photos import crops, draw_places
+from protofleet.edge_client.data.images.resize import Pixels
 
 GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
 TEST_FONTS: Final = ("STIX", "cmss")  # families of which training sees nothing

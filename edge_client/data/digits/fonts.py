@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.packages import package_file
-from protofleet.edge_client.data.resize import Pixels
 
 if TYPE_CHECKING:
     from PIL import ImageFont

@@ -13,9 +13,9 @@ from protofleet.edge_client.data.digits import drawn, scans
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.photos import read_photos
+from protofleet.edge_client.data.images.photos import read_photos
+from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.picks import stratified, without
-from protofleet.edge_client.data.resize import Pixels
 
 TRAIN, TEST = 4000, 1000  # images of a domain that is drawn; the others split what there is, 4 to 1
 

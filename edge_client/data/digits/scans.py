@@ -10,8 +10,8 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Labels
 from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.images.resize import Pixels, resize
 from protofleet.edge_client.data.packages import REINSTALL, checked, package_file
-from protofleet.edge_client.data.resize import Pixels, resize
 
 SIDE: Final = 28
 FRAME: Final = 2

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from protofleet.methods.base import Ask, ClientHalf, Method, ServerHalf
-from protofleet.methods.local import LocalHyper, train
-from protofleet.methods.wants import Want
-from protofleet.methods.weights import load_weights, snapshot, weights_of
+from protofleet.methods.contract.base import Ask, ClientHalf, Method, ServerHalf
+from protofleet.methods.contract.wants import Want
+from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from dataclasses import astuple, replace
 
 import msgpack
 
-from protofleet.protocol import arrays, blocks, boxes, codec
-from protofleet.protocol.class_names import digest_of
-from protofleet.protocol.messages import (
+from protofleet.protocol.link import boxes
+from protofleet.protocol.security.envelope import Header, read_header
+from protofleet.protocol.wire import arrays, blocks, codec
+from protofleet.protocol.wire.class_names import digest_of
+from protofleet.protocol.wire.messages import (
     About,
     Boxed,
     Bye,
@@ -30,7 +32,6 @@ from protofleet.protocol.messages import (
     Welcome,
     short_name,
 )
-from protofleet.protocol.seal import Header, read_header
 from tests.protocol.golden.vectors import Array, Block, Body, Case, Envelope, Later, Refused, key
 
 EPOCH, BOOT = 1_800_000_000, 1_800_000_060

@@ -11,10 +11,20 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from protofleet.protocol import arrays, blocks, codec
-from protofleet.protocol.codec import Attachment, Place
-from protofleet.protocol.keys import Keys, Public
-from protofleet.protocol.messages import (
+from protofleet.protocol.security.envelope import (
+    DOMAIN,
+    HPKE,
+    OPEN,
+    SEALING,
+    Header,
+    read_header,
+    seal,
+    unseal,
+)
+from protofleet.protocol.security.keys import Keys, Public
+from protofleet.protocol.wire import arrays, blocks, codec
+from protofleet.protocol.wire.codec import Attachment, Place
+from protofleet.protocol.wire.messages import (
     About,
     Boxed,
     Hello,
@@ -28,7 +38,6 @@ from protofleet.protocol.messages import (
     Wanted,
     Welcome,
 )
-from protofleet.protocol.seal import DOMAIN, HPKE, OPEN, SEALING, Header, read_header, seal, unseal
 from tests.protocol import hpke
 
 FILE = Path(__file__).parent / "wire_1.json"

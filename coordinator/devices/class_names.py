@@ -1,0 +1,228 @@
+"""What the classes of a run are called. A device whose classes have other names, or the same in another order, means
+something else by its labels, and takes no part.
+
+The settings say it; else most devices do. It is fixed when a round begins, or LISTEN_SECONDS after the first one has
+contradicted, as soon as two devices and more than half of all that have said names agree: a device that comes first,
+or lies, cannot decide it alone. While all agree nobody waits, and a single device is all. Where they do not, those
+take part on whom it could be fixed; the others wait, and in a tie all do, however long it takes: no round mixes
+labels, nobody learns alone on one's word, and nobody is refused on it. What is fixed stays, over restarts too; only
+the settings are above it. Who is not enrolled any more has said nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.wire.class_names import Names, difference, digest_of, listed, normal
+from protofleet.protocol.wire.messages import Hello
+from protofleet.protocol.wire.reasons import Problem, Reason
+
+log = logging.getLogger("protofleet.coordinator")
+
+LISTEN_SECONDS: Final = 30.0  # two hellos of everybody
+SAY_SECONDS: Final = 3600.0  # between lines about who waits, after the first few
+FEW: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A list of names, by its hash; the list itself where somebody has said it."""
+
+    digest: bytes
+    names: Names = ()
+
+
+class Naming:
+    def __init__(
+        self, classes: int, stated: Names, known: Called | None, listen: float,
+        enrolled: Callable[[str], bool] = lambda device: True,
+    ) -> None:  # fmt: skip
+        """`known` is what an earlier coordinator of this run has fixed."""
+        self._enrolled = enrolled
+        self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
+        self.fixed, self.kept = known, known is not None
+        self._said: dict[str, bytes] = {}  # by each device, while nothing is fixed
+        self._hellos: dict[str, Hello] = {}  # in which it was said
+        self._votes: dict[bytes, int] = {}  # what was said first comes first
+        self._lists: dict[bytes, Names] = {}
+        self._waiting: dict[str, Hello] = {}
+        self._warned: set[str] = set()
+        self._counts = b""  # what the devices that take part have said
+        self._listened = False
+        self._lines = Bucket(1 / SAY_SECONDS, FEW)
+        self.wake_at = float("inf")
+        if stated:
+            self._state(Called(digest_of(normal(stated)), normal(stated)))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether devices vote. A hello to an earlier coordinator does not: a broker may have kept it."""
+        return self.fixed is None
+
+    @property
+    def names(self) -> Names:
+        """What devices are told. Nothing that is not fixed: they leave by it."""
+        return self.fixed.names if self.fixed else ()
+
+    def judge(self, hello: Hello, now: float) -> Problem | None:
+        """Why it can take no part. Who is not refused may have to wait."""
+        self._waiting.pop(hello.device, None)
+        if hello.names and len(hello.names) != self._classes:
+            words = f"it has {len(hello.names)} class names, this run has {self._classes} classes"
+            return Problem(Reason.UNFIT, words)
+        if not (digest := digest_of(hello.names) if hello.names else hello.names_hash):
+            self._says_none(hello.device)
+            return None
+        self._hear(hello, digest)
+        if digest == self._side():
+            return None
+        if self.fixed:
+            return self._problem(digest, hello.names)
+        self.keep_waiting(hello, now)
+        return None
+
+    def waits(self, device: str) -> bool:
+        return device in self._waiting
+
+    def left(self, device: str) -> None:
+        """What it has said still counts: it may be one that was refused."""
+        self._waiting.pop(device, None)
+
+    def outvoted(self) -> list[Hello]:
+        """Of the devices that have said what counted until now, and does no more; each time once."""
+        before, self._counts = self._counts, self._side()
+        if before == self._counts:
+            return []
+        lost = {device for device, digest in self._said.items() if digest != self._counts}
+        found = [hello for device, hello in self._hellos.items() if device in lost - self._waiting.keys()]
+        if self.fixed:
+            self._hellos.clear()
+        return found
+
+    def released(self) -> list[Hello]:
+        """Of those who have waited and need not any more; each time once."""
+        side = self._side()
+        free = [device for device in self._waiting if self._said.get(device) == side]
+        return [self._waiting.pop(device) for device in free]
+
+    def refused(self) -> dict[str, Problem]:
+        """Those who have waited for what is fixed now to be something else."""
+        if not self.fixed:
+            return {}
+        side = self.fixed.digest
+        lost = {device: self._said[device] for device in self._waiting if self._said[device] != side}
+        for device in lost:
+            del self._waiting[device]
+        return {device: self._problem(digest, self._lists.get(digest, ())) for device, digest in lost.items()}
+
+    def settle(self) -> None:
+        """Fix what most say, if enough do."""
+        if self.fixed or not self._votes:
+            return
+        side, total = self._most(), len(self._said)
+        if not self._decides(side):
+            return
+        self.fixed = Called(side, self._lists.get(side, ()))
+        self.wake_at = 0.0 if self._waiting else float("inf")
+        log.info(
+            "the classes of this run are called %s, as %d of %d devices say; from now on nobody who says something "
+            "else takes part", listed(self.names) or side.hex(), self._votes[side], total,
+        )  # fmt: skip
+
+    def look(self, now: float) -> None:
+        """Whether who contradicts has been given the time in which more devices could say who is right."""
+        if not self.fixed:
+            for device in [device for device in self._said if not self._enrolled(device)]:
+                self._waiting.pop(device, None)
+                self._take_back(device)
+        if now >= self.wake_at:
+            self.wake_at, self._listened = float("inf"), True
+            self.settle()
+
+    def _state(self, stated: Called) -> None:
+        if self.fixed and self.fixed.digest != stated.digest:
+            words = difference("class_names", stated.names, "the run so far", self.fixed.names)
+            log.warning("the settings change what the classes of this run are called: %s", words)
+        self.kept = self.kept and self.fixed == stated
+        self.fixed = stated
+
+    def keep_waiting(self, hello: Hello, now: float) -> None:
+        """For more devices, which may say who is right, or for the settings to say it. Or to be refused, once it is
+        fixed."""
+        self._waiting[hello.device] = hello
+        if self.fixed:
+            return
+        if not self._listened and self.wake_at == float("inf"):
+            self.wake_at = now + self._listen
+        if self._lines.take(now):
+            digest = self._said[hello.device]
+            log.error(
+                "%s says other class names than others, and waits (%d of %d devices do) until two devices and more "
+                "than half of all that say names agree, or class_names in the coordinator's settings decides it: %s",
+                hello.device, len(self._waiting), len(self._said),
+                self._words(digest, self._lists.get(digest, ())),
+            )  # fmt: skip
+
+    def _hear(self, hello: Hello, digest: bytes) -> None:
+        if self.fixed:
+            if self.fixed.digest == digest and hello.names and not self.fixed.names:
+                self.fixed, self.kept = Called(digest, hello.names), False
+            return
+        if self._said.get(hello.device) != digest:
+            self._take_back(hello.device)
+            self._said[hello.device] = digest
+            self._votes[digest] = self._votes.get(digest, 0) + 1
+        self._hellos[hello.device] = replace(hello, names=(), names_hash=digest)
+        if hello.names:
+            self._lists[digest] = hello.names
+        if self._listened:
+            self.settle()
+
+    def _take_back(self, device: str) -> None:
+        if (before := self._said.pop(device, None)) is None:
+            return
+        self._hellos.pop(device, None)
+        self._votes[before] -= 1
+        if not self._votes[before]:
+            del self._votes[before]
+            self._lists.pop(before, None)
+
+    def _side(self) -> bytes:
+        """What those say who take part: what is fixed, or all say, or enough to fix it; in a tie nothing."""
+        if self.fixed:
+            return self.fixed.digest
+        most = self._most()
+        return most if len(self._votes) == 1 or self._decides(most) else b""
+
+    def _most(self) -> bytes:
+        """Of equally many what was said first."""
+        return max(self._votes, key=self._votes.__getitem__, default=b"")
+
+    def _decides(self, side: bytes) -> bool:
+        return self._votes.get(side, 0) >= 2 and 2 * self._votes[side] > len(self._said)
+
+    def _problem(self, digest: bytes, said: Names) -> Problem:
+        return Problem(Reason.UNFIT, f"its classes have other names: {self._words(digest, said)}")
+
+    def _words(self, digest: bytes, said: Names) -> str:
+        """In a tie against what others say, of which one list is enough to show that they differ."""
+        side = self._side() or next((other for other in self._votes if other != digest), b"")
+        who = "this run" if self._side() else "another's"
+        names = self.names or self._lists.get(side, ())
+        words = difference("its data", said, who, names)
+        return words or (
+            f"SHA-256 {digest.hex()[:16]} in its data, {side.hex()[:16]} in {who}: {listed(names or said)}"
+        )
+
+    def _says_none(self, device: str) -> None:
+        self._take_back(device)
+        if device not in self._warned:
+            self._warned.add(device)
+            log.warning(
+                "%s does not say what its classes are called: nobody can tell whether its labels mean the same",
+                device,
+            )

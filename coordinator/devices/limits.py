@@ -1,0 +1,109 @@
+"""What a device may say of itself: every number that it can claim has a bound here, or one in its method's wants.
+
+Nobody can check how many images a device has. So claims are bounded, and must agree with each other: an answer
+stands on no more examples than its device has stated, and neither do the counts in it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+from protofleet.methods.contract.base import Member
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.bounds import LONGEST_NORM, STEEP, SomeBytes, Within
+from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.wire.messages import Hello, Update
+from protofleet.protocol.wire.reasons import Problem, Reason
+
+MAX_DOMAIN: Final = 64  # letters; it stands in reports and labels
+METRIC: Final = re.compile(r"[a-z][A-Za-z0-9_.-]{0,63}")
+MAX_MEASURED: Final = 1e12  # a loss, seconds, or a number of samples
+
+
+Examples = Annotated[int, Within(1, 1 << 40)]
+AnswerBytes = Annotated[int, Within(1, 1 << 30)]
+Norm = Annotated[float, Within(0, LONGEST_NORM, above=True, also=((math.inf, "no bound"),))]
+Outlier = Annotated[float, Within(2, STEEP, also=((0, "off"),))]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The [limits] table: what one device may claim, and what answers may take of the disk."""
+
+    examples: Examples = (
+        1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
+    )
+    answer_bytes: AnswerBytes = 1 << 30  # one answer, however much the method would take
+    spool_bytes: SomeBytes = 16 << 30  # answers on the disk, with what is reserved for those that are coming
+    domains: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # domain -> names or patterns of the devices that share it
+    norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
+    outlier: Outlier = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+        for domain in self.domains:
+            if not is_domain(domain):
+                raise ValueError(
+                    f"domains has {domain[:99]!r}; a domain has 1 to {MAX_DOMAIN} letters, printable ones"
+                )
+        if self.answer_bytes > self.spool_bytes:
+            raise ValueError(
+                f"answer_bytes is {self.answer_bytes}, but must be at most spool_bytes = {self.spool_bytes}"
+            )
+
+
+def is_domain(name: str) -> bool:
+    return 0 < len(name) <= MAX_DOMAIN and name.isprintable()
+
+
+def unfit(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}) -> Problem | None:
+    """Why a device cannot take part, or None. `uses`: forms of messages that this run needs, and why."""
+    low, high = hello.protocol
+    words = None
+    if not low <= 1 <= high:
+        words = f"it speaks protocol {low} to {high}, this coordinator speaks 1"
+    elif lacks := [form for form in uses if form not in hello.can]:
+        words = f"it does not know {', '.join(lacks)}, without which it cannot take part: {uses[lacks[0]]}"
+    elif hello.classes != plan.classes:
+        words = f"it has {hello.classes} classes, this run has {plan.classes}"
+    elif hello.counts and len(hello.counts) != plan.classes:
+        words = f"it states counts of {len(hello.counts)} classes, this run has {plan.classes}"
+    elif hello.domain and not is_domain(hello.domain):
+        words = f"its domain has {len(hello.domain)} letters; {MAX_DOMAIN} at most, and printable ones"
+    elif hello.examples > limits.examples:
+        return Problem(
+            Reason.BAD_CLAIM, f"it states {hello.examples} examples, over limits.examples = {limits.examples}"
+        )
+    elif hello.counts and sum(hello.counts) != hello.examples:
+        return Problem(
+            Reason.BAD_CLAIM, f"its counts add up to {sum(hello.counts)}, its examples are {hello.examples}"
+        )
+    return Problem(Reason.UNFIT, words) if words else None
+
+
+def false_claim(update: Update, member: Member) -> Problem | None:
+    """What is wrong with the scalars of an answer, or None."""
+    if update.examples > member.examples:
+        return Problem(
+            Reason.BAD_CLAIM,
+            f"it stands on {update.examples} examples, its device has stated {member.examples}",
+        )
+    return _metrics_problem(update.metrics)
+
+
+def _metrics_problem(metrics: Mapping[str, float]) -> Problem | None:
+    """A device whose model has diverged says NaN or a huge loss: no lie, and left out of every mean (`measured`)."""
+    for name, value in metrics.items():
+        most = 1.0 if name.startswith("accuracy.") else MAX_MEASURED
+        least = 0.0 if name.startswith(("accuracy.", "samples.", "seconds.")) else -MAX_MEASURED
+        if not METRIC.fullmatch(name):
+            return Problem(Reason.BAD_CLAIM, f"a metric is called {name[:64]!r}")
+        if math.isfinite(value) and not name.startswith("loss.") and not least <= value <= most:
+            return Problem(Reason.BAD_CLAIM, f"{name} is {value:g}, not {least:g} to {most:g}")
+    return None

@@ -1,0 +1,297 @@
+"""What happened, folded into one record a round: the lines of rounds.jsonl, and summary.json at the end.
+
+Whose accuracy is it? `accuracy.global` in the line of round r is that of the model the round began with:
+devices measure what they receive, which costs no bytes. The last line, of kind "evaluation", holds the final
+one. `accuracy.personal` is measured after the local training of its round. Devices that share a domain are
+averaged by the examples they hold.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from protofleet.coordinator.observe.measured import counted, pooled
+from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
+from protofleet.coordinator.observe.rounds_file import read_rounds, restored, sealed_line
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Close,
+    Command,
+    Diverge,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    PutAside,
+    Rollback,
+    Save,
+)
+from protofleet.coordinator.server.runner import Step
+from protofleet.coordinator.spool.crossed import Crossed
+from protofleet.protocol.link.meter import DOWN, UP, Meter
+from protofleet.protocol.storage.disk import Disk, is_full
+from protofleet.protocol.wire.messages import Update
+
+log = logging.getLogger("protofleet.coordinator")
+
+__all__ = ["ByView", "Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
+
+SEEN: Final = "seen"  # a moment that only tells that a device lives; nobody keeps it
+
+
+class Sink(Protocol):
+    """Whoever keeps or shows what happened."""
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None: ...
+
+    def round_ended(self, record: RoundRecord) -> None: ...
+
+
+class Journal:
+    """A watcher: folds events into records and hands them to sinks."""
+
+    def __init__(self, service: RunView, sinks: Sequence[Sink], model_bytes: int) -> None:
+        self._service, self._sinks, self._model_bytes = service, sinks, model_bytes
+        self._before = Meter()
+        self._began, self._thinking, self._asked_at = 0.0, 0.0, 0.0
+        self._record = RoundRecord(0, 0, "training")
+        self._metrics: dict[str, dict[str, float]] = {}
+        self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
+        self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
+        self._earlier = Crossed()  # in the open round, before this process began
+        service.spool.crossing = self.crossing
+
+    def crossing(self) -> tuple[int, Crossed] | None:
+        """The open round, and what has crossed in it in this life."""
+        if not self._record.round:
+            return None
+        crossed = self._service.link.meter.snapshot().since(self._before)
+        return self._record.round, Crossed.of(crossed, self._service.now - self._began)
+
+    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
+        match event:
+            case Joined(device):
+                self._present("joined", device, now)
+            case Left(device, reason):
+                self._present("left", device, now, reason=reason[:200])
+            case Advanced(None, fault=""):
+                self._end(service, now)
+        for command in commands:
+            self._note(command, now)
+
+    def answered(self, service: RunView, update: Update, now: float) -> None:
+        if (update.round, update.phase) == (service.machine.round, service.machine.asked):
+            self._measured(update.device, update.metrics)
+
+    def stepped(self, service: RunView, step: Step, now: float) -> None:
+        if self._record.round != step.round:  # taken up from the disk: no Save announced it
+            self._begin(step.round, service.machine.attempt, now, resumed=True)
+            if damaged := {what: n for what, n in service.spool.fallbacks.items() if n}:
+                self._tell("fell_back", round=step.round, damaged=damaged)
+        if step.phase is not None:  # in a replay once more, and then it must be the same
+            place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
+            self._tell("counted", **place, answers=step.counted)
+        for device, words in step.aside.items():
+            self._record.aside[device] = f"{step.phase}: {words}"
+            self._tell("aside", round=step.round, phase=step.phase, device=device, reason=words)
+        self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
+        if step.ask is None:
+            return
+        cohort = list(service.machine.cohort)
+        phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._thinking, 3), asked=cohort)
+        base = step.manifest.object if step.manifest else b""
+        for device, answer in service.spool.answers(step.round, step.ask.phase).items():  # of an earlier life
+            if answer.base == base:
+                phase.answered.append(device)
+                self._measured(device, answer.metrics)
+        self._record.phases.append(phase)
+        self._asked_at = now
+        self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
+
+    def _measured(self, device: str, metrics: Mapping[str, float]) -> None:
+        self._metrics.setdefault(device, {}).update(counted(metrics, self._service.measures))
+
+    def _present(self, what: str, device: str, now: float, **more: str) -> None:
+        """A hello every few seconds, or a will that is said again, changes nothing: then it is only SEEN."""
+        machine = self._service.machine
+        changed = self._presence.get(device) != what
+        self._presence[device] = what
+        unsteady = len(machine.steadiness.unsteady(now))
+        self._tell(
+            what if changed else SEEN, device=device, roster=len(machine.roster), unsteady=unsteady, **more
+        )
+
+    def _note(self, command: Command, now: float) -> None:
+        match command:
+            case Save(number, attempt, _):
+                self._begin(number, attempt, now, self._record.resumed and self._record.round == number)
+            case Accept(device, number, phase):
+                if self._record.phases and self._record.phases[-1].phase == phase:
+                    self._record.phases[-1].answered.append(device)
+                self._tell("answered", round=number, phase=phase, device=device, **self._bytes())
+            case Close(_, phase):
+                self._close(phase, now)
+            case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
+                self._record.participants = sorted({*self._record.participants, *devices})
+            case Drop(device, number, phase, verdict, problem):
+                self._drop(device, verdict, problem.words)
+                place = {"round": number, "phase": phase, "device": device}
+                self._tell("dropped", **place, verdict=verdict, reason=problem.words)
+            case Rollback():
+                self._tell("again", round=self._record.round)
+            case PutAside(number, phase, _, aside, words):
+                self._went_back(number, phase, aside, words)
+            case Diverge(number, words):
+                self._tell("diverged", round=number, reason=words)
+            case Finish(rounds):
+                self._tell("finished", rounds=rounds)
+
+    def _went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
+        """It is gone back once, however many answers are put aside for it."""
+        for i, device in enumerate(aside):
+            self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
+            what = "aside" if i else "went_back"
+            self._tell(what, round=number, phase=phase, device=device, reason=words)
+
+    def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
+        kind = "evaluation" if number > self._service.machine.policy.rounds else "training"
+        if self._record.round != number:
+            earlier = self._service.spool.crossed_before(number)
+            self._earlier, resumed = sum(earlier, Crossed()), resumed or bool(earlier)
+        self._record = RoundRecord(number, attempt, kind, resumed)
+        self._began = self._thinking = now
+        self._metrics = {}
+
+    def _drop(self, device: str, verdict: str, reason: str) -> None:
+        if verdict == "late":
+            if device not in self._record.late:  # it may say so again and again
+                self._record.late.append(device)
+        else:
+            self._record.dropped[device] = reason
+
+    def _close(self, phase: str, now: float) -> None:
+        if self._record.phases:
+            self._record.phases[-1].seconds = round(now - self._asked_at, 3)
+        self._thinking = now
+
+    def _end(self, service: RunView, now: float) -> None:
+        record, meter = self._record, service.link.meter.snapshot()
+        crossed = Crossed.of(meter.since(self._before), now - self._began) + self._earlier
+        self._before, self._earlier = meter, Crossed()
+        record.seconds = round(crossed.seconds, 3)
+        record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
+        self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
+        record.payload, record.wire = by_kind(crossed.payload), by_kind(crossed.wire)
+        record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
+        cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0
+        record.fedavg = {UP: cost, DOWN: cost}
+        record.accuracy = self._by_domain(service, "accuracy.test")
+        record.validation = self._by_domain(service, "accuracy.validation")
+        record.loss = self._by_domain(service, "loss.test")
+        record.pooled = pooled(self._metrics.values(), service.limits.examples)
+        for sink in self._sinks:
+            self._service.aside.call(partial(sink.round_ended, record))
+
+    def _by_domain(self, service: RunView, name: str) -> ByView:
+        sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
+        for device, metrics in sorted(self._metrics.items()):
+            domain, weight = service.domains.get(device, device), max(1, service.members[device].examples)
+            for key, value in metrics.items():
+                if key.startswith(f"{name}."):
+                    view = sums.setdefault(key.removeprefix(f"{name}."), {})
+                    view.setdefault(domain, []).append((value, weight))
+        return {
+            view: {d: sum(v * w for v, w in pairs) / sum(w for _, w in pairs) for d, pairs in domains.items()}
+            for view, domains in sums.items()
+        }
+
+    def _bytes(self) -> dict[str, int]:
+        meter = self._service.link.meter
+        return {
+            f"{name}_{way}": sum(n for (d, _), n in counter.items() if d == way)
+            for name, counter in (("payload", meter.payload), ("wire", meter.wire))
+            for way in (UP, DOWN)
+        }
+
+    def _tell(self, what: str, **details: Any) -> None:
+        for sink in self._sinks:
+            self._service.aside.call(partial(sink.moment, what, details))
+
+
+def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
+    found: ByKind = {UP: {}, DOWN: {}}
+    for (direction, kind), size in sorted(counter.items()):
+        if size:
+            found[direction][kind] = size
+    return found
+
+
+class RoundFile:
+    """rounds.jsonl: append-only, a line a round. A round that a resumed run replays is not written twice."""
+
+    def __init__(
+        self, path: Path, disk: Disk | None = None, until: int = 0,
+        known: Mapping[int, Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """Of the rounds before `until` there must be a line; `known` has them where the file has lost them."""
+        self._path, self._disk = path, disk or Disk()
+        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
+        self._mend(until, known or {})
+        found = self.records
+        self.last = found[-1]["round"] if found else 0
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
+        return [*read_rounds(self._path), *self._unwritten]
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+        """Only whole rounds are kept; but what is left over of them is tried again."""
+        if self._unwritten:
+            self._write()
+
+    def round_ended(self, record: RoundRecord) -> None:
+        if self.last >= record.round:
+            return
+        self.last = record.round
+        self._unwritten.append(asdict(record))
+        self._write()
+
+    def _write(self) -> None:
+        fresh = not self._path.exists()
+        before = 0 if fresh else self._path.stat().st_size
+        try:
+            with self._path.open("a") as file:
+                file.write("".join(map(sealed_line, self._unwritten)))
+            self._disk.sync(self._path)
+            if fresh:
+                self._disk.sync(self._path.parent)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            if self._path.exists():
+                os.truncate(self._path, before)
+            log.error("%s is not written: %s; it is tried again", self._path, error)
+        else:
+            self._unwritten = []
+
+    def _mend(self, until: int, known: Mapping[int, Mapping[str, Any]]) -> None:
+        """What a crash has torn goes before anything is written behind it; what is missing is said, or comes back."""
+        whole = restored(self._path, until, known)
+        before = self._path.read_bytes() if self._path.exists() else b""
+        if before == whole:
+            return
+        if before:
+            log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
+        self._disk.replace(self._path, whole)

@@ -1,0 +1,39 @@
+"""What counts of the metrics of an answer: names that the run's method has, and finite numbers. All go through here.
+
+A name of another version, or a liar's, is passed over: it must neither end an honest device nor make a series. A
+device whose model has diverged says NaN, which is no lie, no JSON and in no mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Set
+from typing import Final
+
+from protofleet.coordinator.devices.limits import MAX_MEASURED
+
+SAMPLES: Final = "samples.test"
+
+
+def names_of(views: Iterable[str]) -> frozenset[str]:
+    measures = ("accuracy.test", "accuracy.validation", "loss.test", "loss.validation")
+    return frozenset({SAMPLES} | {f"{measure}.{view}" for measure in measures for view in views})
+
+
+def counted(metrics: Mapping[str, float], names: Set[str]) -> dict[str, float]:
+    """Those that the run's method has and that say something: a model that has diverged has no loss."""
+    return {n: v for n, v in metrics.items() if n in names and math.isfinite(v) and abs(v) <= MAX_MEASURED}
+
+
+def pooled(measured: Iterable[Mapping[str, float]], most: int) -> dict[str, float]:
+    """Test accuracy by view with every device weighted by its test samples, as FedSA reports it."""
+    right: dict[str, float] = {}
+    samples: dict[str, float] = {}
+    for metrics in measured:
+        weight = min(metrics.get(SAMPLES, 0.0), most)  # as nobody can check that either
+        for key, value in metrics.items():
+            if weight and key.startswith("accuracy.test."):
+                view = key.removeprefix("accuracy.test.")
+                right[view] = right.get(view, 0.0) + weight * value
+                samples[view] = samples.get(view, 0.0) + weight
+    return {view: right[view] / samples[view] for view in right}

@@ -1,0 +1,250 @@
+"""What a coordinator shows Prometheus. Names and meanings stand in series.py, and from it in docs/metrics.md."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily
+
+from protofleet.coordinator.devices.doubts import OUTCOMES
+from protofleet.coordinator.observe.journal import ByView, RoundRecord
+from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.spool.copies import ITS_OWN, OURS
+from protofleet.runtime.health import Check
+from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
+
+MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
+VERDICTS: Final = ("accepted", "late", "refused")
+
+
+class Names:
+    """Values of a label that devices choose: the first so many, then "other", or a liar makes series without end."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    @property
+    def known(self) -> list[str]:
+        return list(self._known)
+
+    def label(self, name: str) -> str:
+        if name in self._known or len(self._known) < self._most:
+            self._known.add(name)
+            return name
+        return "other"
+
+
+class Damage:
+    """What this coordinator has found damaged on its disk, and gone on without."""
+
+    def __init__(self, fallbacks: Counter[str]) -> None:
+        self._fallbacks = fallbacks
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = (
+            "Damaged files that this coordinator has gone on without: a snapshot (the round before is replayed), "
+            "the index (its copy is used), an answer (its device is asked again). And its whole folder (1), where "
+            "most devices know more of the run; docs/reliability.md"
+        )
+        return [CounterMetricFamily("protofleet_checkpoint_fallbacks", words, labels=["what"])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (found,) = self.describe()
+        for what in ("snapshot", "index", "answer", "folder"):
+            found.add_metric([what], self._fallbacks[what])
+        yield found
+
+
+class OfDevices:
+    """What is counted of each device in one of a few ways; 0 from the first that is heard of a device, as no increase
+    is seen in a series that begins above that."""
+
+    name: str
+    words: str
+    way: str
+    ways: tuple[str, ...]
+
+    def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
+        self._counted, self._names = counted, names
+
+    @classmethod
+    def describe(cls) -> list[CounterMetricFamily]:
+        return [CounterMetricFamily(cls.name, cls.words, labels=["device", cls.way])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        summed = Counter({(device, way): 0 for device in self._names.known for way in self.ways})
+        for (device, way), number in list(self._counted.items()):
+            summed[self._names.label(device), way] += number
+        for labels, number in sorted(summed.items()):
+            family.add_metric(list(labels), number)
+        yield family
+
+
+class Wills(OfDevices):
+    """How often the broker said each device's will, and what came of it."""
+
+    name, way, ways = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
+    words = "Wills of a device that the broker has said. " + "; ".join(
+        f"{outcome}: {meaning}" for outcome, meaning in OUTCOMES.items()
+    )
+
+
+class OlderCopies(OfDevices):
+    """What devices say."""
+
+    name, way, ways = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
+    words = (
+        "Signs of an older copy in what one device says. whose: device (it came back with less than it had "
+        "learned), coordinator (it knows more of the run than the coordinator's folder; what one device says "
+        "proves nothing); docs/reliability.md"
+    )
+
+
+class Errors:
+    """Of ours, and the run goes on: each is in the log with its traceback."""
+
+    def __init__(self, service: RunView | None) -> None:
+        self._service = service
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        return [
+            CounterMetricFamily(
+                "protofleet_peers_cut_off",
+                "Errors in handling what a device said, or what it was sent; it was not listened to for a while then",
+            ),
+            CounterMetricFamily(
+                "protofleet_observer_errors", "Errors of ledger, rounds.jsonl, metrics or events themselves"
+            ),
+            CounterMetricFamily(
+                "protofleet_server_half_errors",
+                "Errors of the method's server half with what devices have answered; the round was taken back",
+            ),
+        ]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        cut_off, observers, server = self.describe()
+        if self._service is not None:
+            cut_off.add_metric([], self._service.guard.cut_off)
+            observers.add_metric([], self._service.aside.errors)
+            server.add_metric([], self._service.story.errors)
+        yield from (cut_off, observers, server)
+
+
+class Metrics:
+    """A sink of the journal. The registry is its own, never the global one."""
+
+    def __init__(self, service: RunView) -> None:
+        self.registry = r = CollectorRegistry()
+        self._service, self._method = service, service.plan.method
+        self._device_names, self._domain_names = Names(MAX_DEVICES), Names(MAX_DEVICES)
+        r.register(MeterCollector(service.link.meter, self._method))
+        r.register(ConnectionErrors(service.link.failures))
+        self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
+        self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
+        r.register(service.farewells)
+        r.register(Damage(service.spool.fallbacks))
+        r.register(Wills(service.doubts.counted, self._device_names))
+        r.register(OlderCopies(service.copies.counted, self._device_names))
+        r.register(Errors(service))
+        service.link.spoke = self._spoke
+        self.attendance.banned.set_function(lambda: float(len(service.bans.banned)))
+        self.progress.epoch.set(service.link.epoch)
+        self.progress.planned.set(service.machine.policy.rounds)
+        self.progress.quorum.set(service.machine.policy.quorum)
+        self.room.full.set_function(lambda: float(bool(service.backlog.full)))
+        self.room.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
+        for verdict in VERDICTS:  # from the start: a series that is not there raises no alarm
+            self.attendance.updates.labels(verdict)
+
+    def exposed(
+        self, at: Endpoint, checks: Mapping[str, Check] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        return exposed(self.registry, at, checks)
+
+    def _spoke(self, device: str) -> None:
+        self.devices.seen.labels(self._device_names.label(device)).set(time.time())
+
+    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+        if "roster" in details:
+            self.attendance.present.set(details["roster"])
+            self.attendance.unsteady.set(details["unsteady"])
+        match what:
+            case "asked":
+                self.progress.round.set(details["round"])
+            case "answered":
+                self.attendance.updates.labels("accepted").inc()
+                self.attendance.staleness.observe(0)
+            case "dropped":
+                self.attendance.updates.labels(details["verdict"]).inc()
+                if details["verdict"] == "late":
+                    self.attendance.staleness.observe(max(0, self._service.machine.round - details["round"]))
+            case "aside":
+                self.attendance.aside.inc()
+            case "went_back":
+                self.attendance.aside.inc()
+                self.progress.taken_back.inc()
+            case "again":
+                self.progress.repeated.inc()
+
+    def round_ended(self, record: RoundRecord) -> None:
+        self.missed()
+        self._hold()
+        self.progress.commit.set(time.time())
+        self.progress.duration.observe(record.seconds)
+        for phase in record.phases:
+            self.progress.phase.labels(phase.phase).observe(phase.seconds)
+        self._count(record)
+        self._weigh(record)
+        for domain, view, value in self._measured(record.accuracy):
+            self.learned.accuracy.labels(domain, "test", view).set(value)
+        for domain, view, value in self._measured(record.validation):
+            self.learned.accuracy.labels(domain, "validation", view).set(value)
+        for domain, view, value in self._measured(record.loss):
+            self.learned.loss.labels(domain, view).set(value)
+
+    def missed(self) -> None:
+        for device, missing in self._service.link.missing().items():
+            self.devices.missing.labels(self._device_names.label(device)).set(missing)
+
+    def _hold(self) -> None:
+        """Of methods that are told how many images of each class there are; of others nobody knows."""
+        known = self._service.members
+        counts = [known[device].counts for device in sorted(self._service.machine.roster) if device in known]
+        for number, held in enumerate(zip(*filter(None, counts), strict=False)):
+            self.learned.holders.labels(str(number)).set(sum(1 for images in held if images))
+
+    def _count(self, record: RoundRecord) -> None:
+        invited = {device for phase in record.phases for device in phase.asked}
+        self.attendance.invited.set(len(invited))
+        self.attendance.accepted.set(len(record.participants))
+        self.attendance.late.set(len(record.late))
+        self.attendance.failed.set(len(record.dropped))
+        self.attendance.participation.set(len(record.participants) / len(invited) if invited else 0)
+
+    def _weigh(self, record: RoundRecord) -> None:
+        for direction, kinds in record.payload.items():
+            for kind, size in kinds.items():
+                self.traffic.payload.labels(direction, kind, self._method).set(size)
+                if record.kind == "training":
+                    self.traffic.payload_total.labels(direction, kind, self._method).inc(size)
+            self.traffic.wire.labels(direction, self._method).set(
+                sum(record.wire.get(direction, {}).values())
+            )
+        for direction, size in record.fedavg.items():
+            self.traffic.fedavg.labels(direction).set(size)
+            self.traffic.fedavg_total.labels(direction).inc(size)
+
+    def _measured(self, views: ByView) -> Iterator[tuple[str, str, float]]:
+        for view, domains in views.items():
+            for domain, value in domains.items():
+                yield self._domain_names.label(domain), view, value

@@ -1,0 +1,108 @@
+"""What is kept of a round, and what a record or a summary without a seal must look like to be believed.
+
+An earlier version wrote no seals; a stranger's file has none either. So what has none is decoded like settings: an
+odd type is damage, not a traceback in whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
+
+from protofleet.protocol.settings.bounds import MANY, Within
+from protofleet.protocol.settings.reader import SettingsError, decode
+
+ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
+ByView = dict[str, dict[str, float]]  # view -> domain -> value
+
+
+@dataclass
+class PhaseRecord:
+    phase: str
+    seconds: float = 0.0
+    server_seconds: float = 0.0  # that the server half thought before it asked
+    asked: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
+
+
+@dataclass
+class RoundRecord:
+    round: int
+    attempt: int
+    kind: str  # training, evaluation
+    resumed: bool = False  # a coordinator died in it: of bytes and seconds up to a minute may be missing
+    seconds: float = 0.0
+    phases: list[PhaseRecord] = field(default_factory=list)
+    participants: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    payload: ByKind = field(default_factory=dict)
+    wire: ByKind = field(default_factory=dict)
+    fedavg: dict[str, int] = field(default_factory=dict)
+    accuracy: ByView = field(default_factory=dict)
+    validation: ByView = field(default_factory=dict)
+    loss: ByView = field(default_factory=dict)
+    pooled: dict[str, float] = field(default_factory=dict)  # view -> correct / all, over all devices' tests
+    figures: dict[str, float] = field(default_factory=dict)
+    aside: dict[str, str] = field(default_factory=dict)  # whose accepted answers were not used, and why
+    rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
+
+
+Count = Annotated[int, Within(1, MANY)]  # of rounds; a reader goes through them one by one
+
+
+@dataclass(frozen=True)
+class Ways:
+    up: dict[str, int]
+    down: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    start: dict[str, float] = field(default_factory=dict)
+    final: dict[str, float] = field(default_factory=dict)
+    pooled: float | None = None
+    best_by_validation: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The types in a summary.json; a comparison needs few of these, so none has to be there."""
+
+    name: str = ""
+    method: str = ""
+    paper: str = ""
+    network: str = ""
+    reports: Literal["global", "personal"] = "global"
+    rounds: Count = 1
+    seed: int = 0
+    devices: dict[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    seconds: float = 0.0
+    payload: Ways = field(default_factory=lambda: Ways({}, {}))
+    wire: Ways = field(default_factory=lambda: Ways({}, {}))
+    fedavg: dict[str, int] = field(default_factory=dict)
+    accuracy: Accuracy = field(default_factory=Accuracy)
+    views: dict[str, Accuracy] = field(default_factory=dict)
+    broker: str = ""
+    security: str = ""
+    versions: dict[str, Any] = field(default_factory=dict)
+
+
+def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A record without a seal, with all its fields; None where it is none."""
+    try:
+        record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
+    except SettingsError:
+        return None
+    return asdict(record) if 1 <= record.round <= MANY else None
+
+
+def odd_summary(table: Mapping[str, Any]) -> str:
+    """What is wrong with a summary without a seal, or nothing."""
+    try:
+        decode(Summary, table)
+    except SettingsError as error:
+        return str(error)
+    return ""

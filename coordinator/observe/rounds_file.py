@@ -1,0 +1,94 @@
+"""Lines of rounds.jsonl: each carries a seal, since a flipped bit in a number makes no bad JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.coordinator.observe.record import believed_round
+from protofleet.coordinator.spool.index import seal
+
+log = logging.getLogger("protofleet.coordinator")
+
+UNSEALED: Final = frozenset(  # what lines could say before they carried seals
+    {
+        "round",
+        "attempt",
+        "kind",
+        "resumed",
+        "seconds",
+        "phases",
+        "participants",
+        "late",
+        "dropped",
+        "payload",
+        "wire",
+    }
+    | {"fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected"}
+)
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
+    return [table for _, table in whole_lines(path)[0]]
+
+
+def sealed_line(table: Mapping[str, Any]) -> str:
+    text = json.dumps(table, allow_nan=False)
+    return json.dumps({**table, "seal": seal("round", text).hex()}, allow_nan=False) + "\n"
+
+
+def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
+    """Each as it stands there, and what it says; and how many say nothing that can be believed."""
+    try:
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    except FileNotFoundError:
+        return [], 0
+    whole = [(line, table) for line in lines if (table := whole_record(line, UNSEALED))]
+    return whole, len(lines) - len(whole)
+
+
+def whole_record(text: str | bytes, known: Collection[str]) -> dict[str, Any] | None:
+    """What a line says, or a row of the ledger. Earlier versions gave it no seal, and could say what is `known`."""
+    try:
+        table = json.loads(text)
+        return finite(_believed(table, known)) if isinstance(table, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _believed(table: dict[str, Any], known: Collection[str]) -> dict[str, Any] | None:
+    sealed = table.pop("seal", None)
+    if sealed is None:
+        return believed_round(table) if table.keys() <= set(known) else None
+    return table if sealed == seal("round", json.dumps(table)).hex() else None
+
+
+def finite(value: Any) -> Any:
+    """Without the numbers that are none, which earlier versions wrote where a device had measured them."""
+    match value:
+        case dict():
+            return {key: finite(inner) for key, inner in value.items() if not _is_odd(inner)}
+        case list():
+            return [finite(inner) for inner in value if not _is_odd(inner)]
+    return value
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> bytes:
+    """The whole lines, in order, and from elsewhere those that are missing of the rounds before `until`."""
+    lines: dict[int, bytes] = {table["round"]: line + b"\n" for line, table in whole_lines(path)[0]}
+    missing = [number for number in range(1, until) if number not in lines]
+    found = {number: sealed_line(known[number]).encode() for number in missing if number in known}
+    if found:
+        log.error("%s lacked the lines of rounds %s; they are taken from the ledger", path, sorted(found))
+    if lost := [number for number in missing if number not in found]:
+        log.error("%s lacks the lines of rounds %s, and nothing else has them", path, lost)
+    return b"".join(line for _, line in sorted((lines | found).items()))

@@ -1,0 +1,173 @@
+"""What a coordinator counts and measures, each with the words that Prometheus and docs/metrics.md give for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from protofleet.protocol.storage.disk import LITTLE
+
+SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
+ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
+BY_KIND: Final = ("direction", "kind", "method")
+
+
+class Progress:
+    """How far the run is."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.round = Gauge("protofleet_round", "The round in hand, from 1", registry=r)
+        self.planned = Gauge("protofleet_rounds_planned", "Rounds that the run shall have", registry=r)
+        self.quorum = Gauge("protofleet_quorum", "Answers without which there is no round", registry=r)
+        self.epoch = Gauge("protofleet_coordinator_epoch", "Grows with every start", registry=r)
+        self.commit = Gauge(
+            "protofleet_round_last_commit_timestamp_seconds", "When the last round ended", registry=r
+        )
+        self.duration = Histogram(
+            "protofleet_round_duration_seconds", "How long rounds took", buckets=SECONDS, registry=r
+        )
+        self.phase = Histogram(
+            "protofleet_round_phase_seconds",
+            "How long phases took, from the ask to the close",
+            ["phase"],
+            buckets=SECONDS,
+            registry=r,
+        )
+        self.repeated = Counter(
+            "protofleet_rounds_repeated", "Rounds begun again for want of a quorum", registry=r
+        )
+        self.taken_back = Counter(
+            "protofleet_rounds_taken_back",
+            "Times that the coordinator went back a round, as nobody could go on from what had come of it",
+            registry=r,
+        )
+
+
+class Attendance:
+    """Who is there, who was asked and who answered."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.present = Gauge(
+            "protofleet_devices_present", "Devices that have said hello and not left", registry=r
+        )
+        self.unsteady = Gauge(
+            "protofleet_devices_unsteady",
+            "Devices that lost their connection policy.flaps times within policy.flap_seconds: asked, but not "
+            "counted on",
+            registry=r,
+        )
+        self.invited = Gauge("protofleet_round_invited", "Devices asked in the last round", registry=r)
+        self.accepted = Gauge("protofleet_round_accepted", "Answers that made the last round", registry=r)
+        self.late = Gauge(
+            "protofleet_round_late", "Answers that came too late for the last round", registry=r
+        )
+        self.banned = Gauge(
+            "protofleet_banned_devices",
+            "Devices that flooded: unread for an hour to a day, or until `protofleet unban`; docs/operations.md",
+            registry=r,
+        )
+        self.failed = Gauge("protofleet_round_failed", "Answers refused in the last round", registry=r)
+        self.participation = Gauge(
+            "protofleet_participation_ratio", "Accepted of invited, in the last round", registry=r
+        )
+        self.updates = Counter(
+            "protofleet_updates", "Answers: accepted, late, refused", ["verdict"], registry=r
+        )
+        self.aside = Counter(
+            "protofleet_answers_aside",
+            "Accepted answers that were put aside, as they are out of all proportion to the others' (limits.outlier) "
+            "or brought a round to nothing; who, stands in rounds.jsonl and the log",
+            registry=r,
+        )
+        self.staleness = Histogram(
+            "protofleet_update_staleness_rounds",
+            "Rounds that an answer was behind when it came: 0 if it was accepted, more if it was late",
+            buckets=ROUNDS_BEHIND,
+            registry=r,
+        )
+
+
+class Traffic:
+    """What rounds weigh, beside FedAvg."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.payload = Gauge("protofleet_round_bytes", "Tensor bytes of the last round", BY_KIND, registry=r)
+        self.wire = Gauge(
+            "protofleet_round_wire_bytes", "All bytes of the last round", ["direction", "method"], registry=r
+        )
+        self.fedavg = Gauge(
+            "protofleet_round_fedavg_bytes",
+            "What FedAvg would have cost in the last round: the same network's weights, encoded once, times the "
+            "cohort",
+            ["direction"],
+            registry=r,
+        )
+        self.payload_total = Counter(
+            "protofleet_rounds_bytes",
+            "Tensor bytes of all training rounds that ended in this process",
+            BY_KIND,
+            registry=r,
+        )
+        self.fedavg_total = Counter(
+            "protofleet_fedavg_bytes",
+            "What FedAvg would have cost in all training rounds that ended in this process",
+            ["direction"],
+            registry=r,
+        )
+
+
+class Learned:
+    """How good the models are, and what there is to learn from."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.accuracy = Gauge(
+            "protofleet_accuracy_ratio",
+            "Of each domain; split is test or validation; view is global (the model that the round began with) or "
+            "personal (after local training), with the way to predict behind it where a method has several: "
+            "personal-classifier",
+            ["domain", "split", "view"],
+            registry=r,
+        )
+        self.loss = Gauge("protofleet_loss", "Mean test loss", ["domain", "view"], registry=r)
+        self.holders = Gauge(
+            "protofleet_class_holders",
+            "Devices present that have images of a class; of methods that are told (needs_counts)",
+            ["class"],
+            registry=r,
+        )
+
+
+class Room:
+    """On the disk of the run."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.full = Gauge(
+            "protofleet_disk_full",
+            "1 while nothing new is begun for want of room on the run's disk",
+            registry=r,
+        )
+        self.free = Gauge(
+            "protofleet_disk_free_bytes",
+            f"Room on the run's disk, less {LITTLE >> 20} MiB that is left alone",
+            registry=r,
+        )
+
+
+class Devices:
+    """Of each device by its name, which are series without end if nobody bounds them."""
+
+    def __init__(self, r: CollectorRegistry) -> None:
+        self.seen = Gauge(
+            "protofleet_device_last_seen_timestamp_seconds",
+            "Last new word of a device's own to this coordinator; its will, which the broker says, is none",
+            ["device"],
+            registry=r,
+        )
+        self.missing = Gauge(
+            "protofleet_device_messages_missing",
+            "Messages of its present life that a device has numbered and that have not come, as of the last "
+            "round's end: lost, held back or on their way",
+            ["device"],
+            registry=r,
+        )

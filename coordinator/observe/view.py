@@ -1,0 +1,93 @@
+"""What may be seen of a run by whoever watches it, and what watchers are told once it is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from protofleet.coordinator.command_queue import Backlog
+from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.devices.doubts import Doubts
+from protofleet.coordinator.devices.guard import Guard
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe.aside import Aside
+from protofleet.coordinator.round.events import Command, Event
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.server.runner import Step, Story
+from protofleet.coordinator.spool.copies import Copies
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.base import Member
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.wire.messages import Update
+
+
+class RunView(Protocol):
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def machine(self) -> RoundMachine: ...
+
+    @property
+    def spool(self) -> Spool: ...
+
+    @property
+    def link(self) -> CoordinatorLink: ...
+
+    @property
+    def story(self) -> Story: ...
+
+    @property
+    def members(self) -> Mapping[str, Member]: ...
+
+    @property
+    def domains(self) -> Mapping[str, str]: ...
+
+    @property
+    def measures(self) -> AbstractSet[str]: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def now(self) -> float: ...
+
+    @property
+    def stopped(self) -> str: ...
+
+    @property
+    def diverged(self) -> str: ...
+
+    @property
+    def aside(self) -> Aside: ...
+
+    @property
+    def guard(self) -> Guard: ...
+
+    @property
+    def bans(self) -> Bans: ...
+
+    @property
+    def doubts(self) -> Doubts: ...
+
+    @property
+    def copies(self) -> Copies: ...
+
+    @property
+    def farewells(self) -> Farewells: ...
+
+    @property
+    def backlog(self) -> Backlog: ...
+
+
+class Watcher(Protocol):
+    """Told of everything after it is decided: ledger, metrics, progress. It influences nothing."""
+
+    def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None: ...
+
+    def answered(self, run: RunView, update: Update, now: float) -> None: ...
+
+    def stepped(self, run: RunView, step: Step, now: float) -> None: ...

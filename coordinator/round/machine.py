@@ -1,0 +1,359 @@
+"""The round, as a state machine: events in, commands out. No sockets, threads, clocks, files or tensors.
+
+Rules for whoever edits this file:
+- the order of commands is a contract: what must survive (Save, Accept, Close) comes before what is said;
+- a decision may depend on the events and on `now`, on nothing else, so that a replay decides the same;
+- replies are handed on sorted by device, so that the order of arrival cannot change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from protofleet.coordinator.round.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Answered,
+    Blame,
+    Blamed,
+    Close,
+    Command,
+    Dismiss,
+    Diverge,
+    Drop,
+    Event,
+    Finish,
+    Joined,
+    Left,
+    Phase,
+    Policy,
+    PutAside,
+    Recovered,
+    Repeat,
+    Rollback,
+    Save,
+    Send,
+    Woke,
+)
+from protofleet.coordinator.round.flapping import Steadiness
+from protofleet.coordinator.round.gathering import Gathering
+from protofleet.coordinator.round.stragglers import Pace
+from protofleet.coordinator.round.verdicts import BROKEN, Verdicts
+from protofleet.protocol.wire.reasons import Problem, Reason
+
+
+@dataclass
+class RoundMachine:
+    policy: Policy
+    seed: int = 0
+    evaluate: bool = True  # one more round at the end in which everybody present is only asked to evaluate
+    round: int = 1
+    attempt: int = 0
+    phase: Phase = Phase.GATHERING
+    asked: str = ""  # name of the open phase
+    base: bytes = b""  # broadcast that the open phase stands on
+    roster: set[str] = field(default_factory=set)
+    cohort: tuple[str, ...] = ()
+    verdicts: Verdicts = field(default_factory=Verdicts)
+    _answered: set[str] = field(default_factory=set)  # and accepted
+    _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
+    _deadline: float | None = None
+    _earlier: float | None = None  # seconds that an earlier process was at the open round
+    _aside: dict[int, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # round -> whose answers brought it to nothing
+    _ahead: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
+
+    def __post_init__(self) -> None:
+        self.gathering = Gathering(self.policy, self.seed)
+        self.pace = Pace(self.policy.straggler_factor, self.policy.straggler_seconds)
+        self.steadiness = Steadiness(self.policy.flaps, self.policy.flap_seconds)
+
+    def resume(self, past: Recovered) -> list[Command]:
+        """Go on in the middle of a round: the first thing a coordinator does after a crash."""
+        self.roster, self._ahead, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
+        self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
+        self._take_up(past)
+        if past.diverged:
+            return [*self._diverge(past.diverged)]
+        if self.round > self._last_round:
+            return [*self._finish()]
+        self.phase = Phase.THINKING
+        return [Advance(self.round, None, ())]
+
+    def _take_up(self, past: Recovered) -> None:
+        self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
+        self._earlier = past.seconds
+        self._closed = dict(past.closed)
+        self.verdicts.begin_round(past.accepted)
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Joined(device):
+                return [*self._join(device, now)]
+            case Left(device):
+                return [*self._leave(device, now, event.since)]
+            case Answered():
+                return [*self._answer(event, now), *self._maybe_doubt(), *self._maybe_close(now)]
+            case Advanced(None, fault=str(fault)) if fault:
+                return [*self._doubt(self._accused, fault, server_half=True)]
+            case Blamed():
+                return [*self._go_back(event)]
+            case Advanced(None):
+                return [*self._end_round(now)]
+            case Advanced(str(phase), base):
+                return [*self._open(phase, base, now)]
+            case Woke():
+                return [*self._maybe_start(now), *self._maybe_close(now)]
+        raise TypeError(f"{event!r} is no event")
+
+    @property
+    def wake_at(self) -> float | None:
+        if self.phase is Phase.GATHERING:
+            return self.gathering.settled
+        if self.phase is not Phase.COLLECTING or self._deadline is None:
+            return None
+        if len(self._answered) < self._quorum and not self._hopeless:
+            return self._deadline
+        expected = set(self.cohort) - self.verdicts.refused.keys() - (self._missing & self._absent.keys())
+        quorum = 0 if self._hopeless else self._quorum
+        latest = min(self._deadline, self.pace.until(self._answered, self._missing, len(expected), quorum))
+        if self._missing and self._missing <= set(self._absent):
+            latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
+        return latest
+
+    @property
+    def evaluating(self) -> bool:
+        return self.round > self.policy.rounds
+
+    @property
+    def waited_for(self) -> frozenset[str]:
+        """Whose answers to the open question are missing."""
+        return frozenset(self._missing) if self.phase is Phase.COLLECTING else frozenset()
+
+    @property
+    def answered(self) -> frozenset[str]:
+        return frozenset(self._answered)
+
+    @property
+    def _last_round(self) -> int:
+        return self.policy.rounds + self.evaluate
+
+    @property
+    def _quorum(self) -> int:
+        """Who was put aside has answered, and is not there to answer what comes next."""
+        return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
+
+    @property
+    def _missing(self) -> set[str]:
+        return set(self.cohort) - self._answered - self.verdicts.refused.keys()
+
+    @property
+    def _hopeless(self) -> bool:
+        """So many are refused that there will be no quorum."""
+        return len(self._answered) + len(self._missing) < self._quorum
+
+    @property
+    def _enough(self) -> bool:
+        """With spares among the invited, the first answers make the phase."""
+        p = self.policy
+        return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
+
+    def _steady(self, now: float) -> set[str]:
+        """Of those present, who can be counted on."""
+        return self.roster - self.steadiness.unsteady(now) - self.verdicts.suspects
+
+    def _join(self, device: str, now: float) -> Iterator[Command]:
+        self.roster.add(device)
+        if device in self._steady(now):
+            self._absent.pop(device, None)
+        if self.phase is Phase.FINISHED:
+            yield Dismiss(device)
+        elif self.phase is Phase.COLLECTING and device in self._missing:
+            yield Send(device, self.round, self.asked, self._seconds_left(now))
+        yield from self._maybe_start(now)
+
+    def _leave(self, device: str, now: float, since: float | None = None) -> Iterator[Command]:
+        if device in self.roster:  # its will may be said more than once
+            self.steadiness.left(device, now)
+        self.roster.discard(device)
+        if device in self.cohort:
+            self._absent.setdefault(device, now if since is None else since)
+        if self.phase is Phase.GATHERING and len(self.roster) < self.policy.quorum:
+            self.gathering.settled = None
+        yield from self._maybe_close(now)
+
+    def _maybe_start(self, now: float) -> Iterator[Command]:
+        if self.phase is not Phase.GATHERING or len(self.roster) < self.policy.quorum:
+            return
+        first = (self.round, self.attempt) == (1, 0)
+        if self.gathering.is_complete(len(self.roster), len(self._steady(now)), first, now):
+            yield from self._start(now)
+
+    def _start(self, now: float) -> Iterator[Command]:
+        steady = self._steady(now).difference(self._aside.get(self.round, ()))
+        others = (self.roster - steady).difference(self._aside.get(self.round, ()))
+        self.cohort = self.gathering.draw(steady, others, self.round, self.attempt)
+        self.phase, self.gathering.settled, self._earlier = Phase.THINKING, None, None
+        self._absent = {device: now for device in self.cohort if device not in steady}
+        yield Save(self.round, self.attempt, self.cohort)
+        yield Advance(self.round, None, ())
+
+    def _open(self, phase: str, base: bytes, now: float) -> Iterator[Command]:
+        self.asked, self.base = phase, base
+        known, self.verdicts.refused = self.verdicts.known(phase, base), {}
+        closed = self._closed.get(phase)
+        if closed or (closed is not None and self.evaluating):  # which may have ended without anybody
+            self.cohort = closed
+            if known.issuperset(closed):
+                yield Advance(self.round, phase, closed)
+                return
+            # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
+        self._answered = known.intersection(self.cohort)
+        self.phase = Phase.COLLECTING
+        self._deadline = now + self.policy.patience_seconds
+        self._time(now, bool(closed))
+        for device in sorted(self._missing):
+            yield Send(device, self.round, phase, self.policy.patience_seconds)
+        yield from self._maybe_close(now)
+
+    def _time(self, now: float, closed: bool) -> None:
+        question = self.round, self.asked, self.base
+        if closed:  # the same devices have to answer, however long that takes them
+            self.pace.asked(question, (), (), now)
+            return
+        earlier, self._earlier = self._earlier, None
+        back = 0.0 if earlier is None else self.policy.grace_seconds  # everybody has to come back
+        self.pace.asked(question, self.cohort, self._answered, now, earlier, back)
+        if self.evaluating and self.cohort:
+            self.pace.asked_at_the_end()
+
+    def _answer(self, event: Answered, now: float) -> Iterator[Command]:
+        device, place = event.device, (event.device, event.round, event.phase)
+        if self._was_accepted(event):
+            yield Repeat(*place)
+        elif self.phase is not Phase.COLLECTING or (event.round, event.phase) != (self.round, self.asked):
+            yield Drop(*place, "late", Problem(Reason.LATE, f"round {self.round} is in hand"))
+        elif device not in self.cohort:
+            yield Drop(*place, "refused", Problem(Reason.NOT_INVITED, "not in this round's cohort"))
+        elif event.base != self.base:
+            yield Drop(*place, "late", Problem(Reason.LATE, "computed from another broadcast"))
+        elif said := self.verdicts.refused.get(device):
+            yield Repeat(*place, said)
+        elif event.problem:
+            self.verdicts.refuse(device, event.problem)
+            yield Drop(*place, "refused", event.problem)
+        else:
+            self._answered.add(device)
+            self.verdicts.accept(event.phase, device, event.base)
+            self.pace.answered(device, now)
+            yield Accept(*place)
+
+    def _was_accepted(self, event: Answered) -> bool:
+        if event.round == self.round:
+            return event.device in self.verdicts.known(event.phase, event.base)
+        return self.verdicts.was_accepted(event.device, event.round, event.phase, event.base)
+
+    def _maybe_close(self, now: float) -> Iterator[Command]:
+        if self.phase is not Phase.COLLECTING or self._deadline is None:
+            return
+        over = self.wake_at is not None and now >= self.wake_at
+        if self._missing and not over and not self._enough:
+            return
+        if len(self._answered) < self._quorum:
+            yield from self._again(now)
+            return
+        self.cohort = tuple(sorted(self._answered))  # later phases: only who answered this one
+        self.phase, self._deadline = Phase.THINKING, None
+        self._closed[self.asked] = self.cohort
+        yield Close(self.round, self.asked, self.cohort)
+        yield Advance(self.round, self.asked, self.cohort)
+
+    def _maybe_doubt(self) -> Iterator[Command]:
+        """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
+        broken = [why for why in self.verdicts.refused.values() if why.reason in BROKEN]
+        if self.phase is Phase.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
+            why = f"{len(broken)} of {len(self.cohort)} answers to round {self.round} {self.asked} are broken"
+            yield from self._doubt(self._accused, f"{why} ({broken[0].words})")
+
+    @property
+    def _accused(self) -> int:
+        """What is open stands on answers to this round, once it has had some, and else to the one before."""
+        return self.round - (not self._closed)
+
+    def _doubt(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
+        self.phase, self._deadline = Phase.THINKING, None
+        if number < 1:
+            yield from self._diverge(f"{why}, and no round was before it")
+        elif number in self._aside and not server_half:
+            yield from self._diverge(f"{why}, and {self._repeated(number)}")
+        else:
+            yield Blame(number, why, server_half, dict(self._aside))
+
+    def _go_back(self, blamed: Blamed) -> Iterator[Command]:
+        """A round is repeated once, and again as often as trying has told without whom."""
+        past, phase = blamed.past, blamed.phase
+        if past.round in self._aside and not blamed.tried:
+            yield from self._diverge(f"{blamed.words}, and {self._repeated(past.round)}")
+            return
+        if not blamed.devices:
+            yield from self._diverge(blamed.words)
+            return
+        left = tuple(device for device in past.closed[phase] if device not in blamed.devices)
+        self._aside[past.round] = (*self._aside.get(past.round, ()), *blamed.devices)
+        yield PutAside(past.round, phase, left, blamed.devices, blamed.words)
+        self._ahead = []  # what was decided after it stood on it
+        closed = {**past.closed, phase: left}
+        until = list(closed).index(phase) + 1
+        self._take_up(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
+        self._earlier = None
+        yield Advance(self.round, None, ())
+
+    def _repeated(self, number: int) -> str:
+        return f"round {number} was repeated without {', '.join(self._aside[number])}"
+
+    def _diverge(self, words: str) -> Iterator[Command]:
+        self.phase, self._deadline = Phase.FINISHED, None
+        yield Diverge(self.round, words)
+        yield from (Dismiss(device) for device in sorted(self.roster))
+
+    def _again(self, now: float) -> Iterator[Command]:
+        """Too few answers: the same round once more, from its beginning."""
+        words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
+        why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
+        self.attempt += 1
+        self.phase, self._deadline, self._closed = Phase.GATHERING, None, {}
+        yield Rollback(why, missing)
+        yield from self._maybe_start(now)
+
+    def _end_round(self, now: float) -> Iterator[Command]:
+        self.verdicts.end_round(self.round)
+        self.round, self.attempt = self.round + 1, 0
+        self._closed, self._answered = {}, set()
+        if self._ahead:
+            self._take_up(self._ahead.pop(0))
+            yield Save(self.round, self.attempt, self.cohort)
+            if self.round > self._last_round:
+                yield from self._finish()
+            else:
+                self.phase = Phase.THINKING
+                yield Advance(self.round, None, ())
+        elif self.round > self._last_round:
+            yield Save(self.round, 0, ())
+            yield from self._finish()
+        elif self.evaluating or len(self._steady(now)) >= self.policy.quorum:
+            yield from self._start(now)
+        else:
+            self.phase = Phase.GATHERING
+            yield from self._maybe_start(now)
+
+    def _finish(self) -> Iterator[Command]:
+        self.phase, self._deadline = Phase.FINISHED, None
+        yield Finish(self.policy.rounds)
+        yield from (Dismiss(device) for device in sorted(self.roster))
+
+    def _seconds_left(self, now: float) -> float:
+        return max(0.0, (self._deadline or now) - now)

@@ -1,0 +1,104 @@
+"""Answers whose arrays are out of all proportion to the others' of their cohort: put aside before they are used.
+
+An answer may be finite and within every bound of its own, and yet outweigh all others a thousandfold. What is judged
+is what lies on the disk, so a replay comes to the same. Of an array of rows (prototypes, features; a device has as
+many as it holds classes) the longest row counts, of any other its Euclidean norm; labels, counts and control are no
+matter of size. Whoever has fewer than three answers to compare knows of no outlier.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.wants import SLICE
+from protofleet.protocol.wire.arrays import kind_of
+
+Sizes = Mapping[str, float]  # array -> its norm, or that of its longest row
+UNJUDGED = frozenset({"labels", "counts", "control"})
+ROWS = frozenset(
+    {"prototypes", "features", "anchors"}
+)  # of which a device has as many as it has classes or images
+LEAST = 3  # answers that make a median
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    device: str
+    array: str
+    size: float
+    median: float
+
+    @property
+    def ratio(self) -> float:
+        return self.size / self.median
+
+    @property
+    def words(self) -> str:
+        return f"{self.array} has a norm of {self.size:.3g}, the cohort's median is {self.median:.3g}"
+
+
+def sizes_of(answer: LazyPayload) -> Sizes:
+    """One slice of one array is in memory at a time."""
+    found = {}
+    for name in answer:
+        dtype, shape = answer.form(name)
+        if dtype.startswith("float") and kind_of(name) not in UNJUDGED and 0 not in shape:
+            found[name] = _size(answer, name, shape)
+    return found
+
+
+def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:
+    """Those above `limit` times the median; at most so many that those who are left are the majority."""
+    found: dict[str, Outlier] = {}
+    for one in _compared(cohort):
+        if one.size > limit * one.median and (one.device not in found or one.ratio > found[one.device].ratio):
+            found[one.device] = one
+    worst = sorted(found.values(), key=lambda one: (-one.ratio, one.device))
+    return {one.device: one for one in worst[: (len(cohort) - 1) // 2]}
+
+
+def farthest(cohort: Mapping[str, Sizes]) -> dict[str, Outlier]:
+    """Of each device the array that is farthest from the others', however near; none where too few are compared."""
+    found: dict[str, Outlier] = {}
+    for one in _compared(cohort):
+        if one.device not in found or one.ratio > found[one.device].ratio:
+            found[one.device] = one
+    return found
+
+
+def worst(cohort: Mapping[str, Sizes]) -> Outlier | None:
+    """Who is farthest from the others; None where there are too few to compare."""
+    return min(farthest(cohort).values(), key=lambda one: (-one.ratio, one.device), default=None)
+
+
+def _compared(cohort: Mapping[str, Sizes]) -> list[Outlier]:
+    found = []
+    for name in sorted({name for sizes in cohort.values() for name in sizes}):
+        known = {device: sizes[name] for device, sizes in sorted(cohort.items()) if name in sizes}
+        median = statistics.median(known.values())
+        if len(known) >= LEAST and median > 0:
+            found += [Outlier(device, name, size, median) for device, size in known.items()]
+    return found
+
+
+def _size(answer: LazyPayload, name: str, shape: tuple[int, ...]) -> float:
+    whole = math.prod(shape)
+    row = whole // shape[0] if shape else 1
+    if kind_of(name) in ROWS and row <= SLICE:
+        parts = _parts(answer, name, SLICE // row * row)
+        return math.sqrt(max(float(part.reshape(-1, row).pow(2).sum(1).max()) for part in parts))
+    return math.sqrt(sum(float(part.pow(2).sum()) for part in _parts(answer, name, SLICE)))
+
+
+def _parts(answer: LazyPayload, name: str, step: int) -> Iterator[torch.Tensor]:
+    whole = math.prod(answer.form(name)[1])
+    for start in range(0, whole, step):
+        step_made()
+        yield answer.flat(name, start, min(start + step, whole)).double()

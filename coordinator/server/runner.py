@@ -1,0 +1,146 @@
+"""The server half at work: one generator a round, stepped on the worker's thread, replayed after a crash."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from protofleet.coordinator.round.events import Advance, Blame, Blamed, Recovered
+from protofleet.coordinator.server.outliers import farthest, worst
+from protofleet.coordinator.server.stepper import Stepper
+from protofleet.coordinator.server.trial import Trial, search
+from protofleet.coordinator.spool.index import RunMismatchError
+from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.methods.contract.base import Ask, Member, ServerHalf
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.wire.messages import Arrays, Manifest
+from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.runtime.faults import is_ours
+
+log = logging.getLogger("protofleet.coordinator")
+
+
+MOST_WORDS: Final = 200  # letters of an error, for records and people
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where the server half has come to: its next ask, or (None) the end of the round."""
+
+    round: int
+    ask: Ask | None
+    manifest: Manifest | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    phase: str | None = None  # whose answers it was given; None: it began the round
+    counted: Mapping[str, str] = field(default_factory=dict)  # device -> name of the answer that it was given
+    aside: Mapping[str, str] = field(default_factory=dict)  # device -> why its answer to this phase was not
+    fault: str = ""  # why nobody can go on from what the round has come to
+
+
+class Story:
+    def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
+        self._spool = spool
+        self._fresh = partial(Stepper, plan, rounds, outlier, self._arrays)
+        self._stepper = self._fresh()
+        self.errors = 0  # of the server half, with what devices have answered
+        self._unwritten: Ask | None = None  # the disk had no room for its broadcast
+        if (saved := spool.state()) is not None:
+            self.server.restore(to_torch(saved))
+
+    @property
+    def server(self) -> ServerHalf:
+        return self._stepper.server
+
+    def state(self) -> Arrays:
+        return to_numpy(self.server.state())
+
+    def restore(self) -> None:
+        """Back to the last save."""
+        self._stepper.forget()
+        self._unwritten = None
+        if (saved := self._spool.state()) is not None:
+            self.server.restore(to_torch(saved))
+
+    def step(
+        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
+    ) -> Step:
+        """Runs on the worker's thread; what it needs of the spool's index is handed to it.
+
+        A step that found the disk full has been made; said again, it goes on at its broadcast. An error is no better
+        than a state that is not finite: what is not ours came up with what devices have answered.
+        """
+        try:
+            return self._step(advance, members, answers, block)
+        except (Rejected, RunMismatchError):  # of what is on the disk
+            raise
+        except Exception as error:
+            if is_ours(error) or (
+                advance.round == 1 and advance.phase is None
+            ):  # nobody has answered anything
+                raise
+            self.errors += 1
+            where = f"after {advance.phase}" if advance.phase else "at its start"
+            log.exception("an error of the server half in round %d, %s", advance.round, where)
+            words = plain(f"the server half raised {type(error).__name__} {where}: {error}")[:MOST_WORDS]
+            aside = self._stepper.aside
+            return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
+
+    def _step(
+        self, advance: Advance, members: Sequence[Member], answers: Mapping[str, Accepted], block: int
+    ) -> Step:
+        given = {device: answers[device] for device in advance.devices}
+        ask = self._unwritten or self._next(advance, members, given)
+        counted = {device: answer.object.hex() for device, answer in self._stepper.used(given).items()}
+        said = (dict(self.server.monitor()), advance.phase, counted, self._stepper.aside)
+        if ask is None:
+            return Step(advance.round, None, None, *said, fault=self._stepper.fault())
+        self._unwritten = ask
+        manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
+        self._unwritten = None
+        return Step(advance.round, ask, manifest, *said)
+
+    def _next(self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted]) -> Ask | None:
+        if advance.phase is None:
+            return self._stepper.begin(advance.round, members)
+        return self._stepper.send(given)
+
+    def blamed(self, past: Recovered, blame: Blame, trial: Trial | None) -> Blamed:
+        """Whose answers brought a round to nothing, from what is on the disk alone. Runs on the worker's thread."""
+        if trial is None or not trial.closed:
+            return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
+        try:
+            return self._blamed(past, blame, trial)
+        except (Rejected, RunMismatchError):
+            raise
+        except Exception as error:
+            if is_ours(error):
+                raise
+            log.exception("an error in comparing answers; none is told from the others")
+            return Blamed(past, trial.phase, words=f"{blame.why}; its answers cannot be compared")
+
+    def _blamed(self, past: Recovered, blame: Blame, trial: Trial) -> Blamed:
+        sizes = self._stepper.sizes(trial.closed[trial.phase])
+        everybody = frozenset(trial.closed[trial.phase])
+        if blame.server_half and not trial.works(self._fresh(), trial.phase, everybody):
+            found = search(trial, self._fresh, farthest(sizes), blame.aside)
+            if found is None:
+                words = (
+                    f"{blame.why}; it is so without any minority of the answers to round {blame.round} too"
+                )
+                return Blamed(past, trial.phase, words=words)
+            words = f"{blame.why}; it was tried, and is not so without {', '.join(found.devices)}"
+            return Blamed(past, found.phase, found.devices, words, tried=True)
+        if (one := worst(sizes)) is None:
+            words = f"{blame.why}; no answer to round {blame.round} can be told from the others"
+            return Blamed(past, trial.phase, words=words)
+        where = f"of the answers to round {blame.round} this one is farthest from the others"
+        return Blamed(past, trial.phase, (one.device,), f"{blame.why}; {where}: {one.words}")
+
+    def _arrays(self, answer: Accepted) -> LazyPayload:
+        return LazyPayload(self._spool.store(answer.device).open(answer.object))

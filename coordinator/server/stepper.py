@@ -1,0 +1,81 @@
+"""A server half and the round that it is in, led from ask to ask with the answers that are used of each phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from protofleet.coordinator.server.outliers import LEAST, Sizes, outliers, sizes_of
+from protofleet.coordinator.spool.spool import Accepted
+from protofleet.methods.contract.base import Ask, Member, Reply, Round, ServerHalf, seeded
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.plan import Plan
+
+
+class Stepper:
+    def __init__(
+        self, plan: Plan, rounds: int, outlier: float, arrays: Callable[[Accepted], LazyPayload]
+    ) -> None:
+        self.server: ServerHalf = plan.server_half()
+        self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
+        self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
+        self._out: set[str] = set()  # devices, in the round in hand
+        self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
+        self._round: Round | None = None
+
+    def begin(self, number: int, members: Sequence[Member]) -> Ask:
+        self._out, self.aside = set(), {}
+        self.server.begin(number, members)
+        self._round = evaluation(self.server) if number > self._rounds else self.server.round()
+        return next(self._round)
+
+    def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
+        """None: the round is over."""
+        assert self._round is not None, "a round is stepped before it began"
+        self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._out)})
+        used = self.used(answers)
+        try:
+            return self._round.send(
+                [Reply(d, answers[d].examples, self._arrays(answers[d])) for d in sorted(used)]
+            )
+        except StopIteration:
+            self._round = None
+            return None
+
+    def used(self, answers: Mapping[str, Accepted]) -> dict[str, Accepted]:
+        return {device: answer for device, answer in answers.items() if device not in self._out}
+
+    def forget(self) -> None:
+        self._round = None
+
+    def sizes(self, answers: Mapping[str, Accepted]) -> dict[str, Sizes]:
+        return {device: sizes_of(self._arrays(answer)) for device, answer in sorted(answers.items())}
+
+    def fault(self) -> str:
+        """Why nobody can go on from what the round has come to."""
+        for name, value in self.server.state().items():
+            if value.is_floating_point() and not bool(value.isfinite().all()):
+                return f"{name} of the new state is not finite"
+        return "" if self._predicts() else "what the new model predicts of a fixed input is not finite"
+
+    def _put_aside(self, answers: Mapping[str, Accepted]) -> None:
+        """Who is out of all proportion in one phase is in no later one of the round."""
+        judged = len(answers) >= LEAST and self._outlier < math.inf
+        found = outliers(self.sizes(answers), self._outlier) if judged else {}
+        self.aside = {device: one.words for device, one in found.items()}
+        self._out |= found.keys()
+
+    def _predicts(self) -> bool:
+        model = self.server.model
+        training = model.training
+        with torch.no_grad():
+            finite = bool(model.eval()(self._sample).isfinite().all())
+        model.train(training)
+        return finite
+
+
+def evaluation(server: ServerHalf) -> Round:
+    """After the last round: everybody measures what has come out of it."""
+    yield Ask("evaluate", server.payload())

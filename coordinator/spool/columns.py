@@ -1,0 +1,58 @@
+"""The columns of the spool's index that hold devices: read strictly, as a flipped bit must not make a device up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from protofleet.methods.contract.base import Member
+from protofleet.protocol.storage.store import DamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A device as a checkpoint remembers it."""
+
+    member: Member
+    domain: str
+    present: bool
+
+
+def names_in(text: object) -> list[str]:
+    """A column that holds a list of names, or DamagedError."""
+    found = _json(text)
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise DamagedError("a list of devices is none")
+    return found
+
+
+def members_in(text: object) -> dict[str, Member]:
+    """The members of a checkpoint, or DamagedError."""
+    return {device: guest.member for device, guest in guests_in(text).items()}
+
+
+def guests_in(text: object) -> dict[str, Guest]:
+    """The devices of a checkpoint, or DamagedError. Format 0 had neither their domains nor who was present."""
+    guests = {}
+    for row in _list(_json(text)):
+        match row:
+            case [str(device), int(examples), [*counts], *rest] if all(isinstance(n, int) for n in counts):
+                domain, present = rest if len(rest) == 2 else ("", False)
+                member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
+                guests[device] = Guest(member, str(domain), bool(present))
+            case _:
+                raise DamagedError("a row of the roster is none")
+    return guests
+
+
+def _list(found: object) -> list[object]:
+    if not isinstance(found, list):
+        raise DamagedError("the roster is no list")
+    return found
+
+
+def _json(text: object) -> object:
+    try:
+        return json.loads(text)  # type: ignore[arg-type]  # a column may hold anything
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None

@@ -1,0 +1,203 @@
+"""Whether a folder is an older copy: this coordinator's, or a device's. Nobody may go on from one in silence.
+
+What was learned since the copy was made is gone, and other bits come of it. Of the coordinator's folder the lines of
+the rounds tell, or devices that have answered a later round; whoever conducts the run has to decide. Of a device's
+folder its hello tells, as it names its last answer and that answer's broadcast; the device takes part as it is.
+
+What one device says is counted in its own name: of the coordinator's folder only most of all that are enrolled are
+believed, whoever happens to be there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from protofleet.coordinator.spool.spool import Place, Spool
+from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.security.keyfiles import keep_to_ourselves
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.messages import Hello
+
+log = logging.getLogger("protofleet.coordinator")
+
+LISTEN_SECONDS: Final = 30.0  # two hellos of everybody: one liar that is first must not speak for all
+SAY_SECONDS: Final = 3600.0  # between lines about what one device says, after the first few
+FEW: Final = 5.0
+OURS, ITS_OWN = "coordinator", "device"  # whose folder it is that a device makes an older copy
+
+
+class OlderCopyError(DamagedError):
+    """The run has come further than this folder knows."""
+
+
+def demand_newest(spool: Spool, written: int) -> None:
+    """A round's line is on the disk before the next round begins; so no line is of a round that has not begun."""
+    if written > spool.furthest:
+        raise OlderCopyError(words_of(spool, f"rounds.jsonl has round {written}", written))
+
+
+def words_of(spool: Spool, sign: str, written: int) -> str:
+    at, onward = "knows of no round", ""
+    if spool.furthest:
+        at = f"stands at round {spool.furthest}"
+    if spool.furthest and written < spool.last_round:
+        onward = (
+            f"go on from it with `protofleet go-on {spool.folder.parent} --from-round {written + 1}`, where what was "
+            "learned since is lost; or "
+        )
+    return (
+        f"{spool.folder} is an older copy: it {at}, and {sign}. Put the newest copy back; or {onward}begin the run "
+        "anew under another name"
+    )
+
+
+def go_on_from(folder: Path, round: int) -> None:
+    """Let an older copy of a coordinator's folder go on in a round that no device has answered."""
+    if not (folder / "spool.sqlite").exists():
+        raise SettingsError(f"{folder} holds no run: there is no spool.sqlite in it")
+    keep_to_ourselves(folder)
+    spool = Spool(folder)
+    try:
+        spool.demand_later(round)  # before it is taken from a coordinator that conducts it
+        spool.index.take_over()
+        spool.skip_to(round)
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    finally:
+        spool.shut()
+
+
+class Copies:
+    """What devices tell, by what they hold and what they have answered."""
+
+    def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
+        """`enrolled` counts those that could come: reading their records takes a while, so it is seldom asked."""
+        self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
+        self.counted: Counter[tuple[str, str]] = Counter()  # device, and whose folder
+        self._words: dict[tuple[str, str], Bucket] = {}  # of each of these
+        self._unheard_of: set[str] = set()  # devices that hold what this folder has never asked with
+        self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
+        self._judged: dict[str, int] = {}  # devices, and their boots
+        self._since = 0.0
+        self.wake_at = float("inf")
+
+    def begins(self, now: float) -> None:
+        self._since = now
+
+    def answered(self, device: str, round: int, now: float) -> None:
+        """An answer of this run to a question of a round that has not begun, as far as this folder knows."""
+        if round <= self._spool.furthest or self._ahead.get(device, 0) >= round:
+            return
+        self._ahead[device] = round
+        if self._is_news(device, OURS, now):
+            log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
+                      self._spool.furthest)  # fmt: skip
+        self.wake_at = max(now, self._since + self._listen)
+
+    def verdict(self, present: Collection[str], now: float) -> str:
+        """Why this coordinator has to stop, or nothing.
+
+        Most that are there have to say so, and most that are enrolled: who comes while all others are away ends
+        nobody's run.
+        """
+        self._judge_folder(present)
+        if now < self.wake_at:
+            return ""
+        self.wake_at = float("inf")
+        ahead = {device: round for device, round in self._ahead.items() if round > self._spool.furthest}
+        who = sorted(ahead.keys() & set(present))
+        if not _are_most(who, len(present)) or not _are_most(who, enrolled := self._enrolled()):
+            return ""
+        written = max(ahead[device] for device in who)
+        return words_of(
+            self._spool,
+            f"{len(who)} of {enrolled} devices ({_some(who)}) have answered round {written}",
+            written,
+        )
+
+    def _judge_folder(self, present: Collection[str]) -> None:
+        """Devices of an earlier version do not say which rounds they have answered; they may also hold what is not
+        ours. So the run waits."""
+        ahead = {device for device, round in self._ahead.items() if round > self._spool.furthest}
+        who = sorted((ahead | self._unheard_of) & set(present))
+        if self._spool.fallbacks["folder"] or not _are_most(who, len(present)):
+            return
+        if len(who) < 2 and self._enrolled() > 1:
+            return
+        self._spool.fallbacks["folder"] = 1
+        log.error(
+            "%d of %d devices (%s) know more of this run than %s: where that is an older copy, no round ends, as "
+            "devices answer no question of an earlier round than their last. Then put the newest copy back; or see "
+            "`protofleet go-on --help`; or begin the run anew under another name",
+            len(who), len(present), _some(who), self._spool.folder,
+        )  # fmt: skip
+
+    def _is_news(self, device: str, whose: str, now: float) -> bool:
+        """Counted each time; whether it is also to be said: one device fills no log."""
+        self.counted[device, whose] += 1
+        return self._words.setdefault((device, whose), Bucket(1 / SAY_SECONDS, FEW)).take(now)
+
+    def _knows_other(self, device: str, now: float) -> None:
+        if device in self._unheard_of or not self._spool.knows_all_that_was_asked:
+            return
+        self._unheard_of.add(device)
+        if self._is_news(device, OURS, now):
+            log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
+
+    def greeted(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
+        """Of a device that has started again: whether it stands where its last accepted answer has left it."""
+        device, holds = hello.device, hello.holds
+        self._spool.noted_holder(device, holds)
+        known = {name: place for name in holds if (place := self._spool.asked(name))}
+        if holds and not known and base not in holds:
+            self._knows_other(device, now)
+            return
+        self._unheard_of.discard(device)
+        if self._judged.get(device) != boot:
+            lacks = (
+                self._behind(hello, boot) if hello.phase else self._lacks(device, holds, known, boot, base)
+            )
+            self._judged[device] = boot
+            if lacks and self._is_news(device, ITS_OWN, now):
+                log.error(
+                    "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part as "
+                    "it is; what it learned since is lost, and other bits come of it",
+                    device, lacks,
+                )  # fmt: skip
+
+    def _behind(self, hello: Hello, boot: int) -> str:
+        """By the answer that it names as its last."""
+        accepted = self._spool.answered_since(hello.device, boot)
+        if not accepted or hello.round > accepted[-1][0]:
+            return ""
+        newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)
+        if hello.round == newest[0] and said not in earlier:
+            return ""  # the newest, or a later answer that was not accepted
+        phase = f" {newest[1]}" if hello.round == newest[0] else ""
+        held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
+        return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
+
+    def _lacks(
+        self, device: str, holds: Collection[bytes], known: Mapping[bytes, Place], boot: int, base: bytes
+    ) -> str:
+        """By the broadcasts that it holds: one of an earlier version names no answer."""
+        last = self._spool.last_answer(device)
+        if last is None or last.boot == boot or last.base in holds or base in holds:
+            return ""
+        if not (holds or last.holds) or any(place.number > last.number for place in known.values()):
+            return ""  # it never says what it holds; or a later answer, that was not accepted
+        what = f"what it answered in round {max(p.round for p in known.values())}" if known else "nothing"
+        return f"round {last.round}, and came back holding {what}"
+
+
+def _are_most(who: Collection[str], of: int) -> bool:
+    return 2 * len(who) > of
+
+
+def _some(who: list[str]) -> str:
+    return ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")

@@ -1,0 +1,62 @@
+"""What has crossed in the open round, and how long it took: kept through the deaths of a coordinator.
+
+It is written down with whatever else becomes durable, and once a minute; so what a death can lose is what has crossed
+since, and the line of the round says that it was resumed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.reasons import Reason
+
+ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """Of one life of a coordinator, or of several."""
+
+    seconds: float = 0.0
+    payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # (direction, kind)
+    wire: Counter[tuple[str, str]] = field(default_factory=Counter)
+    rejected: Counter[Reason] = field(default_factory=Counter)
+
+    @staticmethod
+    def of(meter: Meter, seconds: float) -> Crossed:
+        return Crossed(seconds, meter.payload, meter.wire, meter.rejected)
+
+    def __add__(self, other: Crossed) -> Crossed:
+        return Crossed(
+            self.seconds + other.seconds, self.payload + other.payload, self.wire + other.wire,
+            self.rejected + other.rejected,
+        )  # fmt: skip
+
+    def text(self) -> str:
+        rejected = {reason.value: number for reason, number in sorted(self.rejected.items())}
+        rows = [
+            [[*place, size] for place, size in sorted(c.items()) if size] for c in (self.payload, self.wire)
+        ]
+        return json.dumps([round(self.seconds, 3), *rows, rejected], allow_nan=False)
+
+
+def read_crossed(text: str) -> Crossed:
+    """Of a row whose seal has been looked at."""
+    try:
+        seconds, payload, wire, rejected = json.loads(text)
+        known = {reason.value for reason in Reason}  # another version may know others
+        return Crossed(
+            float(seconds), _counter(payload), _counter(wire),
+            Counter({Reason(reason): int(number) for reason, number in rejected.items() if reason in known}),
+        )  # fmt: skip
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DamagedError(f"what has crossed is not what was written: {error}") from None
+
+
+def _counter(rows: list[Any]) -> Counter[tuple[str, str]]:
+    return Counter({(str(direction), str(kind)): int(size) for direction, kind, size in rows})

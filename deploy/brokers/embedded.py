@@ -1,0 +1,25 @@
+"""The broker that comes with `pip install 'protofleet[broker]'`, in a process of its own.
+
+python -m protofleet.deploy.brokers.embedded CONFIG.toml
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from iotcore import IotCoreBroker
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # It reports every packet as an error; that would fill the log and take most of its time.
+    logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
+    logging.getLogger("tracing").setLevel(logging.CRITICAL)
+    broker = IotCoreBroker(config_path=sys.argv[1])
+    broker.check_ports()
+    broker.run_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""A broker for this machine alone: Mosquitto where it is installed, else the one that pip brings.
+
+It listens on the loopback, takes anybody, keeps nothing on disk, and ends with the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.brokers.mosquitto import CONF, PLAIN, Listening, secured_settings
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.runtime import children
+
+LOOPBACK: Final = "127.0.0.1"
+START_SECONDS: Final = 15.0
+STOP_SECONDS: Final = 5.0
+TRIES: Final = 5  # somebody else may take a free port before the broker does
+KINDS: Final = ("auto", "mosquitto", "embedded")
+FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # seldom on a person's PATH
+INSTALL: Final = (
+    "install Mosquitto (apt-get install mosquitto) or the embedded one (pip install 'protofleet[broker]')"
+)
+
+# When the pipe on its standard input closes, in whatever way we ended, the shell ends the broker.
+GUARD: Final = """\
+exec 3<&0
+"$@" </dev/null 3<&- & broker=$!
+{ cat <&3 >/dev/null; kill "$broker"; } 2>/dev/null & watch=$!
+wait "$broker"; code=$?
+kill "$watch" 2>/dev/null  # or it would later kill whoever has that process id by then
+exit "$code"
+"""
+
+# Each subscription is backed by up to 4 segments of 8 MiB that are never given back; whoever lags further
+# behind misses the oldest frames and has to ask for them again.
+EMBEDDED: Final = """\
+id = 0
+
+[router]
+id = 0
+max_connections = 1000
+max_outgoing_packet_count = 200
+max_segment_size = 8388608
+max_segment_count = 4
+
+[v5.1]
+name = "loopback"
+listen = "{host}:{port}"
+next_connection_delay_ms = 0
+
+[v5.1.connections]
+connection_timeout_ms = 5000
+max_payload_size = 2097152
+max_inflight_count = 100
+dynamic_filters = true
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerProgram:
+    kind: str
+    command: tuple[str, ...]  # the path of a settings file follows
+    description: str
+    settings: str
+    ready: str  # what it logs once it listens: only then is it ours that answers on the port
+
+
+def find_broker(kind: str = "auto") -> BrokerProgram:
+    if kind not in KINDS:
+        raise BrokerError(f"there is no broker of kind {kind!r}; there are {', '.join(KINDS)}")
+    for name, find in (("mosquitto", _mosquitto), ("embedded", _embedded)):
+        if kind in ("auto", name) and (program := find()) is not None:
+            return program
+    raise BrokerError(f"there is no broker of kind {kind} on this machine; {INSTALL}")
+
+
+def _mosquitto() -> BrokerProgram | None:
+    path = shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(FOLDERS))
+    if path is None:
+        return None
+    told = subprocess.run([path, "-h"], capture_output=True, text=True, timeout=STOP_SECONDS).stdout
+    version = re.search(r"version (\S+)", told)
+    description = f"mosquitto {version[1] if version else '?'} (system)"
+    return BrokerProgram("mosquitto", (path, "-c"), description, PLAIN, " running")
+
+
+def _embedded() -> BrokerProgram | None:
+    if importlib.util.find_spec("iotcore") is None:
+        return None
+    description = f"embedded iotcore {importlib.metadata.version('iotcore')} (rumqttd)"
+    command = tuple(children.command("protofleet.deploy.brokers.embedded"))
+    return BrokerProgram("embedded", command, description, EMBEDDED, "broker listening on")
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """TLS and access rules, from a broker's enrolled files; and the files of somebody who may connect."""
+
+    folder: Path
+    client: TlsFiles
+
+
+class LocalBroker:
+    """Runs while the `with` lasts. `more` are further lines of a mosquitto.conf, for tests of its rules."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kind: str = "auto",
+        port: int = 0,
+        sys_seconds: int = 10,
+        more: Sequence[str] = (),
+        secured: Secured | None = None,
+    ) -> None:
+        self._program, self._secured = find_broker(kind), secured
+        if (more or secured) and self._program.kind != "mosquitto":
+            wanted = f"the lines {list(more)}" if more else "certificates and access rules"
+            raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
+        self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
+        self.more = more  # of the next start
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log_begins = 0
+
+    def describe(self) -> str:
+        return self._program.description + (", TLS 1.3 with client certificates" if self._secured else "")
+
+    @property
+    def address(self) -> BrokerAddress:
+        """With the TLS files of the client that it was given, if it is secured."""
+        return BrokerAddress(LOOPBACK, self._port, self._secured.client if self._secured else None)
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "broker.log"
+
+    def __enter__(self) -> LocalBroker:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """It answers MQTT when this returns. Once it has a port, it keeps it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        chosen = self._port
+        for attempt in range(1, TRIES + 1):
+            self._port = chosen or _free_port()
+            _check_free(self._port)
+            self._launch()
+            try:
+                return self._wait_until_it_answers()
+            except BrokerError:
+                self.stop()
+                if chosen or attempt == TRIES:
+                    raise
+
+    def stop(self) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        self._process.stdin.close()  # and the guard does the rest
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        self.crash()
+
+    def crash(self) -> None:
+        """Gone from one moment to the next, as after a power cut."""
+        if (process := self._process) is None:
+            return
+        self._process = None
+        with process, contextlib.suppress(ProcessLookupError):  # leaving waits for the shell ...
+            os.killpg(process.pid, signal.SIGKILL)
+        deadline = time.monotonic() + STOP_SECONDS
+        while _listens(self.address) and time.monotonic() < deadline:  # ... and this for its child
+            time.sleep(0.005)
+
+    def _launch(self) -> None:
+        settings = self._settings()
+        with self.log.open("ab") as log:
+            self._log_begins = log.tell()
+            self._process = subprocess.Popen(
+                ["sh", "-c", GUARD, "broker", *self._program.command, str(settings.absolute())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for us; the broker goes last
+            )
+
+    def _settings(self) -> Path:
+        """Written anew at each start: the port may be another."""
+        # As root it would become a user who may not read what lies beside its settings.
+        user = "root" if os.geteuid() == 0 else ""
+        lines = "".join(f"{line}\n" for line in self.more)
+        if self._secured is not None:
+            path = self._secured.folder / CONF
+            listening = Listening(
+                self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
+            )
+            path.write_text(secured_settings(self._secured.folder, listening) + lines)
+            return path
+        text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
+        if self._program.kind != "mosquitto":
+            path = self._folder / "broker.toml"
+        else:
+            path = self._folder / "broker.conf"
+            text += f"user {user}\n" if user else ""
+        path.write_text(text + lines)
+        return path
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        problem: str | None = "it does not listen"
+        while self._program.ready not in self._said() or (problem := preflight(self.address, seconds=1.0)):
+            if self._process is None or self._process.poll() is not None:
+                raise BrokerError(f"{self.describe()} did not start: {self._last_words()}; see {self.log}")
+            if time.monotonic() > deadline:
+                raise BrokerError(f"{self.describe()} does not answer ({problem}); see {self.log}")
+            time.sleep(0.02)
+
+    def _said(self) -> str:
+        """Its log since this start."""
+        return self.log.read_bytes()[self._log_begins :].decode(errors="replace")
+
+    def _last_words(self) -> str:
+        lines = [line for line in self._said().splitlines() if line.strip() and "terminating" not in line]
+        return " / ".join(lines[-2:]) or "it said nothing"
+
+
+def _listens(address: BrokerAddress) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex((address.host, address.port)) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind((LOOPBACK, 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has ended lately does not count
+        try:
+            sock.bind((LOOPBACK, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise BrokerError(f"port {port} cannot be used ({error.strerror}); take another") from None
+            way_out = "stop what listens there, or take another; 0 takes a free one"
+            raise BrokerError(f"port {port} on {LOOPBACK} is taken; {way_out}") from None

@@ -1,0 +1,130 @@
+"""What we tell Mosquitto: its settings, and who may write and read which topic. The topics are those of
+protocol/wire/topics.py, so the rules cannot part from the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import TABLE, Row, Topics
+
+CONF: Final = "mosquitto.conf"
+RULES: Final = "acl"
+REVOKED: Final = "crl.pem"
+PID: Final = "mosquitto.pid"
+DATA: Final = "data"
+
+# 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto drops in silence what a full queue cannot
+# take and acknowledges it all the same: so the count is unlimited, the bytes are bounded, and our own credit
+# stays below. Version 2.1 takes 2 MB packets by default, 2.0 any: said here, both are alike.
+LIMITS: Final = """\
+max_packet_size 2097152
+max_inflight_messages 20
+max_queued_messages 0
+max_queued_bytes 536870912
+set_tcp_nodelay true
+max_keepalive 120
+"""
+
+# For this machine alone: everybody on the loopback, nothing on the disk.
+PLAIN: Final = (
+    "listener {port} {host}\nallow_anonymous true\n"
+    + LIMITS
+    + """\
+persistence false
+sys_interval {sys_seconds}
+log_dest stderr
+log_timestamp_format %Y-%m-%dT%H:%M:%S
+"""
+)
+
+# use_username_as_clientid: or any device could take over another's session by giving its client id.
+# memory_limit: the broker refuses new messages before the machine runs out of memory.
+SECURED: Final = (
+    """\
+per_listener_settings {split}
+
+listener {port} {host}
+allow_anonymous false
+acl_file {current}/acl
+cafile {current}/ca.crt
+certfile {current}/tls.crt
+keyfile {current}/tls.key
+crlfile {current}/crl.pem
+tls_version tlsv1.3
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+max_connections {connections}
+
+"""
+    + LIMITS
+    + """\
+memory_limit {memory}
+persistent_client_expiration 1d
+persistence {persistence}
+persistence_location {data}/
+autosave_interval 60
+sys_interval {sys_seconds}
+pid_file {pid}
+log_dest stderr
+log_timestamp_format %Y-%m-%dT%H:%M:%S
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where a secured broker listens, and how much it may take."""
+
+    port: int = 8883
+    host: str = "0.0.0.0"
+    plain_port: int = 0  # for this machine alone, without TLS and without rules; 0: none
+    user: str = ""  # whom it becomes when root starts it
+    connections: int = 2000
+    memory: int = 2 << 30
+    persistence: bool = True
+    sys_seconds: int = 10
+
+
+def secured_settings(folder: Path, listening: Listening) -> str:
+    """mosquitto.conf for the enrolled files in a folder. Paths are absolute: it may be started anywhere."""
+    place = folder.absolute()
+    text = SECURED.format(
+        current=place / "current", data=place / DATA, pid=place / PID, port=listening.port,
+        host=listening.host, connections=listening.connections, memory=listening.memory,
+        persistence=str(listening.persistence).lower(), sys_seconds=listening.sys_seconds,
+        split=str(bool(listening.plain_port)).lower(),
+    )  # fmt: skip
+    if listening.plain_port:
+        text += f"\nlistener {listening.plain_port} 127.0.0.1\nallow_anonymous true\n"
+    return f"user {listening.user}\n{text}" if listening.user else text
+
+
+def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
+    """The ACL file. Patterns hold for every certified name, so what a name may not do has to be denied to it:
+    to the coordinator what it would be as a device, to a revoked name, which may still be connected, all."""
+    topics = Topics(federation)
+    lines = [f"# Made from the table of topics for federation {federation}; whatever is not here is denied."]
+    denied = set(revoked)
+    for name in sorted(denied):
+        lines += [f"user {name}", f"topic deny {topics.prefix}#", ""]
+    if COORDINATOR not in denied:
+        own = [row for row in TABLE if "{device}" in row.pattern]
+        lines += [f"user {COORDINATOR}"]
+        lines += [f"topic deny {_filter(topics, row, COORDINATOR)}" for row in own]
+        lines += [f"topic {_verb(row, 'coordinator')} {_filter(topics, row, '+')}" for row in TABLE]
+        lines += [""]
+    lines += [f"pattern {_verb(row, 'device')} {_filter(topics, row, '%u')}" for row in TABLE]
+    return "\n".join(lines) + "\n"
+
+
+def _verb(row: Row, party: str) -> str:
+    return "write" if row.writer == party else "read"
+
+
+def _filter(topics: Topics, row: Row, device: str) -> str:
+    return topics.prefix + row.pattern.format(device=device, digest="+")

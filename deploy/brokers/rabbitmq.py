@@ -1,0 +1,124 @@
+"""What we tell a RabbitMQ cluster: its settings, and who may write and read which topic (protocol/wire/topics.py).
+
+As with Mosquitto, only certificates are let in, and the certificate's common name is the user. RabbitMQ's rules are
+patterns over routing keys, where MQTT's `/` is `.`; `{client_id}` and `{username}` stand for who asks. A revoked name
+is no user: it cannot connect again, and what it is connected with ends with `rabbitmqctl close_all_user_connections`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import TABLE, Row, Topics
+
+VHOST: Final = "/"
+EXCHANGE: Final = "amq.topic"
+DIGEST: Final = "[0-9a-f]+"
+ANYBODY: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which are what separates topics here
+
+# Of one name at once. One would lock out whoever comes back before the broker has noticed that he was gone.
+CONNECTIONS: Final = 4
+QUEUED_BYTES: Final = 536_870_912  # of one session, as for Mosquitto; beyond, the oldest go
+
+# Quorum queues survive a node. Retained messages do not cross nodes: nothing of ours depends on them.
+SETTINGS: Final = """\
+listeners.tcp = none
+mqtt.listeners.tcp = none
+mqtt.listeners.ssl.default = {port}
+mqtt.allow_anonymous = false
+mqtt.ssl_cert_login = true
+mqtt.durable_queue_type = quorum
+mqtt.max_session_expiry_interval_seconds = 86400
+mqtt.max_packet_size_authenticated = 2097152
+ssl_cert_login_from = common_name
+ssl_options.cacertfile = {current}/ca.crt
+ssl_options.certfile = {current}/tls.crt
+ssl_options.keyfile = {current}/tls.key
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+ssl_options.versions.1 = tlsv1.3
+load_definitions = {definitions}
+cluster_formation.peer_discovery_backend = classic_config
+{nodes}
+log.console = true
+log.console.level = warning
+log.file = false
+"""
+
+
+def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) -> str:
+    """rabbitmq.conf, the same for every node."""
+    nodes = "\n".join(
+        f"cluster_formation.classic_config.nodes.{i} = rabbit@{h}" for i, h in enumerate(hosts, 1)
+    )
+    return SETTINGS.format(port=port, current=current, definitions=definitions, nodes=nodes)
+
+
+def definitions(federation: str, devices: Iterable[str]) -> str:
+    """Users without passwords, each with the topics of its role, and how much each may take."""
+    names = [*devices]
+    table: dict[str, Any] = {
+        "vhosts": [{"name": VHOST}],
+        "policies": [_sessions()],
+        "users": [_user(name) for name in (COORDINATOR, *names)],
+        "permissions": [_permission(name) for name in (COORDINATOR, *names)],
+        "topic_permissions": [_topics(federation, name) for name in (COORDINATOR, *names)],
+    }
+    return json.dumps(table, indent=2) + "\n"
+
+
+def _user(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "password_hash": "",
+        "hashing_algorithm": "rabbit_password_hashing_sha256",
+        "tags": [],
+        "limits": {"max-connections": CONNECTIONS},
+    }
+
+
+def _sessions() -> dict[str, Any]:
+    bound = {"max-length-bytes": QUEUED_BYTES, "overflow": "drop-head"}
+    return {
+        "vhost": VHOST,
+        "name": "sessions",
+        "pattern": "^mqtt-subscription-",
+        "apply-to": "queues",
+        "definition": bound,
+    }
+
+
+def _permission(name: str) -> dict[str, Any]:
+    """Its own queues, and the one exchange that MQTT goes through."""
+    own = r"^mqtt-(subscription|will)-.*"
+    both = rf"({own}|^{re.escape(EXCHANGE)}$)"
+    return {"user": name, "vhost": VHOST, "configure": own, "write": both, "read": both}
+
+
+def _topics(federation: str, name: str) -> dict[str, Any]:
+    role = "coordinator" if name == COORDINATOR else "device"
+    found = {
+        verb: [_key(federation, row, name) for row in TABLE if _may(row, verb, role)]
+        for verb in ("write", "read")
+    }
+    return {"user": name, "vhost": VHOST, "exchange": EXCHANGE} | {
+        verb: f"^({'|'.join(patterns)})$" for verb, patterns in found.items()
+    }
+
+
+def _may(row: Row, verb: str, role: str) -> bool:
+    return role in ({row.writer} if verb == "write" else {row.reader, *([row.writer] if row.echoes else [])})
+
+
+def _key(federation: str, row: Row, name: str) -> str:
+    """Somebody's own topics, or of the coordinator's those of everybody, wildcards of a subscription included."""
+    device = ANYBODY if name == COORDINATOR else re.escape(name)
+    pattern = row.pattern.replace("/", r"\.").format(
+        device=rf"({device}|\*)" if name == COORDINATOR else device, digest=DIGEST
+    )
+    return re.escape(Topics(federation).prefix.replace("/", ".")) + pattern

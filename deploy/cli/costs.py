@@ -1,0 +1,135 @@
+"""What a participant of a round sends and receives, in numbers, in the settings of the papers' own claims.
+
+Every figure comes from a method's closed form and a network's shapes, made without numbers (on torch's meta
+device); the closed forms are checked against what crosses by tests/methods/contract/test_cost.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.nets import catalog as nets
+
+
+@dataclass(frozen=True)
+class Row:
+    method: str
+    network: str
+    head: str = "linear"
+    feature_size: int | None = None
+    examples: int = 0
+    clients: int = 1
+    prototypes: int = 0  # of a device and of everybody, where a method has several a class
+
+    def words(self) -> str:
+        said = {"samples": self.examples, "clients": self.clients if self.examples else 0}
+        more = [f"{n:,} {name}" for name, n in {**said, "prototypes": self.prototypes}.items() if n]
+        return ", ".join([self.network + ("+mlp" if self.head == "mlp" else ""), *more])
+
+
+@dataclass(frozen=True)
+class Setting:
+    title: str
+    image: tuple[int, int, int]
+    classes: int
+    rows: tuple[Row, ...]  # the first is what the others are compared with
+
+
+SETTINGS = (
+    Setting("FedLSA, Digits: anchors are 1.35 % on top of the model", (3, 32, 32), 10, (
+        Row("fedavg", "cnn23"), Row("fedlsa", "cnn23"),
+    )),
+    Setting("FedPLCC, Digit-5: three prototypes a class, 0.31 % of the model", (3, 64, 64), 10, (
+        Row("fedavg", "resnet10"), Row("fedplcc", "resnet10", prototypes=30),
+    )),
+    Setting("FedSA, CIFAR-10: 5,120 each way", (3, 32, 32), 10, (
+        Row("fedavg", "cnn4"), Row("fedsa", "cnn4"),
+    )),
+    Setting("FedSA, CIFAR-100: 51,200, 5.5 % of FedAvg", (3, 32, 32), 100, (
+        Row("fedavg", "cnn4"), Row("fedsa", "cnn4"),
+    )),
+    Setting("FedSA, Tiny-ImageNet: 102,400", (3, 64, 64), 200, (
+        Row("fedavg", "cnn4"), Row("fedsa", "cnn4"),
+    )),
+    Setting("FedHP, MNIST: 582,026 against 10,240", (1, 28, 28), 10, (
+        Row("fedavg", "cnn_mnist"), Row("fedhp", "cnn_mnist_conv"),
+    )),
+    Setting("FedHP, CIFAR-10 and SVHN: 725,952 against 16,000", (3, 32, 32), 10, (
+        Row("fedavg", "cnn_fednh_small"), Row("fedhp", "cnn_fednh_conv"),
+    )),
+    Setting("FedHP, the same with FedNH's network as published", (3, 32, 32), 10, (
+        Row("fedavg", "cnn_fednh"), Row("fedhp", "cnn_fednh_conv"),
+    )),
+    Setting("FedPall, Digits: 11,800 samples a device on average", (3, 32, 32), 10, (
+        Row("fedavg", "resnet50", "mlp"), Row("fedpall", "resnet50", examples=11_800, clients=5),
+    )),
+    Setting("FedPall, Office: 507 samples a device on average", (3, 64, 64), 10, (
+        Row("fedavg", "resnet50", "mlp"), Row("fedpall", "resnet50", examples=507, clients=4),
+    )),
+    Setting("FedPall, where its upload equals FedAvg's", (3, 64, 64), 10, (
+        Row("fedavg", "resnet50", "mlp"), Row("fedpall", "resnet50", examples=12_122, clients=5),
+    )),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Line:
+    row: Row
+    up: Mapping[str, int]
+    down: Mapping[str, int]
+
+
+def lines(setting: Setting) -> Iterator[Line]:
+    for row in setting.rows:
+        cost_of = load(row.method).cost
+        assert cost_of is not None, f"{row.method} does not say what it costs"
+        cost = cost_of(sizes(setting, row))
+        yield Line(row, cost.up, cost.down)
+
+
+def sizes(setting: Setting, row: Row) -> Sizes:
+    with torch.device("meta"):
+        model = nets.build(
+            row.network, classes=setting.classes, image=setting.image,
+            feature_size=row.feature_size, head=row.head,
+        )  # fmt: skip
+    return Sizes(model, setting.classes, row.examples, row.clients, row.prototypes, row.prototypes)
+
+
+def table() -> str:
+    """Every setting with its rows; shares are of the setting's first row."""
+    found = [f"{'':45}{'up':>12}{'':>8}{'down':>12}"]
+    for setting in SETTINGS:
+        found += ["", setting.title]
+        reference: Line | None = None
+        for line in lines(setting):
+            reference = reference or line
+            found.append(text(line, reference))
+    found += ["", NOTE]
+    return "\n".join(found)
+
+
+def text(line: Line, reference: Line) -> str:
+    cells = ""
+    for own, other in ((line.up, reference.up), (line.down, reference.down)):
+        total, whole = sum(own.values()), sum(other.values())
+        cells += f"{total:>12,}{total / whole:>8.2%}"
+    first = f"  {line.row.method:9}{line.row.words():34}{cells}"
+    if line is reference:
+        return first
+    ways = {"up": line.up, "down": line.down}
+    parts = [
+        f"{way} {', '.join(f'{kind} {n:,}' for kind, n in kinds.items() if n)}" for way, kinds in ways.items()
+    ]
+    return "\n".join([first, *(f"{'':13}{words}" for words in parts)])
+
+
+NOTE = (
+    "numbers of one participant in one round, not its first; a label, an id or a count is one number. Parameters\n"
+    "only: BatchNorm's statistics travel too, but no paper counts them. Runs measure bytes: protofleet report"
+)

@@ -1,0 +1,45 @@
+"""`protofleet methods NAME`: what its file says first, and its settings with their defaults."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import MISSING, Field, fields
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from protofleet.methods.contract.catalog import load
+from protofleet.methods.parts.local import LocalHyper
+from protofleet.protocol.settings.reader import SettingsError
+
+
+def explanation(name: str) -> str:
+    try:
+        method = load(name)
+    except LookupError as error:
+        raise SettingsError(str(error).strip('"')) from None
+    doc = (sys.modules[f"protofleet.methods.{name}"].__doc__ or "").strip()
+    networks = "each device may have a network of its own" if method.mixed_networks else "one network for all"
+    head = f"{doc}\n\nIts paper reports the {method.reports} model; {networks}.\n\n[method] settings"
+    hints = get_type_hints(method.Hyper)
+    return "\n".join([head, *(setting(f, hints[f.name]) for f in fields(method.Hyper))])
+
+
+def setting(field: Field[Any], hint: object) -> str:
+    """`name = default`, and what else may stand there."""
+    default = "(left out)" if field.default in (None, MISSING) else shown(field.default)
+    common = field.name in {f.name for f in fields(LocalHyper)}
+    return f"  {field.name:22} = {default:14} {choices(hint)}{' (local training)' if common else ''}"
+
+
+def choices(hint: object) -> str:
+    if get_origin(hint) is Literal:
+        return ", ".join(map(shown, get_args(hint)))
+    if get_origin(hint) in (Union, types.UnionType):
+        return f"{choices(get_args(hint)[0])} or left out"
+    return {int: "whole number", float: "number", bool: "true or false", str: "text"}.get(hint, str(hint))  # type: ignore[call-overload, no-any-return]
+
+
+def shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,88 @@
+"""`protofleet run`, `report`, `compare`: experiments on this machine, and what has come of them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from protofleet.deploy.cli.flags import SEED, SHARE
+
+Jobs = Any  # argparse keeps the type of its sub-parsers to itself
+
+
+def add_run(jobs: Jobs) -> None:
+    job = jobs.add_parser(
+        "run", help="a whole federation on this machine, from one TOML file; or many, in turn"
+    )
+    job.add_argument("experiments", type=Path, nargs="+", help="for example experiments/demo.toml")
+    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting")
+    job.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    earlier = job.add_mutually_exclusive_group()
+    earlier.add_argument("--fresh", action="store_true", help="put an earlier run of this name aside")
+    earlier.add_argument(
+        "--resume", action="store_true", help="only go on with an unfinished run; an error if there is none"
+    )
+    job.add_argument(
+        "--seeds", type=SEED, nargs="+", default=[], help="run each file once for each, as <name>-s<seed>"
+    )
+    job.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    from protofleet.deploy.local.alike import agreed_names
+    from protofleet.deploy.local.experiment import read_experiment
+    from protofleet.deploy.local.run import make_way, run_experiment
+    from protofleet.deploy.local.sweep import Sweep
+    from protofleet.protocol.settings.reader import SettingsError
+
+    if options.seeds or len(options.experiments) > 1:
+        if options.resume:
+            raise SettingsError("--resume goes on with one run; several are gone on with without it")
+        return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
+    experiment = read_experiment(options.experiments[0], options.set)
+    agreed_names(experiment)  # before an earlier run is put aside
+    make_way(experiment, options.runs, options.fresh, options.resume)
+    print(f"report: {run_experiment(experiment, options.runs)}")
+    return 0
+
+
+def add_report(jobs: Jobs) -> None:
+    job = jobs.add_parser("report", help="write runs/<name>/report.html again and print the final table")
+    job.add_argument("folder", type=Path, help="for example runs/demo")
+    job.set_defaults(command=report)
+
+
+def report(options: argparse.Namespace) -> int:
+    from protofleet.deploy.report.page import final_table, write_report
+
+    path = write_report(options.folder)
+    print(final_table(options.folder))
+    print(f"report: {path}")
+    return 0
+
+
+def add_compare(jobs: Jobs) -> None:
+    job = jobs.add_parser("compare", help="finished runs side by side, seeds of one experiment in one row")
+    job.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
+    job.add_argument("--view", default="reports", help="whose accuracy: reports (as each paper), global ...")
+    job.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
+    job.add_argument("--share", type=SHARE, default=0.9, help="of its accuracy, to be reached (default: 0.9)")
+    job.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
+    job.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
+    job.set_defaults(command=compare)
+
+
+def compare(options: argparse.Namespace) -> int:
+    from protofleet.deploy.report.compare import goal_of, read_groups, write
+    from protofleet.deploy.report.compare_page import comparison_page
+    from protofleet.deploy.report.compare_tables import tables
+
+    groups = read_groups(options.folders, options.view)
+    shown = tables(groups, goal_of(groups, options.baseline, options.share), options.share)
+    print("\n\n".join(table.plain() for table in shown))
+    if options.markdown:
+        write(options.markdown, "\n".join(table.markdown() for table in shown))
+    if options.html:
+        write(options.html, comparison_page(groups, shown))
+    return 0

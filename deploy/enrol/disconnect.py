@@ -1,0 +1,123 @@
+"""Making a running Mosquitto forget somebody.
+
+At SIGHUP Mosquitto reads its list of revoked certificates and its rules again, and asks the list about those
+who connect from then on. Whoever is connected stays so: with the rule that denies him all topics he is mute
+and deaf, but there. A second connection under his name ends his, and his return is refused by the list.
+(Seen on 2.0.11.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+
+from protofleet.deploy.brokers.mosquitto import CONF, PID
+from protofleet.deploy.enrol.authority import Authority
+from protofleet.deploy.enrol.certificates import hosts_of, new_key
+from protofleet.deploy.enrol.operator import revoke
+from protofleet.deploy.enrol.party import expecting, install, read_approval_file
+from protofleet.protocol.security.keyfiles import write_file, write_private
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
+
+CHECK_SECONDS: Final = 600
+RELOAD_SECONDS: Final = 10.0
+
+
+def revoke_and_cut(authority: Authority, name: str, reason: str, folder: Path) -> str:
+    """Revoke, tell the broker whose enrolled files are in `folder` on this machine, and end the connection."""
+    broker_name(authority, folder)
+    address = address_of(folder)
+    with check_files(authority, f"check-{secrets.token_hex(4)}") as (serial, canary):
+        entries = revoke(authority, name, reason, also=[serial])
+        install_broker(authority, folder)
+        reload(folder)
+        _wait_until_refused(replace(address, tls=canary))
+    cut(authority, name, address)
+    return f"{name} is revoked ({len(entries)} certificates) and cut off from {address}"
+
+
+def install_broker(authority: Authority, folder: Path) -> None:
+    name = broker_name(authority, folder)
+    data = read_approval_file(authority.folder / "approvals" / f"{name}.approval")
+    install(folder, data, expecting(authority.fingerprint), authority.now(), authority.durable)
+
+
+def broker_name(authority: Authority, folder: Path) -> str:
+    """Which of the federation's brokers it is."""
+    held = (folder / "current" / "tls.crt").read_text() if (folder / "current").exists() else ""
+    for entry in authority.register.holding(authority.now()):
+        cert = authority.folder / "certs" / f"{entry.name}.crt"
+        if entry.part == "broker" and cert.exists() and cert.read_text() == held:
+            return entry.name
+    raise SettingsError(f"no broker of this federation is enrolled in {folder}; `enrol broker` does that")
+
+
+def cut(authority: Authority, name: str, address: BrokerAddress) -> None:
+    """End the connection under this name, and forget what waits for it at the broker."""
+    with check_files(authority, name) as (_, files):
+        if problem := preflight(replace(address, tls=files)):
+            raise BrokerError(f"{name} could not be cut off: {problem}; restart the broker")
+
+
+def reload(folder: Path) -> None:
+    """SIGHUP to the Mosquitto that was started with this folder's settings."""
+    path = folder / PID
+    try:
+        pid = int(path.read_text())
+        comm = Path(f"/proc/{pid}/comm")
+        if comm.parent.parent.is_dir() and "mosquitto" not in comm.read_text():
+            raise ProcessLookupError  # somebody else has that process id by now
+        os.kill(pid, signal.SIGHUP)
+    except PermissionError:
+        words = "runs as another user; the new files are in place, tell it to reload"
+        raise BrokerError(
+            f"the Mosquitto of {folder} {words}: kill -HUP {path.read_text().strip()}, as root"
+        ) from None
+    except (FileNotFoundError, ValueError, ProcessLookupError):
+        words = f"no Mosquitto runs by {path}"
+        raise BrokerError(f"{words}; the new files are in place, tell it to reload where it runs") from None
+
+
+def address_of(folder: Path) -> BrokerAddress:
+    """Where its settings let it listen, as seen from this machine."""
+    path = folder / CONF
+    found = re.search(r"^listener (\d+) (\S+)", path.read_text(), re.MULTILINE) if path.exists() else None
+    if found is None:
+        raise SettingsError(f"there is no {path} with a listener; `enrol broker` writes it")
+    cert = x509.load_pem_x509_certificate((folder / "current" / "tls.crt").read_bytes())
+    names = hosts_of(cert)
+    return BrokerAddress(found[2] if found[2] in names else names[0], int(found[1]))
+
+
+@contextlib.contextmanager
+def check_files(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles]]:
+    """A key and a certificate in that name, for ourselves and for as long as the block lasts."""
+    key = new_key()
+    serial, cert = authority.issue_check(name, key.public_key(), CHECK_SECONDS)
+    authority.save()
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        write_private(place / "key", key, durable=False)
+        write_file(place / "cert", cert, durable=False)
+        write_file(place / "ca", authority.authorities(), durable=False)
+        yield serial, TlsFiles(str(place / "ca"), str(place / "cert"), str(place / "key"))
+
+
+def _wait_until_refused(address: BrokerAddress) -> None:
+    deadline = time.monotonic() + RELOAD_SECONDS
+    while "revoked" not in (problem := preflight(address) or ""):
+        if time.monotonic() > deadline:
+            raise BrokerError(f"{address} did not take the new list ({problem or 'nothing'}); restart it")
+        time.sleep(0.05)

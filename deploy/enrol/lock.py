@@ -1,0 +1,44 @@
+"""One writer at a time in an operator's folder, and none that writes over what it has not read."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.enrol.register import REGISTER
+from protofleet.protocol.settings.reader import SettingsError
+
+LOCK: Final = "lock"
+
+
+class Claim:
+    """On the register, as it was when it was read. The lock is held while something is written, never longer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._held = folder, False
+        self._known = self._register()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """SettingsError, before anything is written, where somebody else has written in between."""
+        if self._held:
+            yield
+            return
+        with (self._folder / LOCK).open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if self._register() != self._known:
+                raise SettingsError(
+                    f"somebody else has changed {self._folder} in the meantime; nothing was written, run it again"
+                )
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held, self._known = False, self._register()
+
+    def _register(self) -> bytes:
+        path = self._folder / REGISTER
+        return path.read_bytes() if path.exists() else b""

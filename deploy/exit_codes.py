@@ -1,0 +1,44 @@
+"""Which errors are a person's to mend, and with which exit code. Everything else is ours."""
+
+from __future__ import annotations
+
+from protofleet.coordinator.server.diverged import DivergedError
+from protofleet.coordinator.spool.spool import RunMismatchError
+from protofleet.deploy.errors import RunError
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.state.device import TakenOverError
+from protofleet.protocol.security.keyfiles import KeyFileError
+from protofleet.protocol.security.statements import StatementError
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import is_full, is_held
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.runtime.metrics_page import MetricsError
+
+FAILED, MISUSED, DIVERGED = 1, 2, 4
+
+
+def exit_code(error: Exception) -> int | None:
+    match error:
+        case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
+            return MISUSED
+        case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
+            return FAILED
+        case DivergedError():
+            return DIVERGED
+        case OSError() if is_full(error):
+            error.args = (
+                f"the disk is full: {error.filename or error.strerror}; make room and run it again",
+            )
+            return FAILED
+        case _ if is_full(error):  # SQLite's words say so
+            return FAILED
+        case _ if is_held(error):
+            error.args = (
+                f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let "
+                "it finish; and run it again",
+            )
+            return FAILED
+        case PermissionError() | IsADirectoryError() | NotADirectoryError():
+            return FAILED
+    return None

@@ -1,0 +1,187 @@
+"""What a device is and holds, as a value. `facts.sh` tells it there; a test may make it up."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.host.status_file import Status
+from protofleet.protocol.security.statements import StatementError, from_armour
+from protofleet.protocol.settings.reader import SettingsError
+
+SCRIPT: Final = Path(__file__).with_name("facts.sh")
+PROGRAM: Final = "protofleet-device.service"
+
+
+@dataclass(frozen=True, slots=True)
+class Good:
+    """What has served a round on this device: to be gone back to."""
+
+    release: str
+    settings: str  # digest of their text
+    unit: str
+    by: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    active: str = ""  # active, activating, failed, inactive; empty: there is no such unit
+    sub: str = ""
+    enabled: bool = False
+    pid: int = 0  # as the agent itself knows it: in a container another than the service manager's
+    restarts: int = 0
+    running: str = ""  # release of the process
+    unit: str = ""  # mark of the unit that it was started by
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    user: bool = False
+    pinned: str = ""  # SHA-256 of the roots whose signature root believes here
+    release: str = ""  # that `current` links to
+    complete: frozenset[str] = frozenset()
+    blocked: frozenset[str] = frozenset()
+    settings: bytes = b""  # the signed statement
+    good_settings: bytes = b""
+    previous_settings: bytes = b""
+    unit: str = ""  # SHA-256 of the unit file, and so on
+    tls: str = ""
+    roots: str = ""
+    coordinator: str = ""
+    good: Good | None = None
+    previous: Good | None = None  # the one before
+    service: Service = field(default_factory=Service)
+    status: Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Docker:
+    version: str = ""  # of the engine; empty: it does not answer
+    runtimes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What only our own program on the device can say."""
+
+    torch: str = ""
+    cuda: bool | None = None
+    broker: str = ""  # ok, or why not; empty: nobody has asked
+    broker_tcp: bool | None = None  # whether its port can be reached
+    cert_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    arch: str
+    uid: int
+    now: int
+    os: str = ""
+    model: str = ""
+    l4t: str = ""  # 36.4.3; empty: no Jetson
+    nvidia: bool = False  # there are device files of an NVIDIA GPU
+    tools: frozenset[str] = frozenset()
+    python: str = ""
+    venv: bool = False
+    systemd: int = 0
+    systemd_state: str = ""
+    clock_synced: bool | None = None  # None: nobody knows
+    groups: tuple[str, ...] = ()  # that may use the GPU: video, render
+    disk_free: int = 0
+    state_free: int = 0
+    storage: str = ""
+    ram: int = 0
+    ram_free: int = 0
+    swap: int = 0
+    temperatures: tuple[tuple[str, float], ...] = ()
+    nvpmodel: str = ""
+    docker: Docker | None = None  # None: it is not installed
+    iptables: str = ""
+    iptables_works: bool | None = None
+    installed: Installed = field(default_factory=Installed)
+    probe: Probe | None = None
+
+
+def read_facts(text: str) -> Facts:
+    """What `facts.sh` has printed. SettingsError where it broke off."""
+    told: dict[str, list[str]] = defaultdict(list)
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            told[key].append(value.strip())
+    one = {key: values[-1] for key, values in told.items()}
+    if "end" not in one or not one.get("arch"):
+        raise SettingsError(f"the device has not told all that was asked; its last word was {text[-80:]!r}")
+    return Facts(
+        one["arch"], int(one["uid"]), int(one["now"]),
+        os=one.get("os", ""), model=one.get("model", ""), l4t=one.get("l4t", ""), nvidia="nvidia" in one,
+        tools=frozenset(told["tool"]), python=one.get("python", ""), venv="venv" in one,
+        systemd=int(one.get("systemd") or 0), systemd_state=one.get("systemd_state", ""),
+        clock_synced=_yes_or_no(one.get("clock_synced")), groups=tuple(one.get("groups", "").split()),
+        disk_free=int(one.get("disk_free") or 0), state_free=int(one.get("state_free") or 0),
+        storage=one.get("storage", ""), ram=int(one.get("ram", 0)), ram_free=int(one.get("ram_free", 0)),
+        swap=int(one.get("swap", 0)), temperatures=tuple(map(_heat, told["temperature"])),
+        nvpmodel=one.get("nvpmodel", ""),
+        docker=Docker(one["docker"], tuple(one.get("docker_runtimes", "").split())) if "docker" in one else None,
+        iptables=one.get("iptables", ""), iptables_works=_yes_or_no(one.get("iptables_works")),
+        installed=_installed(told, one), probe=_probe(one),
+    )  # fmt: skip
+
+
+def _installed(told: Mapping[str, list[str]], one: Mapping[str, str]) -> Installed:
+    service = Service(
+        one.get("ActiveState", ""), one.get("SubState", ""), one.get("UnitFileState") == "enabled",
+        int(one.get("agent") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
+        one.get("running_unit", ""),
+    )  # fmt: skip
+    return Installed(
+        "user" in one, one.get("pinned", ""), one.get("release", ""),
+        frozenset(told["complete"]), frozenset(told["blocked"]),
+        settings=_statement(one.get("settings", "")), good_settings=_statement(one.get("good_settings", "")),
+        previous_settings=_statement(one.get("previous_settings", "")),
+        unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),
+        coordinator=one.get("coordinator", ""), good=_good(one.get("good", "")),
+        previous=_good(one.get("previous", "")), service=service, status=_status(one.get("status", "")),
+    )  # fmt: skip
+
+
+def _probe(one: Mapping[str, str]) -> Probe | None:
+    if not {"torch", "cuda", "broker", "broker_tcp", "cert_until"} & one.keys():
+        return None
+    cuda, reached = _yes_or_no(one.get("cuda")), _yes_or_no(one.get("broker_tcp"))
+    return Probe(one.get("torch", ""), cuda, one.get("broker", ""), reached, int(one.get("cert_until", 0)))
+
+
+def _good(text: str) -> Good | None:
+    try:
+        return Good(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def _status(text: str) -> Status | None:
+    try:
+        return Status(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def _statement(text: str) -> bytes:
+    try:
+        return from_armour("settings", text.encode())
+    except StatementError:
+        return b""
+
+
+def _heat(text: str) -> tuple[str, float]:
+    value, _, zone = text.partition(" ")
+    return zone, int(value) / 1000 if value.lstrip("-").isdigit() else 0.0
+
+
+def _yes_or_no(text: str | None) -> bool | None:
+    return {"yes": True, "no": False}.get(text or "")

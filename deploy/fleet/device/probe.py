@@ -1,0 +1,92 @@
+"""Run on a device by its own interpreter: what only our program there can say, as key=value lines."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.fleet.settings import KEYS
+
+SETTINGS: Final = Path("/etc/protofleet/device.settings")
+
+
+def main(arguments: list[str]) -> int:
+    match arguments:
+        case ["self"]:
+            return whole()
+        case ["settings", path]:
+            return usable(Path(path))
+        case _:
+            tell_torch()
+            tell_enrolment("connected" in arguments)
+    return 0
+
+
+def whole() -> int:
+    """Everything imports, and a matrix is multiplied."""
+    import torch
+
+    from protofleet import edge_client, methods, protocol, runtime
+
+    for package in (protocol, runtime, methods, edge_client):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    importlib.import_module("protofleet.deploy.cli.main")
+    if torch.equal(torch.eye(3) @ torch.ones(3), torch.ones(3)):
+        return 0
+    print("torch multiplies wrongly", file=sys.stderr)
+    return 1
+
+
+def usable(path: Path) -> int:
+    from protofleet.edge_client.host.loaded_settings import verified
+    from protofleet.protocol.security.statements import StatementError
+    from protofleet.protocol.settings.reader import SettingsError
+
+    try:
+        verified(path, str(KEYS), ())
+    except (SettingsError, StatementError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def tell_torch() -> None:
+    try:
+        import torch
+    except Exception as error:  # noqa: BLE001 - a vendor's torch fails in many ways, and each is a fact
+        print(f"cuda=no\ntorch_problem={type(error).__name__}: {error}")
+        return
+    print(f"torch={torch.__version__}\ncuda={'yes' if torch.cuda.is_available() else 'no'}")
+
+
+def tell_enrolment(connected: bool) -> None:
+    """A running device is asked nothing: the broker would hand us its session."""
+    from cryptography import x509
+
+    from protofleet.edge_client.host.loaded_settings import verified
+    from protofleet.protocol.security.enrolment import CURRENT, TLS_CERT
+    from protofleet.protocol.security.statements import StatementError
+    from protofleet.protocol.settings.reader import SettingsError
+    from protofleet.protocol.transport.address import preflight
+
+    cert = KEYS / CURRENT / TLS_CERT
+    if cert.exists():
+        until = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc
+        print(f"cert_until={int(until.timestamp())}")
+    if connected:
+        print("broker=ok")
+    elif SETTINGS.exists() and cert.exists():
+        try:
+            words = preflight(verified(SETTINGS, str(KEYS), ()).settings.broker) or "ok"
+        except (SettingsError, StatementError) as error:
+            words = f"the settings that are installed are not taken: {error}"
+        print(f"broker={words}".replace("\n", " "))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""The systemd unit of a device: what it may do, and when it is started again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final
+
+from protofleet.deploy.fleet.device.facts import Facts
+from protofleet.deploy.fleet.settings import KEYS, OPTION, Host, Software
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.protocol.settings.reader import SettingsError
+
+PLACE: Final = "/etc/systemd/system/protofleet-device.service"
+SETTINGS: Final = "/etc/protofleet/device.settings"
+COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS} --enrolled {KEYS}"
+LEFT_TO_OTHERS: Final = (
+    1_500_000_000  # bytes of memory, where a fleet's file does not say; a GPU may share them
+)
+MARK: Final = 16  # digits
+BACKOFF_SYSTEMD: Final = 254  # the first that can wait ever longer between two starts
+
+# MemoryDenyWriteExecute is not among them: torch's kernels for the CPU are written at run time.
+HARDENED: Final = """\
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectSystem=strict
+ProtectHome={home}
+ProtectProc=invisible
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+PrivateTmp=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+LockPersonality=yes
+RemoveIPC=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
+SystemCallErrorNumber=EPERM
+UMask=0077
+"""
+# sched_setaffinity and setpriority are what torch's threads ask for; being refused them costs nothing.
+WITHOUT_A_GPU: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
+
+UNIT: Final = """\
+# Written by protofleet deploy; the next deployment replaces it.
+[Unit]
+Description=protofleet device {name}
+Wants=network-online.target
+After=network-online.target time-sync.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+User=protofleet
+Group=protofleet
+{groups}ExecStart={command}
+WorkingDirectory=/var/lib/protofleet
+StateDirectory=protofleet
+StateDirectoryMode=0700
+RuntimeDirectory=protofleet
+RuntimeDirectoryMode=0755
+Environment=HOME=/var/lib/protofleet PYTHONDONTWRITEBYTECODE=1 PROTOFLEET_UNIT={mark}
+Restart=always
+{backoff}TimeoutStartSec=10min
+TimeoutStopSec=30s
+WatchdogSec=60s
+# A child that the kernel kills for want of memory is reported, and no reason to end.
+OOMPolicy=continue
+OOMScoreAdjust=500
+MemoryMax={memory}
+TasksMax=256
+LogRateLimitIntervalSec=60s
+LogRateLimitBurst=300
+{hardened}
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+# The engine confines the container; the client that systemd watches passes signals on to it.
+CONTAINER: Final = """\
+# Written by protofleet deploy; the next deployment replaces it.
+[Unit]
+Description=protofleet device {name}, in a container
+Requires=docker.service
+Wants=network-online.target
+After=docker.service network-online.target time-sync.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+ExecStartPre=-/usr/bin/env docker rm --force protofleet-device
+ExecStartPre=/usr/bin/install -d -m 0755 -o protofleet -g protofleet /run/protofleet
+ExecStart={command}
+ExecStopPost=-/usr/bin/env docker rm --force protofleet-device
+ExecStopPost=-/usr/bin/env rm -f /run/protofleet/status.json
+Environment=PROTOFLEET_UNIT={mark}
+Environment="PROTOFLEET_DOCKER={options}"
+Restart=always
+{backoff}TimeoutStartSec=10min
+TimeoutStopSec=30s
+LogRateLimitIntervalSec=60s
+LogRateLimitBurst=300
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Software) -> str:
+    contained = software.kind == "container"
+    steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= BACKOFF_SYSTEMD else ""
+    gpu = settings.compute != "cpu" and (bool(facts.l4t) or facts.nvidia)
+    memory = host.memory_bytes or max(512_000_000, facts.ram - LEFT_TO_OTHERS)
+    at_home = settings.data.root.startswith(("/home/", "/root/"))
+    hardened = HARDENED.format(home="read-only" if at_home else "yes") + ("" if gpu else WITHOUT_A_GPU)
+    text = (CONTAINER if contained else UNIT).format(
+        name=settings.name,
+        mark="{mark}",
+        command=COMMAND,
+        groups=f"SupplementaryGroups={' '.join(facts.groups)}\n" if gpu and facts.groups else "",
+        backoff="RestartSec=10s\n" + steps,
+        memory=memory,
+        hardened=hardened,
+        options=" ".join(_docker_words(facts, settings, memory, gpu)) if contained else "",
+    )
+    return text.replace("{mark}", digest(text)[:MARK])
+
+
+def _docker_words(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool) -> Iterator[str]:
+    yield f"--name protofleet-device --memory {memory} --oom-score-adj 500 --log-driver none"
+    yield "--volume /run/protofleet:/run/protofleet"
+    if settings.data.root:
+        if not OPTION.fullmatch(settings.data.root):
+            raise SettingsError(
+                f"data.root is {settings.data.root!r}; a container takes no path with spaces or signs"
+            )
+        yield f"--volume {settings.data.root}:{settings.data.root}:ro"
+    if gpu:
+        yield "--runtime nvidia" if facts.l4t else "--gpus all"
+        yield from (f"--group-add {group}" for group in facts.groups)
+
+
+def mark_of(unit: str) -> str:
+    """By which a process says which unit has started it."""
+    return unit.partition("PROTOFLEET_UNIT=")[2][:MARK]
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,101 @@
+"""The packages that are installed, each in one version and with hashes (`python -m protofleet.deploy.locks`).
+
+torch.txt    torch and torchvision, of which vendors have builds of their own
+cpu.txt      PyTorch's builds for CPUs alone, taken where pip finds one
+cuda.txt     what PyTorch's build for CUDA loads besides; a build for CPUs needs none of it
+device.txt   what else a device or a coordinator imports
+broker.txt   the extra `broker`        dev.txt    the extra `dev`
+build.txt    what our own wheel is built with
+data.txt     the packages of requirements-data.txt
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+PIN: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]+?))?\s*\\?"
+)
+HASH: Final = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
+WHEEL: Final = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[^-]+)?-[^-]+-[^-]+-[^-]+\.whl")
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    name: str
+    version: str
+    marker: str  # for which Python and machine; "": for all
+    hashes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        marker = f" ; {self.marker}" if self.marker else ""
+        return " \\\n    --hash=".join([f"{self.name}=={self.version}{marker}", *self.hashes])
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    name: str
+    version: str
+    hash: str
+
+    @property
+    def public(self) -> str:
+        """2.13.0 of 2.13.0+cpu, which `==2.13.0` takes, too."""
+        return self.version.partition("+")[0]
+
+
+def read_lock(text: str) -> list[Locked]:
+    """ValueError for a line that is no package with its hashes."""
+    found: list[Locked] = []
+    for block in re.split(r"\n(?=\S)", text.strip()):
+        first, *rest = block.splitlines()
+        if first.startswith("#"):
+            continue
+        pin, hashes = PIN.fullmatch(first), HASH.findall("\n".join(rest))
+        if pin is None or not hashes or len(hashes) != len(rest):
+            raise ValueError(f"{first!r} is no `name==version` with a --hash=sha256:... on each line below")
+        found.append(Locked(normal(pin["name"]), pin["version"], pin["marker"] or "", tuple(hashes)))
+    return found
+
+
+def write_lock(packages: Iterable[Locked], words: str) -> str:
+    return f"# {words}; written by `python -m protofleet.deploy.locks`.\n" + "".join(
+        f"{p}\n" for p in packages
+    )
+
+
+def read_wheel(path: Path) -> Wheel | None:
+    """None: its name is none that pip would take."""
+    if (found := WHEEL.fullmatch(path.name)) is None:
+        return None
+    total = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            total.update(piece)
+    return Wheel(normal(found["name"]), found["version"], f"sha256:{total.hexdigest()}")
+
+
+def with_wheels(packages: Iterable[Locked], wheels: Iterable[Wheel]) -> Iterator[Locked]:
+    """Wheels that somebody brings along are taken as well, in place of the locked version where theirs is another."""
+    brought: dict[str, list[Wheel]] = {}
+    for wheel in wheels:
+        brought.setdefault(wheel.name, []).append(wheel)
+    for package in packages:
+        own = brought.get(package.name, [])
+        same = tuple(w.hash for w in own if w.public == package.version)
+        if same or not own:
+            yield Locked(
+                package.name, package.version, package.marker, tuple(dict.fromkeys((*package.hashes, *same)))
+            )
+        else:
+            yield Locked(package.name, own[-1].version, package.marker, tuple(w.hash for w in own))
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,4 @@
+"""Grafana's dashboards, written from here into deploy/compose.
+
+May import: nothing of ours.
+"""

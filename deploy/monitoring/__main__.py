@@ -1,0 +1,22 @@
+"""python -m protofleet.deploy.monitoring: writes deploy/compose/grafana/dashboards/*.json anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.monitoring.pages import PAGES
+
+FOLDER: Final = Path(__file__).parent.parent / "compose" / "grafana" / "dashboards"
+
+
+def written() -> dict[str, str]:
+    """File name -> text."""
+    return {f"{name}.json": json.dumps(page(), indent=2) + "\n" for name, page in PAGES.items()}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in written().items():
+        (FOLDER / name).write_text(text)

@@ -1,0 +1,22 @@
+"""What several dashboards ask for: template variables, and figures with one meaning."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protofleet.deploy.monitoring.panels import variable
+
+DEVICE: Final = variable("device", "Device", 'label_values(up{job="devices"}, device)')
+DOMAIN: Final = variable("domain", "Domain", "label_values(protofleet_accuracy_ratio, domain)")
+VIEW: Final = variable("view", "View", "label_values(protofleet_accuracy_ratio, view)")
+METHOD: Final = variable("method", "Method", "label_values(protofleet_round_bytes, method)")
+
+ACCURACY: Final = 'protofleet_accuracy_ratio{split="test", domain=~"$domain", view=~"$view"}'
+OURS: Final = "protofleet_rounds_bytes_total"
+FEDAVG: Final = "protofleet_fedavg_bytes_total > 0"
+# What no honest party sends.
+FORGED: Final = (
+    "bad_signature|equivocation|stale_boot|unknown_sender|"
+    "wrong_topic|wrong_recipient|wrong_federation|not_sealed"
+)  # fmt: skip
+COMMITTED: Final = "(protofleet_round_last_commit_timestamp_seconds > 0)"

@@ -1,0 +1,12 @@
+"""The four dashboards: what a person who runs a federation wants to see. Metrics: docs/metrics.md."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protofleet.deploy.monitoring.federation import federation
+from protofleet.deploy.monitoring.fleet import fleet
+from protofleet.deploy.monitoring.security import security
+from protofleet.deploy.monitoring.traffic import traffic
+
+PAGES: Final = {"federation": federation, "fleet": fleet, "bytes": traffic, "security": security}

@@ -1,0 +1,4 @@
+"""Pages of docs/ that are written from the code.
+
+May import: everything.
+"""

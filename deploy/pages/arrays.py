@@ -1,0 +1,121 @@
+"""python -m protofleet.deploy.pages.arrays: writes anew what docs/protocol.md says of every method's arrays, from
+what the coordinator demands of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import torch
+
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.methods.contract.base import Ask, Member, Payload, Reply, ServerHalf
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.methods.contract.wants import Want, table_of
+from protofleet.protocol.wire.messages import Wanted
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "protocol.md"
+BEGIN: Final = "<!-- from here on `python -m protofleet.deploy.pages.arrays` writes -->\n"
+END: Final = "<!-- to here -->\n"
+C, D, N = (
+    7,
+    48,
+    35,
+)  # classes, width of the embedding, examples: no other number of the tables is one of these
+LETTERS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
+HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
+
+
+Question: TypeAlias = tuple[str, Payload, tuple[Wanted, ...]]  # phase, what is sent, what is to come back
+
+
+def questions(method: str) -> Iterator[Question]:
+    """What a server half puts to its cohort in two rounds and at the end, answered with the least that it takes."""
+    plan = Plan(method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=quick(method))
+    server = plan.server_half()
+    for number in (1, 2):
+        server.begin(number, [Member("a", N, (N // C,) * C)])
+        yield from _round(server)
+    yield "evaluate", server.payload(), ()
+
+
+def _round(server: ServerHalf) -> Iterator[Question]:
+    asking, replies = server.round(), None
+    with contextlib.suppress(StopIteration):
+        while True:
+            ask = next(asking) if replies is None else asking.send(replies)
+            yield ask.phase, ask.payload, table_of(ask.wants, ask.payload, Limits().norm)
+            replies = [Reply("a", N, least(ask))]
+
+
+def quick(method: str) -> dict[str, int]:
+    """Settings that spare work and change no array."""
+    known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
+    return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
+
+
+def least(ask: Ask) -> Payload:
+    return {
+        name: _array(want, ask.payload.get(name)) for name, want in ask.wants.items() if not want.optional
+    }
+
+
+def _array(want: Want, sent: torch.Tensor | None) -> torch.Tensor:
+    if sent is not None and tuple(sent.shape) == want.shape:
+        return sent
+    shape = [2 if isinstance(dim, str) else dim for dim in want.shape]
+    dtype: torch.dtype = getattr(torch, want.dtype)
+    if want.dtype == "int64" and want.low == 0:
+        return torch.arange(shape[0])
+    return torch.full(shape, 1, dtype=dtype) if want.low == 1 else torch.rand(shape).to(dtype)
+
+
+def table() -> str:
+    return HEAD + "".join(line for method in names() for line in _lines(method))
+
+
+def _lines(method: str) -> Iterator[str]:
+    """One for each phase: what is sent may differ from round to round, what is to come back does not."""
+    sent: dict[tuple[str, str], dict[str, None]] = {}
+    for phase, payload, rows in questions(method):
+        sent.setdefault((phase, _rows(rows)), {})[_kinds(payload)] = None
+    for (phase, shown), kinds in sent.items():
+        yield f"| `{method}` | `{phase}` | {'; or '.join(kinds)} | {shown} |\n"
+
+
+def _kinds(payload: Payload) -> str:
+    found = dict.fromkeys(name.partition(".")[0] + (".*" if "." in name else "") for name in sorted(payload))
+    return ", ".join(f"`{kind}`" for kind in found) or "nothing"
+
+
+def _rows(rows: Sequence[Wanted]) -> str:
+    return "<br>".join(map(_row, rows)) or "none"
+
+
+def _row(row: Wanted) -> str:
+    form = "as sent" if row.shape is None else f"{row.dtype} [{', '.join(map(_letter, row.shape))}]"
+    said = [form, f"most {_letter(row.most)}" if row.most is not None else ""]
+    said += [
+        f"{word} {_letter(bound)}"
+        for word, bound in (("low", row.low), ("high", row.high))
+        if bound is not None
+    ]
+    return f"`{row.name}`: " + ", ".join([*filter(None, said), *(f"`{rule}`" for rule in row.rules)])
+
+
+def _letter(value: float | str) -> str:
+    return value if isinstance(value, str) else LETTERS.get(int(value), f"{value:,.0f}")
+
+
+def written(page: str) -> str:
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

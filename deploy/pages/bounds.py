@@ -1,0 +1,66 @@
+"""python -m protofleet.deploy.pages.bounds: writes docs/bounds.md anew, from the bounds that the code enforces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.fleet.settings import Fleet
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.host.overrides import Tuning
+from protofleet.methods.contract.catalog import load, names
+from protofleet.protocol.settings.bounds import Within
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "bounds.md"
+TABLES: Final[Mapping[str, type]] = {
+    "An experiment": Experiment,
+    "A coordinator": CoordinatorSettings,
+    "A device": DeviceSettings,
+    "A fleet": Fleet,
+    "A tuning": Tuning,
+}
+INTRO: Final = """\
+# Bounds of numbers
+
+Every number of a settings file lies between these; what does not is one line that names the file, the key, the value
+and the bounds, and exit code 2. What two settings must be to each other is said in [settings.md](settings.md).
+`NAME` stands for a name of your own. The numbers of command lines are bounded in the same way.
+
+`python -m protofleet.deploy.pages.bounds` writes this page from the code.
+"""
+
+
+def written() -> str:
+    parts = [INTRO, *(section(title, cls) for title, cls in TABLES.items())]
+    return "".join([*parts, *(section(f"The method {name}", load(name).Hyper) for name in names())])
+
+
+def section(title: str, cls: type) -> str:
+    rows = "".join(f"| `{'.'.join(path)}` | {bound} |\n" for path, bound in numbers(cls))
+    return f"\n## {title}\n\n| key | must be |\n|---|---|\n{rows}"
+
+
+def numbers(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Within]]:
+    hints = get_type_hints(cls, include_extras=True)
+    for field in dataclasses.fields(cls):
+        yield from below(hints[field.name], (*path, field.name))
+
+
+def below(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Within]]:
+    """Of a number, of a table's numbers, and of those inside a list, under any name, or left out."""
+    if dataclasses.is_dataclass(hint):
+        yield from numbers(hint, path)  # type: ignore[arg-type]
+    elif get_origin(hint) is Annotated:
+        yield from ((path, bound) for bound in hint.__metadata__ if isinstance(bound, Within))
+    else:
+        named = (*path, "NAME") if get_origin(hint) is dict else path
+        for part in get_args(hint):
+            yield from below(part, named)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written())

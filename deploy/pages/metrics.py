@@ -1,0 +1,104 @@
+"""python -m protofleet.deploy.pages.metrics: writes docs/metrics.md anew, from what the code tells Prometheus."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.observe.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
+from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.metrics import Series
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.callbacks import Failures
+from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.metrics_page import ConnectionErrors, MeterCollector
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
+INTRO: Final = f"""\
+# Metrics
+
+A coordinator or a device with `metrics_port` serves these under `/metrics` at its `metrics_host`.
+Times are Unix times, bytes are bytes. A device's name is a label on two gauges and two counters only. Names and
+domains are labels for {MAX_DEVICES:,} values each and then `other`; views are the
+method's own, and a device has one domain for a run.
+
+`python -m protofleet.deploy.pages.metrics` writes this page from the code; `/metrics` gives the same
+meanings as `HELP`.
+"""
+HEAD: Final = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+
+
+class Rows(CollectorRegistry):
+    """Keeps a row of the page for each metric that is registered, in that order. Nothing has to have happened yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[str] = []
+
+    def register(self, collector: Any) -> None:
+        super().register(collector)
+        for family in collector.describe():
+            # The client keeps the names of labels with the family, or with what counts, and publishes neither.
+            named = collector if isinstance(collector, MetricWrapperBase) else family
+            self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
+
+
+def row(name: str, kind: str, labels: tuple[str, ...], words: str) -> str:
+    shown = name + ("_total" if kind == "counter" else "")
+    return f"| `{shown}` | {kind} | {', '.join(labels)} | {meaning(words)} |".replace("|  |", "| |")
+
+
+def meaning(words: str) -> str:
+    """As a cell, where docs/x.md is a link to the page beside this one."""
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", words.replace("|", r"\|"))
+
+
+def of_both(r: CollectorRegistry) -> None:
+    r.register(MeterCollector(Meter(), ""))
+    r.register(ConnectionErrors(Failures()))
+    r.register(Place("", "", Path(), BrokerAddress()))
+
+
+def of_a_coordinator(r: CollectorRegistry) -> None:
+    for series in (Progress, Attendance, Traffic, Learned, Devices, Room):
+        series(r)
+    r.register(Farewells())
+    r.register(Damage(Counter()))
+    r.register(Wills(Counter(), Names(MAX_DEVICES)))
+    r.register(OlderCopies(Counter(), Names(MAX_DEVICES)))
+    r.register(Errors(None))
+
+
+def of_a_device(r: CollectorRegistry) -> None:
+    Series(r)
+    r.register(Board())
+
+
+SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {
+    "Coordinator and device": of_both,
+    "Coordinator": of_a_coordinator,
+    "Device": of_a_device,
+}
+
+
+def sections() -> Iterator[str]:
+    for title, registered in SECTIONS.items():
+        registered(registry := Rows())
+        yield f"## {title}\n\n{HEAD}" + "".join(f"{line}\n" for line in registry.rows)
+
+
+def written() -> str:
+    return "\n".join((INTRO, *sections()))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written())

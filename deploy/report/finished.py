@@ -1,0 +1,68 @@
+"""A finished run as its files tell it. What is damaged is said, and no figure of it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protofleet.coordinator.observe.ledger import records_in
+from protofleet.coordinator.observe.rounds_file import finite, whole_lines
+from protofleet.coordinator.observe.summary import read_summary
+from protofleet.deploy.errors import RunError
+from protofleet.protocol.storage.store import DamagedError
+
+Rounds = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finished:
+    rounds: Rounds
+    summary: Mapping[str, Any]
+    faults: str = ""  # of the lines, in words
+
+
+def read_run(folder: Path) -> Finished:
+    path = folder / "summary.json"
+    if not path.exists():
+        raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
+    try:
+        summary = finite(read_summary(path))
+    except DamagedError as error:
+        raise RunError(str(error)) from None
+    whole, damaged = whole_lines(folder / "rounds.jsonl")
+    lines = {line["round"]: line for _, line in whole}
+    last = max(lines, default=0)
+    if summary.get("ended", "finished") == "finished":
+        last = max(last, summary.get("rounds", 0) + 1)
+    missing = {number for number in range(1, last + 1) if number not in lines}
+    found = (
+        {n: line for n, line in records_in(folder / "ledger.sqlite").items() if n in missing}
+        if missing
+        else {}
+    )
+    lines |= found
+    words = words_of(folder / "rounds.jsonl", damaged, sorted(found), sorted(missing - found.keys()))
+    return Finished([lines[number] for number in sorted(lines)], summary, words)
+
+
+def demand_said(folder: Path, summary: Mapping[str, Any], needed: Sequence[str]) -> None:
+    if missing := [name for name in needed if name not in summary]:
+        raise RunError(
+            f"{folder / 'summary.json'} does not say {missing[0]!r}; it is no summary of a finished run"
+        )
+
+
+def words_of(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int]) -> str:
+    """A run that went on from an older copy lacks the lines of the rounds between."""
+    parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
+    if found:
+        parts.append(f"rounds {numbers(found)} are taken from the ledger")
+    if lost:
+        parts.append(f"nothing is known of rounds {numbers(lost)}: no figure has them in it")
+    return "; ".join(parts)
+
+
+def numbers(some: Sequence[int]) -> str:
+    return ", ".join(map(str, some[:10])) + (f" and {len(some) - 10} more" if len(some) > 10 else "")

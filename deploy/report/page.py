@@ -1,0 +1,266 @@
+"""runs/<name>/report.html: a whole run on one page that needs nothing else, and its table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from protofleet.coordinator.observe.summary import curve
+from protofleet.deploy.local.progress import human
+from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
+from protofleet.deploy.report.finished import Finished, Rounds, demand_said, read_run
+from protofleet.deploy.report.gallery import gallery
+from protofleet.protocol.security.keyfiles import PUBLIC, write_file
+
+KIND_COLOURS = {
+    "weights": COLOURS[0], "anchors": COLOURS[1], "prototypes": COLOURS[2], "classifier": COLOURS[3],
+    "amplifier": COLOURS[4], "features": COLOURS[5], "labels": COLOURS[7], "counts": COLOURS[7],
+    "control": COLOURS[6],
+}  # fmt: skip
+VIEWS = {
+    "global": "the global model, on every domain's own test images",
+    "personal": "each device's own model, on its own domain's test images",
+}
+
+
+SECURITY = {
+    "sealed": "signed, and sealed from end to end: no broker can read them",
+    "off": "signed, but NOT sealed: whoever runs the broker could read them",
+}
+NEEDED = (
+    *("name", "method", "paper", "network", "reports", "rounds", "seed", "devices", "seconds"),
+    *("payload", "wire", "fedavg", "accuracy", "broker", "security"),
+)
+
+
+def write_report(folder: Path) -> Path:
+    run = _read(folder)
+    rounds, summary = run.rounds, run.summary
+    target = folder / "report.html"
+    settings = (
+        (folder / "experiment.toml").read_text(errors="replace")
+        if (folder / "experiment.toml").exists()
+        else ""
+    )
+    sections = [
+        headline(summary),
+        accuracy_section(rounds, summary),
+        bytes_section(rounds, summary),
+        margins_section(rounds),
+        gallery(folder, summary["rounds"]),
+        participation_section(rounds),
+        f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
+    ]
+    title = f"{summary['name']}: {summary['method']}"
+    text = page(
+        title, f"<h1>{escape(title)}</h1>{ended(summary)}{doubts(run)}{security(summary)}{''.join(sections)}"
+    )
+    write_file(target, text.encode(), PUBLIC, durable=False)  # made to be shown around
+    return target
+
+
+def _read(folder: Path) -> Finished:
+    run = read_run(folder)
+    demand_said(folder, run.summary, NEEDED)
+    return run
+
+
+def page(title: str, inside: str, width: str = "") -> str:
+    """One file that fetches nothing."""
+    style = (Path(__file__).parent / "report.css").read_text()
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
+        f'<body><main class="{width}">{inside}</main></body></html>\n'
+    )
+
+
+def doubts(run: Finished) -> str:
+    return f'<p class="danger">{escape(run.faults)}.</p>' if run.faults else ""
+
+
+def ended(summary: Mapping[str, Any]) -> str:
+    """In red where the run came to nothing; a run of an earlier version could not."""
+    words = summary.get("ended", "finished")
+    return "" if words == "finished" else f'<p class="danger">This run has {escape(words)}.</p>'
+
+
+def security(summary: Mapping[str, Any]) -> str:
+    """In red where a run was not sealed; a run of an earlier version was signed and no more."""
+    look = "" if summary["security"] == "sealed" else ' class="danger"'
+    return f"<p{look}>Messages of this run were {escape(words_of(summary))}.</p>"
+
+
+def words_of(summary: Mapping[str, Any]) -> str:
+    return SECURITY.get(summary["security"], SECURITY["off"])
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    accuracy = summary["accuracy"]
+    final, start = accuracy["final"].get("mean"), accuracy["start"].get("mean")
+    payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
+    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
+    total, fedavg = sum(payload.values()), sum(summary["fedavg"].values())
+    cards = [
+        ("mean accuracy", percent(final), f"from {percent(start)} at its start"),
+        ("tensors sent", human(total), f"up {human(payload['up'])}, down {human(payload['down'])}"),
+        ("on the wire", human(wire), f"{wire / total:.4f} of the tensors" if total else "no tensor crossed"),
+        ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, no shared broadcast"),
+        (
+            "time",
+            f"{summary['seconds']:.0f} s",
+            f"{summary['rounds']} rounds, {len(summary['devices'])} devices",
+        ),
+    ]
+    drawn = "".join(
+        f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(words)}</small></div>'
+        for name, value, words in cards
+    )
+    about = f"{summary['paper']}; network {summary['network']}; broker {summary['broker']}; seed {summary['seed']}"
+    return f'<p class="about">{escape(about)}</p><div class="cards">{drawn}</div>'
+
+
+def accuracy_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
+    view = summary["reports"]
+    points = curve(rounds, view, "accuracy")
+    if not points:
+        return ""
+    first = 0 if view == "global" else 1
+    series = []
+    for i, domain in enumerate(sorted(points[-1])):
+        data = [(first + r, p[domain]) for r, p in enumerate(points) if domain in p]
+        series.append(Line(domain, data, COLOURS[i % len(COLOURS)]))
+    means = [(first + r, sum(p.values()) / len(p)) for r, p in enumerate(points)]
+    series.append(Line("mean", means, "var(--ink)", bold=True))
+    picture = lines(series, percent, "rounds of training", "accuracy by domain over rounds")
+    words = f"Shown: {VIEWS[view]}. The point at r is the model after r rounds."
+    tables = accuracy_table(summary) + views_table(summary)
+    return f"<section><h2>Accuracy by domain</h2><p>{words}</p>{picture}{tables}</section>"
+
+
+def accuracy_table(summary: Mapping[str, Any]) -> str:
+    accuracy = summary["accuracy"]
+    start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]
+    rows = [
+        [name, percent(start.get(name)), percent(final.get(name)), percent(best.get(name))]
+        for name in [*sorted(n for n in final if n != "mean"), "mean"]
+    ]
+    point = f"best by validation (point {best['point']})" if "point" in best else "best by validation"
+    return table(["domain", "start", "last round", point], rows)
+
+
+def views_table(summary: Mapping[str, Any]) -> str:
+    """Where more was measured than what the paper reports."""
+    views = summary.get("views", {})
+    if len(views) < 2:
+        return ""
+    rows = [
+        [
+            view + (" (reported)" if view == summary["reports"] else ""), percent(found["final"].get("mean")),
+            percent(found["best_by_validation"].get("mean")),
+        ]
+        for view, found in sorted(views.items())
+    ]  # fmt: skip
+    words = "A word after global or personal is another way to predict with that model."
+    return f"<h3>by all views</h3>{table(['view', 'last round, mean', 'best by validation'], rows)}<p>{words}</p>"
+
+
+def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
+    training = [line for line in rounds if line["kind"] == "training"]
+    used = {kind for line in training for kinds in line["wire"].values() for kind in kinds}
+    colours = {kind: KIND_COLOURS[kind] for kind in KIND_COLOURS if kind in used} | {"FedAvg": "#7F7F7F"}
+    pictures = []
+    for way, words in (("up", "devices to coordinator"), ("down", "coordinator to devices")):
+        drawn = []
+        for line in training:
+            parts = sorted(line["wire"].get(way, {}).items())
+            drawn.append(Bar(line["round"] - 0.16, parts, 0.42))
+            drawn.append(
+                Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True)
+            )
+        picture = bars(drawn, colours, human, "round", f"bytes {way} by kind and round")
+        pictures.append(f"<h3>{way}: {words}</h3>{picture}")
+    words = (
+        "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
+        "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once to each."
+    )
+    return (
+        f"<section><h2>Bytes per round</h2><p>{words}</p>{''.join(pictures)}{bytes_table(summary)}</section>"
+    )
+
+
+def bytes_table(summary: Mapping[str, Any]) -> str:
+    rows = []
+    for way in ("up", "down"):
+        for kind, wire in sorted(summary["wire"][way].items()):
+            payload = summary["payload"][way].get(kind, 0)
+            rows.append([way, kind, f"{payload:,}", f"{wire:,}"])
+    return table(["direction", "kind", "tensor bytes", "bytes on the wire"], rows)
+
+
+def margins_section(rounds: Rounds) -> str:
+    found = [(line["round"], line["figures"]) for line in rounds if "margin.mean" in line["figures"]]
+    if len(found) < 2:
+        return ""
+    names = sorted({name for _, figures in found for name in figures if name.startswith("margin.")})
+    series = []
+    for i, name in enumerate(n for n in names if n != "margin.mean"):
+        data = [(r, f[name]) for r, f in found if name in f]
+        series.append(
+            Line(f"class {name.removeprefix('margin.')}", data, COLOURS[i % len(COLOURS)], labelled=False)
+        )
+    series.append(Line("mean", [(r, f["margin.mean"]) for r, f in found], "var(--ink)", bold=True))
+    words = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
+    values = [value for line in series for _, value in line.points]
+    places = 2 if max(values) - min(values) > 0.1 else 4
+    picture = lines(
+        series, lambda v: f"{v:.{places}f}", "round", "margins between anchors over rounds", from_zero=False
+    )
+    return f"<section><h2>Margins between anchors</h2><p>{words}</p>{picture}</section>"
+
+
+def participation_section(rounds: Rounds) -> str:
+    rows = []
+    for line in rounds:
+        asked = {device for phase in line["phases"] for device in phase["asked"]}
+        dropped = "; ".join(f"{device}: {why}" for device, why in line["dropped"].items())
+        aside = "; ".join(f"{device}: {why}" for device, why in line.get("aside", {}).items())
+        phases = ", ".join(f"{p['phase']} {p['seconds']:.1f} s" for p in line["phases"])
+        rows.append([
+            str(line["round"]), f"{len(line['participants'])} of {len(asked)}", phases,
+            ", ".join(line["late"]) or "-", dropped or "-", aside or "-",
+        ])  # fmt: skip
+    heads = ["round", "answered", "phases", "late", "refused", "put aside"]
+    return f"<section><h2>Rounds</h2>{table(heads, rows)}</section>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def final_table(folder: Path) -> str:
+    """The same in a few lines of text."""
+    run = _read(folder)
+    summary = run.summary
+    accuracy = summary["accuracy"]
+    start, final, best = accuracy["start"], accuracy["final"], accuracy["best_by_validation"]
+    rows = [f"{'domain':14}{'start':>9}{'last':>9}{'best by validation':>21}"]
+    for name in [*sorted(n for n in final if n != "mean"), "mean"]:
+        cells = percent(start.get(name)), percent(final.get(name)), percent(best.get(name))
+        rows.append(f"{name:14}{cells[0]:>9}{cells[1]:>9}{cells[2]:>21}")
+    payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
+    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
+    fedavg = sum(summary["fedavg"].values())
+    crossed = f"tensors up {human(payload['up'])}, down {human(payload['down'])}; on the wire {human(wire)}"
+    rows.append(f"{crossed}; FedAvg would have sent {human(fedavg)}")
+    rows.append(f"{VIEWS[summary['reports']]}; messages {words_of(summary)}")
+    rows += [run.faults] if run.faults else []
+    return "\n".join(rows)

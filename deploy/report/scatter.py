@@ -1,0 +1,175 @@
+"""Clouds of points as SVG: square panels side by side, large outlined marks among the dots, a legend below."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from protofleet.deploy.report.charts import LETTER, WIDTH
+
+Place = Sequence[float]  # x and y
+GAP, TITLE, ROW = 14, 20, 20  # pixels: between panels, above one, of a line of the legend
+FEW = 200  # points that may be drawn larger
+
+# Corners around (0, 0) at size 1; a circle has none.
+SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
+    "circle": (),
+    "triangle": ((0, -1.35), (1.2, 0.8), (-1.2, 0.8)),
+    "square": ((-1, -1), (1, -1), (1, 1), (-1, 1)),
+    "diamond": ((0, -1.45), (1.2, 0), (0, 1.45), (-1.2, 0)),
+    "cross": ((-1.2, -0.4), (-0.4, -0.4), (-0.4, -1.2), (0.4, -1.2), (0.4, -0.4), (1.2, -0.4),
+              (1.2, 0.4), (0.4, 0.4), (0.4, 1.2), (-0.4, 1.2), (-0.4, 0.4), (-1.2, 0.4)),
+    "wedge": ((0, 1.35), (1.2, -0.8), (-1.2, -0.8)),
+    "bar": ((-1.6, -0.6), (1.6, -0.6), (1.6, 0.6), (-1.6, 0.6)),
+    "post": ((-0.6, -1.6), (0.6, -1.6), (0.6, 1.6), (-0.6, 1.6)),
+    "star": tuple(
+        (r * math.sin(math.pi * i / 5), -r * math.cos(math.pi * i / 5))
+        for i, r in enumerate([1.5, 0.65] * 5)
+    ),
+}  # fmt: skip
+DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # stars are for what the server sent
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Small points that look alike."""
+
+    places: Sequence[Place]
+    colour: str
+    shape: str
+    name: str
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A large outlined point; its `tag` stands beside it, at the upper right."""
+
+    place: Place
+    colour: str
+    shape: str
+    name: str
+    size: float = 6.0  # half its width, in pixels
+    tag: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    dots: Sequence[Dots]
+    marks: Sequence[Mark] = ()
+    tags: Sequence[tuple[Place, str]] = ()  # words on their own, where no mark carries them
+
+    def places(self) -> list[Place]:
+        return [p for d in self.dots for p in d.places] + [m.place for m in self.marks]
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of the legend; without a shape it is the heading of those that follow."""
+
+    name: str
+    colour: str = ""
+    shape: str = ""
+    outlined: bool = False
+
+
+def scatter(panels: Sequence[Panel], keys: Sequence[Key], label: str, columns: int = 0) -> str:
+    columns = columns or (2 if len(panels) in (2, 4) else min(3, max(1, len(panels))))
+    side = min(440.0, (WIDTH - GAP * (columns - 1)) / columns)
+    drawn = []
+    for i, panel in enumerate(panels):
+        x, y = (side + GAP) * (i % columns), (side + TITLE + GAP) * (i // columns)
+        drawn.append(f'<g transform="translate({x:.1f} {y:.1f})">{inside(panel, side)}</g>')
+    bottom = (side + TITLE + GAP) * math.ceil(len(panels) / columns)
+    words, height = legend(keys, bottom)
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(drawn)}{words}</svg>'
+    )
+
+
+def inside(panel: Panel, side: float) -> str:
+    to = Square.around(panel.places(), side)
+    drawn = [
+        f'<text x="1" y="13" class="title">{escape(panel.title)}</text>'
+        f'<rect class="frame" x="0.5" y="{TITLE}" width="{side - 1:.1f}" height="{side - 1:.1f}"/>'
+    ]
+    size = (1.1 if len(panel.places()) > FEW else 1.8) + side / 260
+    drawn += [cloud(dots, to, size) for dots in panel.dots if len(dots.places)]
+    drawn += [outlined(mark, to) for mark in panel.marks]
+    drawn += [tag(m.tag, to.place(m.place), m.size, side) for m in panel.marks if m.tag]
+    drawn += [tag(words, to.place(place), 0.0, side) for place, words in panel.tags]
+    return "".join(drawn)
+
+
+def tag(words: str, at: tuple[float, float], away: float, side: float) -> str:
+    """At the upper right of a mark, or at the left where the panel ends."""
+    x, y = (at[0] + away + 1, at[1] - away + 3) if away else (at[0] - len(words) * LETTER / 2, at[1] + 4)
+    if x + len(words) * LETTER > side - 3:
+        x = at[0] - away - 1 - len(words) * LETTER
+    return f'<text class="tag" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+
+
+@dataclass(frozen=True)
+class Square:
+    """From data to places in a panel; a step is as long across as up."""
+
+    middle: tuple[float, float]
+    scale: float
+    side: float
+
+    @classmethod
+    def around(cls, places: Sequence[Place], side: float) -> Square:
+        xs, ys = [float(p[0]) for p in places] or [0.0], [float(p[1]) for p in places] or [0.0]
+        wide = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
+        return cls(((min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2), (side - 44) / wide, side)
+
+    def place(self, place: Place) -> tuple[float, float]:
+        x = self.side / 2 + (place[0] - self.middle[0]) * self.scale
+        y = self.side / 2 - (place[1] - self.middle[1]) * self.scale
+        return x, y + TITLE
+
+
+def cloud(dots: Dots, to: Square, size: float) -> str:
+    path = "".join(outline(dots.shape, *to.place(place), size) for place in dots.places)
+    kind = "dots faint" if dots.faint else "dots"
+    return f'<path class="{kind}" fill="{dots.colour}" d="{path}"><title>{escape(dots.name)}</title></path>'
+
+
+def outlined(mark: Mark, to: Square) -> str:
+    path = outline(mark.shape, *to.place(mark.place), mark.size)
+    return f'<path class="mark" fill="{mark.colour}" d="{path}"><title>{escape(mark.name)}</title></path>'
+
+
+def outline(shape: str, x: float, y: float, size: float) -> str:
+    corners = SHAPES[shape]
+    if not corners:
+        r = f"{size:.1f}"
+        return f"M{x - size:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * size:.1f} 0a{r} {r} 0 1 0 {-2 * size:.1f} 0z"
+    start = f"M{x + corners[0][0] * size:.1f} {y + corners[0][1] * size:.1f}l"
+    steps = (f"{(b[0] - a[0]) * size:.1f} {(b[1] - a[1]) * size:.1f}" for a, b in itertools.pairwise(corners))
+    return f"{start}{' '.join(steps)}z"
+
+
+def legend(keys: Iterable[Key], top: float) -> tuple[str, float]:
+    """Entries in lines as wide as the picture, a heading at the left of each line that begins one."""
+    drawn: list[str] = []
+    x, y = 0.0, top + 14
+    for key in keys:
+        width = len(key.name) * LETTER + 32 if key.shape else 64
+        if drawn and (x + width > WIDTH or not key.shape):
+            x, y = 0.0, y + ROW
+        if key.shape:
+            kind = "mark" if key.outlined else "dots"
+            size = 6.0 if key.outlined else 4.5
+            path = outline(key.shape, x + 7, y - 4, size)
+            drawn.append(f'<path class="{kind}" fill="{key.colour}" d="{path}"/>')
+            drawn.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
+        else:
+            drawn.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
+        x += width
+    return "".join(drawn), y + 8 if drawn else top

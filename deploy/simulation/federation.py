@@ -1,0 +1,155 @@
+"""A whole federation in one process: the same Agents and Service, joined by a made-up network.
+
+A crash is: build a new Service from what the disk holds. Nothing here is a model of our own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe.view import Watcher
+from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.service import Service
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.deploy.simulation.world import Broker, VirtualWorker, Weather, World
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.state.device import Memory
+from protofleet.methods.contract.base import ClientHalf
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.transport.base import Item
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime.event_loop import Party
+
+Build = Callable[[str, Plan, Splits], ClientHalf]
+
+
+def zero() -> float:
+    """What work costs is no part of a history that must repeat to the bit."""
+    return 0.0
+
+
+def calm(party: str) -> Disk:
+    """A disk that loses nothing, and for whose fsyncs a simulation need not wait."""
+    return Disk(durable=False)
+
+
+def build_half(device: str, plan: Plan, data: Splits) -> ClientHalf:
+    return plan.client_half(data.train, device)
+
+
+@dataclass
+class Simulation:
+    plan: Plan
+    shards: Mapping[str, Splits]  # by device
+    policy: Policy
+    folder: Path
+    weather: Weather = field(default_factory=Weather)
+    seed: int = 0
+    work_seconds: float = 1.0
+    build: Build = build_half
+    watchers: list[Watcher] = field(default_factory=list)
+    limits: Limits = field(default_factory=Limits)
+    disks: Callable[[str], Disk] = calm  # by party, anew at each of its boots
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.world = World(self.weather, self.seed)
+        self.broker = Broker(self.world)
+        self.topics = Topics("simulated")
+        self._keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
+        self._ring = {name: keys.public for name, keys in self._keys.items()}
+        self.agents: dict[str, Agent] = {}
+        self._workers: dict[str, VirtualWorker] = {}
+        self.boots = 0
+        self.boot_coordinator()
+        for device in self.shards:
+            self.boot_device(device)
+
+    def run(self, until: Callable[[], bool] | None = None, limit: float = 1e5) -> Simulation:
+        self.world.run(until or (lambda: self.service.finished), self.world.now + limit)
+        return self
+
+    def boot_coordinator(self) -> None:
+        """Start a coordinator that knows only what the disk holds, as after a crash."""
+        self._halt(COORDINATOR)
+        self.boots += 1
+        disk = self.disks(COORDINATOR)
+        spool = Spool(self.folder / "coordinator", disk=disk)
+        epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
+        take = self._feed(COORDINATOR, lambda: self.service)
+        worker = self._workers[COORDINATOR] = VirtualWorker(self.world, take)
+
+        def link(service: Service) -> CoordinatorLink:
+            me = Identity(COORDINATOR, epoch, self._keys[COORDINATOR])
+            topics = set(self.topics.coordinator_subscriptions())
+            session = self.broker.session(COORDINATOR, take, topics)
+            session.passing = disk.passing
+            made = CoordinatorLink(me, self._ring, self.topics, session, spool.store, service.door)
+            made.run = "simulated"
+            session.will = made.will(self.topics.coord_state)
+            return made
+
+        machine = RoundMachine(self.policy, self.plan.seed)
+        self.service = Service(
+            self.plan, machine, spool, worker, link, self.watchers, self.limits, self.class_names
+        )
+
+    def boot_device(self, device: str) -> None:
+        self._halt(device)
+        disk = self.disks(device)
+        memory = Memory(self.folder / device, disk=disk)
+        me = Identity(device, memory.boot(0), self._keys[device])
+        take = self._feed(device, lambda: self.agents[device])
+        worker = self._workers[device] = VirtualWorker(self.world, take, self.work_seconds)
+        topics = set(self.topics.device_subscriptions(device))
+        session = self.broker.session(device, take, topics)
+        session.passing = disk.passing
+        link = DeviceLink(me, self._ring, self.topics, session, memory.store)
+        session.will = link.will(self.topics.device_state(device))
+        data = self.shards[device]
+        agent = Agent(data, lambda plan: self.build(device, plan, data), link, memory, worker, clock=zero)
+        self.agents[device] = agent
+
+    def kill(self, name: str) -> None:
+        """The process is gone; the broker notices and says its will."""
+        self._halt(name)
+        self.broker.die(name)
+
+    @property
+    def meters(self) -> dict[str, Meter]:
+        return {COORDINATOR: self.service.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
+
+    def _halt(self, name: str) -> None:
+        if worker := self._workers.get(name):
+            worker.alive = False
+
+    def _feed(self, name: str, party: Callable[[], Party]) -> Callable[[Item], None]:
+        """Hand items to a party as its shell would, and wake it when it asked to be woken."""
+
+        def take(item: Item) -> None:
+            party().take(item, self.world.now)
+            self._arm(party(), self._workers[name])
+
+        return take
+
+    def _arm(self, party: Party, worker: VirtualWorker) -> None:
+        if party.finished or party.wake_at == float("inf"):
+            return
+
+        def bell() -> None:
+            if worker.alive and not party.finished and party.wake_at <= self.world.now:
+                party.wake(self.world.now)
+                self._arm(party, worker)
+
+        self.world.at(max(party.wake_at, self.world.now), bell)

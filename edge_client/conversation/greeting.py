@@ -1,0 +1,59 @@
+"""What a device says of itself whenever it is ready for work, and what it may be told in return."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.state.device import Book
+from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.class_names import difference, digest_of
+from protofleet.protocol.wire.messages import NO_ANSWER, Hello
+
+FORMS: Final = ("answers", "bye", "inline", "many", "manifest", "names")  # that were added in minor version 1
+
+
+def hello_of(
+    name: str, software: str, data: Splits, plan: Plan | None, book: Book, in_full: bool = False
+) -> Hello:
+    """Counts of classes only where the plan's method needs them; how far it has come only where it holds the plan;
+    what its classes are called `in_full`, or only the hash of that."""
+    counts: tuple[int, ...] = ()
+    if plan and plan.load().needs_counts:
+        counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
+    round, phase, base = last_answer(book) if plan else (0, "", b"")
+    return Hello(
+        device=name,
+        classes=data.classes,
+        examples=len(data.train.y),
+        domain=data.domain,
+        software=software,
+        plan=plan.digest if plan else b"",
+        counts=counts,
+        holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
+        round=round,
+        phase=phase,
+        base=base,
+        can=FORMS,
+        names=data.names if in_full else (),
+        names_hash=digest_of(data.names) if data.names and not in_full else b"",
+    )
+
+
+def last_answer(book: Book) -> tuple[int, str, bytes]:
+    """Its round, phase and base."""
+    if not book.answers:
+        return 0, NO_ANSWER, b""
+    last = book.answers[-1]
+    return last.round, last.phase, bytes.fromhex(last.base)
+
+
+def plan_for(data: Splits, text: bytes, names: tuple[str, ...] = ()) -> Plan:
+    """SettingsError where the plan is none, or not for these data. `names` are those of the run's classes."""
+    plan = read_plan(text)
+    if plan.classes != data.classes:
+        raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
+    if words := difference("this device's data", data.names, "the run", names):
+        raise SettingsError(f"its classes have other names: {words}")
+    return plan

@@ -1,0 +1,58 @@
+"""When a device says hello again: every 15 s, or seldom where its coordinator says by itself whom it waits for.
+
+It may be seldom only once this coordinator has said its plan to this device, so has heard it. From then on it names
+the device in its `here` whenever it misses it. A device that has taken its leave has to be heard anew. A task or a
+receipt shows less: a coordinator that was started again knows from its disk whom it asks, and is told no answer
+before it has said its plan. So who first hears of it by other than its birth, which may be lost, says hello at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from protofleet.protocol.wire.messages import Now
+
+HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
+HEARD_SECONDS: Final = 120.0  # without a `here`, after which its coordinator has gone, or the run is over
+QUIET_SECONDS: Final = 600.0  # between hellos of a device that nobody waits for
+
+
+@dataclass
+class Quiet:
+    _epoch: int = 0
+    _told: bool = False  # the last `here` said where the coordinator is
+    _heard_of_us: bool = False
+    _said_at: float = 0.0
+    _greeted: bool = True  # this coordinator, since it was heard
+
+    def conducted_by(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._greeted = epoch, False
+            self.leaves()
+
+    def begins(self) -> None:
+        """With a connection, or when the device has been away from its work."""
+        self._told = False
+
+    def leaves(self) -> None:
+        """Nobody misses who has said so."""
+        self._told = self._heard_of_us = False
+
+    def hello_said(self, now: float) -> None:
+        self._said_at, self._greeted = now, True
+
+    def welcomed(self) -> None:
+        self._heard_of_us = True
+
+    def here(self, where: Now | None) -> None:
+        self._told = where is not None
+
+    def next_hello(self, now: float) -> float:
+        if not self._greeted:
+            return now
+        if not self._heard_of_us:  # whatever else is said meanwhile: the hello or its welcome may be lost
+            return max(now, self._said_at + HELLO_SECONDS)
+        if self._told:
+            return min(now + HEARD_SECONDS, self._said_at + QUIET_SECONDS)
+        return now + HELLO_SECONDS

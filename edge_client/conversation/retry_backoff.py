@@ -1,0 +1,34 @@
+"""How long a device that could not do its work waits before it asks for work again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from protofleet.protocol.transport.backoff import pause
+
+FIRST_SECONDS: Final = 30.0
+LONGEST_SECONDS: Final = 900.0
+
+
+@dataclass
+class Rest:
+    """Ever longer pauses."""
+
+    name: str  # of the device, so that pauses differ between devices and repeat in a simulation
+    until: float = 0.0
+    failures: int = 0
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.name)
+
+    def begin(self, now: float) -> float:
+        seconds = pause(self.failures, FIRST_SECONDS, LONGEST_SECONDS, self._random)
+        self.until, self.failures = now + seconds, self.failures + 1
+        return seconds
+
+    def over(self) -> None:
+        """Work has been done."""
+        self.failures = 0

@@ -1,0 +1,49 @@
+"""All sources by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from protofleet.edge_client.data.sources import (
+    cifar,
+    digits,
+    domainnet,
+    fashion,
+    folders,
+    mnist,
+    svhn,
+    tiny_imagenet,
+    usps,
+)
+from protofleet.edge_client.data.sources.source import Source
+
+SOURCES: Final[Mapping[str, Source]] = {
+    "digits": digits.SOURCE,
+    "fashion": fashion.SOURCE,
+    "mnist": mnist.SOURCE,
+    "usps": usps.SOURCE,
+    "svhn": svhn.SOURCE,
+    "cifar10": cifar.CIFAR10,
+    "cifar100": cifar.CIFAR100,
+    "office_caltech": folders.OFFICE_CALTECH,
+    "pacs": folders.PACS,
+    "domainnet": domainnet.SOURCE,
+    "tiny_imagenet": tiny_imagenet.SOURCE,
+    "folder": folders.FOLDER,
+}
+
+
+def names() -> list[str]:
+    return list(SOURCES)
+
+
+def find(name: str) -> Source:
+    if name not in SOURCES:
+        raise ValueError(f"source is {name!r}; there are {', '.join(SOURCES)}")
+    return SOURCES[name]
+
+
+def domains(source: str) -> tuple[str, ...]:
+    """The domains of a source; none where the folder decides. A source of one domain has it under its own name."""
+    return find(source).domains

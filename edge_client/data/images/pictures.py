@@ -1,0 +1,68 @@
+"""Picture files, decoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from protofleet.edge_client.data.domain import Indices, Labels
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.images.resize import Pixels
+
+SUFFIXES: Final = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+WAY_OUT: Final = "replace it, or take it out of the data"
+
+
+@dataclass(frozen=True)
+class Pictures:
+    paths: Sequence[Path]
+    labels: Labels
+
+    def pixels(self, chosen: Indices, size: int) -> Pixels:
+        out = np.empty((len(chosen), size, size, 3), np.uint8)
+        for i, number in enumerate(chosen.tolist()):
+            out[i] = _picture(self.paths[number], size)
+        return out
+
+
+def subfolders(folder: Path, way_out: str) -> list[str]:
+    """The names of the folders in a folder, sorted, so that classes count alike everywhere."""
+    with reading(folder, way_out):
+        found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != ".")
+    if not found:
+        raise DataError(f"there are no folders in {folder}; {way_out}")
+    return found
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    with reading(folder):
+        return sorted(
+            path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != "."
+        )
+
+
+def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], Pictures]:
+    """`folder/<class>/<picture>`: the classes, and all pictures class by class."""
+    classes = tuple(subfolders(folder, way_out))
+    paths = [pictures_in(folder / name) for name in classes]
+    if not any(paths):
+        raise DataError(f"there are no pictures in the folders of {folder} ({', '.join(classes)}); {way_out}")
+    labels = np.repeat(np.arange(len(classes)), [len(group) for group in paths])
+    return classes, Pictures([path for group in paths for path in group], labels)
+
+
+def _picture(path: Path, size: int) -> Pixels:
+    from PIL import Image
+
+    try:
+        with reading(path, WAY_OUT), Image.open(path) as image:
+            return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+    except (
+        SyntaxError,
+        Image.DecompressionBombError,
+    ) as error:  # Pillow raises the first for some broken PNGs
+        raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from error

@@ -1,0 +1,113 @@
+"""CIFAR-10 and CIFAR-100, the Python version: 50,000 and 10,000 images of 32x32 in colour.
+
+The files are pickles, and a pickle may run any code. Here only arrays, lists, dicts, numbers and strings come
+out of one; anything else is refused before it is made.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from protofleet.edge_client.data.domain import Domain, Held, Labels
+from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.images.resize import Pixels
+from protofleet.edge_client.data.sources.source import Source
+
+WAY_OUT: Final = "unpack the Python version of the data set there, or name its folder in data.root"
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into old pickles."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it encodes text as {encoding}")
+    return text.encode("latin1")
+
+
+# Asked of an array, because the module that it lives in differs between releases of NumPy.
+_rebuild: Any = np.zeros(0, np.uint8).__reduce__()[0]
+HARMLESS: Final[dict[tuple[str, str], object]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _rebuild,
+    ("numpy._core.multiarray", "_reconstruct"): _rebuild,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in HARMLESS:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        return HARMLESS[module, name]
+
+
+def _cifar10(folder: Path, domain: str) -> Domain:
+    classes = _names10(folder, domain)
+    folder = _inside(folder, "cifar-10-batches-py")
+    train = [folder / f"data_batch_{i}" for i in range(1, 6)]
+    return Domain(domain, classes, _held(train, "labels"), _held([folder / "test_batch"], "labels"))
+
+
+def _cifar100(folder: Path, domain: str) -> Domain:
+    classes = _names100(folder, domain)
+    folder = _inside(folder, "cifar-100-python")
+    train, test = (_held([folder / name], "fine_labels") for name in ("train", "test"))
+    return Domain(domain, classes, train, test)
+
+
+def _names10(folder: Path, domain: str) -> tuple[str, ...]:
+    return _classes(_inside(folder, "cifar-10-batches-py") / "batches.meta", "label_names")
+
+
+def _names100(folder: Path, domain: str) -> tuple[str, ...]:
+    return _classes(_inside(folder, "cifar-100-python") / "meta", "fine_label_names")
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """The archive has a folder of its own; root may be that or the one around it."""
+    return folder / name if (folder / name).is_dir() else folder
+
+
+def _classes(path: Path, key: str) -> tuple[str, ...]:
+    with reading(path, WAY_OUT):
+        return tuple(str(name) for name in _table(path)[key])
+
+
+def _held(paths: Sequence[Path], key: str) -> Held:
+    images, labels = zip(*(_batch(path, key) for path in paths), strict=True)
+    return Held(np.concatenate(images), np.concatenate(labels))
+
+
+def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:
+    with reading(path, WAY_OUT):
+        table = _table(path)
+        images, labels = table["data"], np.array(table[key], np.int64)
+        if (
+            not isinstance(images, np.ndarray)
+            or images.dtype != np.uint8
+            or images.shape != (len(labels), 3072)
+        ):
+            raise ValueError(f"its data are not {len(labels)} rows of 3072 bytes")
+    # Rows are one colour after the other.
+    return np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
+
+
+def _table(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    try:
+        table = _Unpickler(io.BytesIO(data), encoding="latin1").load()  # Python 2 wrote them
+    except (AttributeError, TypeError, MemoryError) as error:
+        raise pickle.UnpicklingError(f"it is damaged: {error}") from error
+    if not isinstance(table, dict):
+        raise pickle.UnpicklingError("it holds no dict")
+    return table
+
+
+CIFAR10 = Source(_cifar10, ("cifar10",), called=_names10)
+CIFAR100 = Source(_cifar100, ("cifar100",), called=_names100)

@@ -1,0 +1,93 @@
+"""Fashion-MNIST in four styles, each with garments of its own: every fourth of the 70,000.
+
+plain   as it is: grey on black
+photo   the garment in one colour, light and dark exchanged, before a photograph
+sketch  its outlines, pencil on paper
+print   two inks through a coarse screen
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from protofleet.edge_client.data.domain import Domain, Held, Indices, Labels
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.images.paint import Canvas, blend, to_pixels
+from protofleet.edge_client.data.images.photos import crops, draw_places, read_photos
+from protofleet.edge_client.data.images.resize import Pixels, resize
+from protofleet.edge_client.data.sources.idx import read_pair
+from protofleet.edge_client.data.sources.source import Source
+
+DEBIAN: Final = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
+CLASSES: Final = (
+    "t_shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle_boot",
+)  # fmt: skip
+SIDE: Final = 28
+SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])  # Bayer's order
+
+# Grey garments [n, 28, 28, 1], which of the style's they are, how many it has, whether for the test -> coloured.
+Style = Callable[[Canvas, Indices, int, bool], Pixels]
+
+
+@dataclass(frozen=True)
+class Styled:
+    """Garments that are painted when they are asked for; each looks the same whoever asks."""
+
+    images: Pixels
+    labels: Labels
+    style: Style
+    test: bool
+
+    def pixels(self, chosen: Indices, size: int) -> Pixels:
+        grey = self.images[chosen].astype(np.int32)
+        return resize(self.style(grey, chosen, len(self.labels), self.test), size, size)
+
+
+def read(folder: Path, domain: str) -> Domain:
+    places = [folder, folder / "FashionMNIST" / "raw", folder / "raw", DEBIAN]
+    train, test = (read_pair(places, split) for split in ("train", "test"))
+    return Domain(domain, CLASSES, _styled(train, domain, False), _styled(test, domain, True))
+
+
+def _styled(held: Held, domain: str, test: bool) -> Styled:
+    mine = slice(list(STYLES).index(domain), None, len(STYLES))
+    return Styled(held.images[mine], held.labels[mine], STYLES[domain], test)
+
+
+def _plain(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+    return np.repeat(to_pixels(grey), 3, axis=3)
+
+
+def _photo(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+    draws = Draws("fashion", "photo", test)
+    places = draw_places(n, draws)[chosen]
+    colour = draws.between(96, 255, n, 1, 1, 3)[chosen].astype(np.int32)
+    behind = crops(read_photos(), places, SIDE, test).astype(np.int32)
+    cloth = colour * (288 - grey) // 288
+    return to_pixels(blend(behind, cloth, np.minimum(grey * 6, 255)))
+
+
+def _sketch(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+    draws = Draws("fashion", "sketch", test)
+    paper = draws.between(200, 255, n, 1, 1, 1)[chosen].astype(np.int32)
+    framed = np.pad(grey, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    edges = np.abs(framed[:, 1:-1, 2:] - framed[:, 1:-1, :-2])
+    edges = edges + np.abs(framed[:, 2:, 1:-1] - framed[:, :-2, 1:-1])
+    return np.repeat(to_pixels(np.maximum(paper - edges, 24)), 3, axis=3)
+
+
+def _print(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+    draws = Draws("fashion", "print", test)
+    ink = draws.between(0, 128, n, 1, 1, 3)[chosen]
+    paper = draws.between(160, 255, n, 1, 1, 3)[chosen]
+    screen = np.tile(SCREEN, (SIDE // 4, SIDE // 4))[None, :, :, None] * 16 + 8
+    return np.where(grey > screen, ink, paper).astype(np.uint8)
+
+
+STYLES: Final[Mapping[str, Style]] = {"plain": _plain, "photo": _photo, "sketch": _sketch, "print": _print}
+SOURCE = Source(read, tuple(STYLES), CLASSES)

@@ -1,0 +1,91 @@
+"""Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10,
+PACS, and anyone's own, which may have the halves that it was published in, `<root>/<domain>/train/<class>/...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from protofleet.edge_client.data.domain import Collection, Domain, Indices, take
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images.pictures import class_folders, subfolders
+from protofleet.edge_client.data.picks import stratified, without
+from protofleet.edge_client.data.sources.source import Source
+
+WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
+OWN_WAY_OUT = (
+    "pictures are looked for in <root>/<class>/, or <root>/<domain>/<class>/ with data.domain, "
+    "or in train/<class>/ and test/<class>/ there"
+)
+HALVES = ({"train", "test"}, {"train", "val"})
+
+
+def _office_caltech(folder: Path, domain: str) -> Domain:
+    """Of every ten pictures the last two are for the test, as RethinkFL (FPL) and FedLSA have it."""
+    classes, pictures = class_folders(folder / domain, WAY_OUT)
+    test = np.flatnonzero(np.arange(len(pictures.labels)) % 10 >= 8)
+    return _parted(domain, classes, pictures, test)
+
+
+def _pacs(folder: Path, domain: str) -> Domain:
+    """70/30, the test set rounded up: 501, 615, 704 and 1,179, the sizes in FedLSA's tables."""
+    classes, pictures = class_folders(folder / domain, WAY_OUT)
+    n = len(pictures.labels)
+    return _parted(
+        domain, classes, pictures, stratified(pictures.labels, -(-3 * n // 10), Draws("pacs", domain))
+    )
+
+
+def _own(folder: Path, domain: str) -> Domain:
+    """80/20, or the halves that are there. The domain is a folder in the root, or without one the root itself."""
+    place = _place(folder, domain)
+    if set(found := subfolders(place, OWN_WAY_OUT)) in HALVES:
+        return _halves(domain, *(place / name for name in sorted(found, key="train".__ne__)))
+    classes, pictures = class_folders(place, OWN_WAY_OUT)
+    n = len(pictures.labels)
+    return _parted(domain, classes, pictures, stratified(pictures.labels, n // 5, Draws("folder", domain)))
+
+
+def _own_names(folder: Path, domain: str) -> tuple[str, ...]:
+    place = _place(folder, domain)
+    found = subfolders(place, OWN_WAY_OUT)
+    return tuple(subfolders(place / "train", OWN_WAY_OUT) if set(found) in HALVES else found)
+
+
+def _place(folder: Path, domain: str) -> Path:
+    return folder if domain == "folder" else folder / domain
+
+
+def _halves(domain: str, train: Path, test: Path) -> Domain:
+    classes, learnt = class_folders(train, OWN_WAY_OUT)
+    others, tested = class_folders(test, OWN_WAY_OUT)
+    if classes != others:
+        only = sorted(set(classes) ^ set(others))[0]
+        raise DataError(
+            f"{train} and {test} must have the same folders, and only one has {only!r}; "
+            "make an empty one where there is no picture of a class"
+        )
+    return Domain(domain, classes, learnt, tested)
+
+
+def _parted(domain: str, classes: tuple[str, ...], pictures: Collection, test: Indices) -> Domain:
+    train = without(len(pictures.labels), test)
+    return Domain(domain, classes, take(pictures, train), take(pictures, np.sort(test)))
+
+
+OFFICE_CALTECH = Source(
+    _office_caltech,
+    ("amazon", "caltech", "dslr", "webcam"),
+    (
+        "back_pack", "bike", "calculator", "headphones", "keyboard",
+        "laptop_computer", "monitor", "mouse", "mug", "projector",
+    ),
+)  # fmt: skip
+PACS = Source(
+    _pacs,
+    ("art_painting", "cartoon", "photo", "sketch"),
+    ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
+)
+FOLDER = Source(_own, (), called=_own_names)

@@ -1,0 +1,17 @@
+"""MNIST from its four idx files: 60,000 and 10,000 digits of 28x28."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofleet.edge_client.data.domain import Domain
+from protofleet.edge_client.data.sources.idx import read_pair
+from protofleet.edge_client.data.sources.source import DIGITS, Source, digits
+
+
+def read(folder: Path, domain: str) -> Domain:
+    places = [folder, folder / "MNIST" / "raw", folder / "raw"]  # the last two are torchvision's
+    return Domain(domain, DIGITS, read_pair(places, "train"), read_pair(places, "test"))
+
+
+SOURCE = Source(read, ("mnist",), called=digits)

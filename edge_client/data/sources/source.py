@@ -1,0 +1,28 @@
+"""A source of data: one module each, and a line in catalog.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.data.domain import Domain
+
+DIGITS: Final = tuple(str(digit) for digit in range(10))
+
+
+def digits(folder: Path, domain: str) -> tuple[str, ...]:
+    return DIGITS
+
+
+def unnamed(folder: Path, domain: str) -> tuple[str, ...]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Source:
+    read: Callable[[Path, str], Domain]  # from the data's folder, one domain
+    domains: tuple[str, ...]  # none: the folder decides
+    classes: tuple[str, ...] = ()  # that are kept unless the settings name others; none: all
+    called: Callable[[Path, str], tuple[str, ...]] = unnamed  # what all are called; no picture is read for it

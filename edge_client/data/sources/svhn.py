@@ -1,0 +1,40 @@
+"""SVHN's cropped digits from train_32x32.mat and test_32x32.mat: 73,257 and 26,032 of 32x32 in colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.errors import DataError, reading
+from protofleet.edge_client.data.sources.source import DIGITS, Source, digits
+
+WAY_OUT: Final = "put SVHN's cropped digits (format 2) there, or name their folder in data.root"
+
+
+def read(folder: Path, domain: str) -> Domain:
+    return Domain(domain, DIGITS, _held(folder / "train_32x32.mat"), _held(folder / "test_32x32.mat"))
+
+
+def _held(path: Path) -> Held:
+    with reading(path, WAY_OUT), path.open("rb") as file:
+        try:
+            from scipy.io.matlab import MatReadError, loadmat
+        except ImportError:
+            raise DataError(
+                f"{path} is a MATLAB file, and scipy, which reads it, is missing: pip install scipy"
+            ) from None
+        try:
+            table = loadmat(file, variable_names=["X", "y"])
+        except (MatReadError, NotImplementedError, TypeError) as error:  # not all of scipy's are ValueErrors
+            raise ValueError(error) from error
+        images, labels = np.asarray(table["X"]), np.asarray(table["y"]).astype(np.int64).ravel()
+        if images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:
+            raise ValueError(f"X is {images.dtype} {images.shape}, not bytes (32, 32, 3, {len(labels)})")
+    # MATLAB counts images last, and its digit 0 has the label 10.
+    return Held(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
+
+
+SOURCE = Source(read, ("svhn",), called=digits)

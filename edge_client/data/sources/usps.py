@@ -1,0 +1,50 @@
+"""USPS from usps.bz2 and usps.t.bz2: 7,291 and 2,007 digits of 16x16 in LIBSVM's text form.
+
+A line is `label index:value ...` with labels 1..10 for 0..9 and values in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import bz2
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.errors import reading
+from protofleet.edge_client.data.sources.source import DIGITS, Source, digits
+
+SIDE: Final = 16
+PIXELS: Final = SIDE * SIDE
+WAY_OUT: Final = "put it there as LIBSVM's data page gives it, or name its folder in data.root"
+
+
+def read(folder: Path, domain: str) -> Domain:
+    return Domain(domain, DIGITS, _held(folder / "usps.bz2"), _held(folder / "usps.t.bz2"))
+
+
+def _held(path: Path) -> Held:
+    with reading(path, WAY_OUT), bz2.open(path, "rt", encoding="ascii") as file:
+        rows = [_row(line) for line in file if line.strip()]
+        values = np.array([row[1:] for row in rows], np.float32)
+        labels = np.array([row[0] for row in rows], np.int64) - 1
+        if not rows or np.abs(values).max() > 1:
+            raise ValueError("it is empty or a value is outside [-1, 1]")
+        grey = ((values + 1) / 2 * 255).astype(np.uint8)  # as torchvision rounds
+    return Held(grey.reshape(-1, SIDE, SIDE, 1), labels)
+
+
+def _row(line: str) -> list[float]:
+    """Label and all pixels; LIBSVM may leave out those that are 0."""
+    label, *pairs = line.split()
+    row = [float(label)] + [0.0] * PIXELS
+    for pair in pairs:
+        index, value = pair.split(":")
+        if not 1 <= int(index) <= PIXELS:
+            raise ValueError(f"pixel {index} of {PIXELS}")
+        row[int(index)] = float(value)
+    return row
+
+
+SOURCE = Source(read, ("usps",), called=digits)

@@ -1,0 +1,105 @@
+"""Settings that are changed from afar, for some time: a short list of typed ones, signed by the root, and then all is
+as it was.
+
+A file brings them, looked at every few seconds. A process that is started again looks at it too: a restart shortens
+nothing; and after a version that has been followed, no earlier one is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.config import Celsius
+from protofleet.protocol.security.enrolment import CURRENT, load_trust
+from protofleet.protocol.security.keyfiles import KeyFileError, write_file
+from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, read_tuning
+from protofleet.protocol.security.statements import StatementError, Why, read_armoured
+from protofleet.protocol.settings.bounds import Bytes, Seconds
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
+
+LONGEST_SECONDS: Final = 30 * 86_400
+SEEN: Final = "tuning.version"
+
+log = logging.getLogger("protofleet.device")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The whole list. What is not said is as the device's own settings have it."""
+
+    paused: bool = False  # takes no new work
+    verbose: bool = False  # a fuller log
+    hottest_celsius: Celsius = 0.0  # takes no new work while a zone is hotter; 0: whatever its heat
+    trainer_memory_bytes: Bytes = 0  # of a training process that is started from now on; 0: as it was
+    trainer_seconds: Seconds = 0.0  # likewise
+
+    def __str__(self) -> str:
+        changed = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
+        return ", ".join(f"{name} = {encode(getattr(self, name))}" for name in changed) or "nothing"
+
+
+@dataclass
+class Tuner:
+    """Looks whether something has been said, and whether its time is over."""
+
+    path: Path
+    enrolled: Path
+    name: str
+    folder: Path  # of the device's state
+    apply: Callable[[Tuning], None]
+    clock: Callable[[], float] = time.time
+    now: Tuning = field(default_factory=Tuning)
+    _until: float = 0.0
+    _mark: tuple[int, int] | None = None
+
+    def look(self) -> None:
+        if self.now != Tuning() and self.clock() >= self._until:
+            log.info("tuning is over; all is as it was")
+            self._set(Tuning(), 0.0)
+        try:
+            status = self.path.stat()
+        except OSError:
+            return
+        if (mark := (status.st_mtime_ns, status.st_ino)) == self._mark:
+            return
+        self._mark = mark
+        try:
+            told, tuning = believed(self.path, self.enrolled, self.name, self.clock(), self._seen())
+        except (StatementError, SettingsError, KeyFileError) as error:
+            log.warning("tuning is not followed: %s", error)
+            return
+        write_file(self.folder / SEEN, f"{told.version}\n".encode())
+        left = (told.until - self.clock()) / 3600
+        log.info("tuning for %.1f hours: %s", left, tuning)
+        self._set(tuning, float(told.until))
+
+    def _set(self, tuning: Tuning, until: float) -> None:
+        self.now, self._until = tuning, until
+        self.apply(tuning)
+
+    def _seen(self) -> int:
+        place = self.folder / SEEN
+        text = place.read_text().strip() if place.exists() else ""
+        return int(text) if text.isdigit() else 0
+
+
+def believed(path: Path, enrolled: Path, name: str, now: float, seen: int) -> tuple[SignedTuning, Tuning]:
+    """What our root has said to this device, where it still holds."""
+    trust = load_trust(enrolled / CURRENT)
+    told = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
+    if told.federation != trust.roots.federation:
+        raise StatementError(Why.WRONG_FEDERATION, f"{path} is for federation {told.federation}")
+    if told.name != name:
+        raise StatementError(Why.WRONG_NAME, f"{path} is made out to {told.name}, this is {name}")
+    if told.version < seen:
+        raise StatementError(Why.SUPERSEDED, f"{path} is version {told.version}, {seen} has been followed")
+    if now >= told.until:
+        raise StatementError(Why.EXPIRED, f"{path} has ended")
+    if told.until - now > LONGEST_SECONDS:
+        raise StatementError(Why.MALFORMED, f"{path} is for more than {LONGEST_SECONDS // 86_400} days")
+    return told, decode(Tuning, parse_toml(told.text.encode(), str(path)), "tuning")

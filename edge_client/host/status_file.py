@@ -1,0 +1,70 @@
+"""What a device says of itself to its own machine: a small file, for health checks and for who deploys.
+
+It is meant for a file system in memory (/run): it is written whenever something in it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from protofleet.edge_client.agent import Agent
+from protofleet.protocol.security.keyfiles import PUBLIC
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    pid: int
+    boot: int
+    started: int  # Unix time
+    software: str
+    settings: int  # version of signed settings; 0: they are not signed
+    connected: bool = False  # the broker has taken us
+    heard: bool = False  # the coordinator has answered this process, signed and sealed to it
+    run: str = ""
+    round: int = 0  # the last one that was answered
+    working: bool = False
+    waiting: bool = False  # an answer has no receipt yet
+    accepted: int = 0  # answers of this process, by their receipts
+    refused: int = 0
+    idle: bool = False  # the run is over, and there has been no other yet
+    draining: bool = False
+    over: str = ""  # why the process has ended
+
+
+def read_status(path: Path) -> Status | None:
+    try:
+        return Status(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+class StatusFile:
+    def __init__(self, path: Path, software: str, settings: int) -> None:
+        self._path, self._software, self._settings = path, software, settings
+        self._started, self._written = int(time.time()), ""
+
+    def status_of(self, agent: Agent) -> Status:
+        receipts = agent.receipts
+        return Status(
+            os.getpid(), agent.link.me.boot, self._started, self._software, self._settings,
+            connected=agent.connected, heard=agent.heard, run=agent.memory.book.run,
+            round=agent.memory.last_round, working=agent.working, waiting=agent.waiting,
+            accepted=receipts["accepted"], refused=receipts["refused"] + receipts["late"],
+            idle=agent.idle, draining=agent.draining, over=agent.problem if agent.finished else "",
+        )  # fmt: skip
+
+    def write(self, agent: Agent) -> None:
+        text = json.dumps(asdict(self.status_of(agent)), indent=1) + "\n"
+        if text == self._written:
+            return
+        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        part.write_text(text)
+        part.chmod(
+            PUBLIC
+        )  # for whoever watches over this machine, in a process that keeps all else to itself
+        part.replace(self._path)
+        self._written = text

@@ -1,0 +1,98 @@
+"""An agent whose machine can see that it lives: systemd's watchdog, and a status file for who asks.
+
+systemd kills a process that has said nothing for WatchdogSec. We speak from the one loop that does everything, so
+whatever hangs it ends the silence with a restart, and the question in hand is asked again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.host.status_file import StatusFile
+from protofleet.protocol.transport.base import Done, Item
+
+LONGEST_SILENCE: Final = 10.0  # seconds between two looks, where systemd names no shorter time
+
+
+class Systemd:
+    """The service manager's socket; nothing where there is none."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # 0: nobody watches
+
+    def say(self, *words: str) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+            door.sendto("\n".join(words).encode(), address)
+
+
+class Watched:
+    """A `Party` around the agent: it does what the agent does, and says so."""
+
+    def __init__(
+        self, agent: Agent, systemd: Systemd, status: StatusFile | None = None,
+        clock: Callable[[], float] = time.monotonic, look_after: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`look_after` is called every few seconds: what nobody tells has to be looked for."""
+        self.agent, self._systemd, self._status, self._clock = agent, systemd, status, clock
+        self._look_after = look_after
+        self._every = min(LONGEST_SILENCE, systemd.seconds / 3 or LONGEST_SILENCE)
+        self._again = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        return min(self.agent.wake_at, self._again)
+
+    @property
+    def finished(self) -> bool:
+        return self.agent.finished
+
+    def look(self) -> None:
+        """While nothing happens to the agent yet."""
+        self._say(self._clock())
+
+    def take(self, item: Item, now: float) -> None:
+        self.agent.take(item, now)
+        self._say(now)
+
+    def wake(self, now: float) -> None:
+        if now >= self.agent.wake_at:
+            self.agent.wake(now)
+        self._say(now)
+
+    def _say(self, now: float) -> None:
+        if self._status is not None:
+            self._status.write(self.agent)
+        if now < self._again and not self.finished:
+            return
+        self._again = now + self._every
+        self._look_after()
+        self._systemd.say("STOPPING=1" if self.finished else "WATCHDOG=1", f"STATUS={self._words()}")
+
+    def _words(self) -> str:
+        a = self.agent
+        if a.finished:
+            return a.problem or "over"
+        if not a.connected:
+            return "not connected to the broker"
+        doing = "working" if a.working else "an answer waits for its receipt" if a.waiting else "idle"
+        return f"{doing}; last round {a.memory.last_round}" if a.heard else "no coordinator has answered yet"
+
+
+def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:
+    """SIGUSR1: end when nothing is in hand any more."""
+
+    def drain(number: int, frame: object) -> None:
+        put(Done(agent.drain))
+
+    signal.signal(signal.SIGUSR1, drain)

@@ -1,0 +1,215 @@
+"""What survives a reboot: the half's state and the last answers, always those that belong together.
+
+One JSON file names the objects; writing it anew and renaming it is the moment at which a training counts. The file
+and the state from before the last training are kept as well: where something is damaged, the device goes back to
+them, and the last question gets the answer that it has got before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from protofleet.edge_client.state.file import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
+from protofleet.edge_client.state.holders import NAME, Holders, read_holders, write_holders
+from protofleet.edge_client.state.recall import Files, recalled, way_out
+from protofleet.protocol.link.clocks import MOST_AHEAD
+from protofleet.protocol.security.holders import same_record
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
+from protofleet.protocol.wire.messages import Arrays
+
+__all__ = ["FORMAT", "Answer", "Book", "Memory", "TakenOverError", "read_book", "sealed", "written"]
+
+
+class TakenOverError(RuntimeError):
+    """A later start of this device goes on in its folder: what this one has worked out is nobody's any more."""
+
+
+class Memory:
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+        self.disk = disk or Disk(durable)
+        self.folder = folder
+        self._files = Files(folder)
+        self.store = ObjectStore(folder / "objects", disk=self.disk)
+        found = recalled(self._files, self.store)
+        self.book, self.fallbacks = found.book, int(found.went_back)
+        self._half_before = found.half_before  # of the generation before this one
+        self._own = self.book.boot  # another one on the disk is of a process that has taken over
+        self.holders = read_holders(folder)
+        self.renewed, self.started_last = (
+            False,
+            0,
+        )  # the boot before this one: a time that this clock has said
+
+    def boot(self, clock: int, holder: str = "") -> int:
+        """The number of this start, above every earlier one of its holder even if the clock went back."""
+        with self._alone():
+            known = self.holders = read_holders(self.folder)
+            earlier = {self.book.boot}
+            # Where that is raised here, the copies of the book have just told that the number is damaged.
+            with contextlib.suppress(NewerFormatError):
+                earlier.add(self._boot_on_disk())
+            if known.own:  # else a version that did not look has written them
+                earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
+                earlier.add(known.boot if same_record(known.own, holder) else 0)
+                self.renewed = not same_record(known.own, holder)
+            self.started_last = max(earlier)
+            boot = max(clock, *(boot + 1 for boot in earlier))
+            if boot < self.book.boot:
+                self._lower_previous(boot)
+            self._hold(replace(known, own=holder, boot=boot))
+            self._turn_to(replace(self.book, boot=boot))
+            self._own = boot
+        return boot
+
+    def forget_epoch(self) -> None:
+        """The one that is kept binds nobody any more."""
+        with self._alone():
+            self._turn_to(replace(self.book, epoch=0))
+
+    def conducted_by(self, coordinator: str) -> None:
+        """Whose the epochs are that are kept from now on."""
+        with self._alone():
+            self._hold(replace(self.holders, coordinator=coordinator))
+
+    def outranked(self, boot: int, mine: int) -> bool:
+        """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
+        with self._alone():
+            # What a later process of this very folder has written there is its own.
+            if boot > max(mine, self.book.boot, self._boot_on_disk()):
+                self._hold(replace(self.holders, boot=boot))
+                self._turn_to(replace(self.book, boot=boot))
+                self._own = boot
+        return boot > mine
+
+    @property
+    def last_round(self) -> int:
+        """Of what was answered in this run."""
+        return max((answer.round for answer in self.book.answers), default=0)
+
+    def begin(self, run: str, plan: str, epoch: int = 0) -> None:
+        """Take on a run; what was learned in another one is forgotten."""
+        if (self.book.run, self.book.plan) == (run, plan):
+            return
+        with self._alone():
+            self._demand_own()
+            self._turn_to(Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch))
+            self.disk.remove(self._files.previous)
+            self._half_before = ""
+        self.store.sweep()
+        self.store.keep(set())
+
+    def half(self) -> Arrays | None:
+        return self.store.open(bytes.fromhex(self.book.half)) if self.book.half else None
+
+    def answer_to(self, question: str) -> Answer | None:
+        return next((a for a in self.book.answers if a.question == question), None)
+
+    def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
+        """State and answer become durable together, and whose question it was."""
+        name = self.store.put(half).object.hex() if half else ""
+        with self._alone():
+            self._demand_own()
+            before = self.book
+            answers = [a for a in before.answers if a.round == answer.round]
+            book = replace(
+                before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
+                answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
+            )  # fmt: skip
+            self._turn_to(book, keep=True)
+            self._half_before = before.half
+
+    def contradicted(self, question: str) -> str:
+        """Why a question cannot be answered: an answer is lost that came before it. Or nothing."""
+        lost = self.book.lost
+        if lost is None or lost.question == question:
+            return ""
+        words = (
+            f"the answer to round {lost.round} {lost.phase} is lost, and so is the broadcast it was made from"
+        )
+        return f"{words}; {way_out(self.folder)}"
+
+    def next_bytes(self, base: bytes) -> int:
+        """About what the answer to this broadcast and the state behind it will take of the disk."""
+        last = self.book.answers[-1].object if self.book.answers else ""
+        known = [self.store.size(bytes.fromhex(name)) for name in (self.book.half, last) if name]
+        return 2 * max([self.store.size(base) if base else 0, *known])
+
+    def tidy(self, needed: set[bytes]) -> None:
+        """Forget all objects but those of the two generations and those that are still needed."""
+        kept = {self._half_before, *self._named()}
+        self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Processes on one folder, and threads of this one, look and write one after the other.
+
+        The loop hears that it is outranked while the worker writes an answer down.
+        """
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _hold(self, holders: Holders) -> None:
+        if not (holders.own or holders.coordinator):
+            return
+        if holders != self.holders or not (self.folder / NAME).exists():
+            write_holders(self.folder, self.disk, holders)
+            self.holders = holders
+
+    def _demand_own(self) -> None:
+        """With new keys boots are counted anew: a process that has taken over may have a lower one."""
+        if (seen := self._boot_on_disk()) not in (0, self._own):
+            raise TakenOverError(
+                f"another process of this device has taken over {self.folder}, with boot number {seen}; this "
+                f"one, {self._own}, stops"
+            )
+
+    def _turn_to(self, book: Book, keep: bool = False) -> None:
+        """On the disk first: what could not be written has not happened."""
+        self._write(book, keep)
+        self.book = book
+
+    def _boot_on_disk(self) -> int:
+        try:
+            return read_book(self._files.newest.read_bytes()).boot
+        except (FileNotFoundError, DamagedError):
+            return 0
+
+    def _lower_previous(self, boot: int) -> None:
+        """A number that is let go of, in the generation before too: beside it the newest would look older."""
+        path = self._files.previous
+        try:
+            previous = read_book(path.read_bytes())
+        except (FileNotFoundError, DamagedError, NewerFormatError):
+            return
+        self.disk.replace(path, written(replace(previous, boot=min(previous.boot, boot))))
+
+    def _named(self) -> set[str]:
+        return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}
+
+    def _write(self, book: Book, keep: bool = False) -> None:
+        """Anew, and its copies; what it takes the place of is kept where it is another generation."""
+        files, text = self._files, written(book)
+        target = files.newest.with_suffix(".new")
+        target.write_bytes(text)
+        self.disk.sync(target)
+        if keep and files.newest.exists():
+            self.disk.link(files.newest, files.previous)
+        for copy in files.copies:
+            copy.unlink(missing_ok=True)  # none rather than one of another generation
+        self.disk.rename(target, files.newest)
+        self.disk.sync(self.folder)
+        with contextlib.suppress(
+            OSError
+        ):  # they are for the day on which the file rots: a full disk can do without
+            for copy in files.copies:
+                copy.write_bytes(text)

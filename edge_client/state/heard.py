@@ -1,0 +1,193 @@
+"""What has been heard of the coordinator, so that a later start of this device takes none of it for news.
+
+A broker may keep a refusal, or the word that a run is over, and say it again to every later start. The file stands
+beside the book, whose form older versions read too. Where it is lost, old words may be news once more.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.file import sealed
+from protofleet.protocol.link.clocks import Clock, days
+from protofleet.protocol.security.holders import other_keys
+from protofleet.protocol.settings.reader import decode
+from protofleet.protocol.storage.disk import Disk, is_full
+from protofleet.protocol.wire.messages import Refusal
+
+NAME: Final = "heard.json"
+CONFIRM_SECONDS: Final = 2.0  # what a broker had kept has come by then
+OVER_SECONDS: Final = (
+    30.0  # without another word, after which a run counts as over that an earlier start took part in
+)
+
+log = logging.getLogger("protofleet.device")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    epoch: int = 0  # of the newest coordinator that was heard
+    sequence: int = 0  # the highest of its messages
+    over: str = ""  # the run whose end was heard
+
+
+class Heard:
+    """`clock` is what judges from now on: it has said the time before that stands in the file.
+
+    Not where this device was `renewed` since: so does who has set a clock that was ahead.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
+        self._path, self._disk = folder / NAME, disk
+        self._seen = 0  # the newest time that was written down, and not by a clock that was behind it
+        self.mark = self._read()
+        self.clock = clock if renewed else clock.after(self._seen)
+
+    def up_to(self, epoch: int, sequence: int, lasting: bool) -> None:
+        """`lasting`: before something is done about it; else a power cut may take it back."""
+        if (epoch, sequence) > (self.mark.epoch, self.mark.sequence):
+            self._turn_to(replace(self.mark, epoch=epoch, sequence=sequence), lasting)
+
+    def note_time(self) -> None:
+        """Something is about to be written down that a clock behind this time shall not judge."""
+        self._turn_to(self.mark, False)
+
+    def forget(self) -> None:
+        """What was heard binds nobody any more."""
+        self._turn_to(Mark(over=self.mark.over), True)
+
+    def end_of(self, run: str) -> None:
+        if run != self.mark.over:
+            self._turn_to(replace(self.mark, over=run), True)
+
+    def _turn_to(self, mark: Mark, lasting: bool) -> None:
+        self.mark = mark
+        if self.clock.is_believable:
+            self._seen = int(self.clock.now())
+        table, seen = asdict(mark), {"seal": sealed(self._seen), "time": self._seen}
+        fresh = self._path.with_suffix(".new")
+        try:
+            fresh.write_text(json.dumps({"seal": sealed(table), "heard": table, "seen": seen}))
+            if lasting:
+                self._disk.sync(fresh)
+            self._disk.rename(fresh, self._path)
+            if lasting:
+                self._disk.sync(self._path.parent)
+        except OSError as error:  # the device can do without, until it is started again
+            if not is_full(error):
+                raise
+            fresh.unlink(missing_ok=True)
+
+    def _read(self) -> Mark:
+        try:
+            table = json.loads(self._path.read_bytes())
+            mark = decode(Mark, table["heard"])
+            if table["seal"] != sealed(table["heard"]) or min(mark.epoch, mark.sequence) < 0:
+                raise ValueError("it is not what was written")
+            self._seen = _time_in(table.get("seen"))
+        except FileNotFoundError:
+            return Mark()
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            log.warning(
+                "%s is damaged (%.80s); old words of the coordinator may be news once", self._path, error
+            )
+            return Mark()
+        return mark
+
+
+def _time_in(seen: object) -> int:
+    """Nothing in a file of a version before this one, or where it is damaged: the clock is believed then."""
+    match seen:
+        case {"seal": str() as seal, "time": int() as time} if seal == sealed(time):
+            return time
+    return 0
+
+
+def taken_up(memory: Memory, heard: Heard, clock: Clock, coordinator: str) -> int:
+    """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
+    epoch, known = max(memory.book.epoch, heard.mark.epoch), memory.holders.coordinator
+    why = ""
+    if epoch and other_keys(known, coordinator):
+        why = "the coordinator has other keys now"
+    elif far := clock.ahead(epoch):
+        why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"
+    if why:
+        _forget(memory, heard, epoch, why)
+    memory.conducted_by(coordinator)
+    return 0 if why else epoch
+
+
+def told_earlier(memory: Memory, heard: Heard, clock: Clock, epoch: int) -> None:
+    """Of an epoch that is heard: where a higher one is held, the link has found that far ahead of the clock."""
+    held = max(memory.book.epoch, heard.mark.epoch)
+    if epoch < held:
+        far = days(clock.ahead(held))
+        _forget(
+            memory,
+            heard,
+            held,
+            f"it lies {far} ahead of this clock, which has been set, and {epoch} is there",
+        )
+
+
+def _forget(memory: Memory, heard: Heard, epoch: int, why: str) -> None:
+    log.warning("the epoch %d that was heard last is forgotten: %s", epoch, why)
+    heard.forget()
+    memory.forget_epoch()
+
+
+class Refused:
+    """Whether a refusal counts.
+
+    At once where it says which hello it answers, and that is the last one. One that does not say so counts when the
+    next hello is refused too: the first may be an old one that a session has kept.
+    """
+
+    def __init__(self) -> None:
+        self.ask_at = float("inf")  # when to say the hello that shall tell
+        self._asked = False
+        self._last: tuple[int, int] = (0, 0)  # boot and sequence of the last hello
+
+    def counts(self, refusal: Refusal, now: float) -> bool:
+        if refusal.answers:
+            return refusal.answers == self._last
+        if self.ask_at == float("inf"):
+            self.ask_at = now + CONFIRM_SECONDS
+        return self._asked
+
+    def hello_said(self, boot: int, sequence: int, now: float) -> None:
+        self._last = (boot, sequence)
+        self._asked |= now >= self.ask_at
+
+    def contradicted(self) -> None:
+        """The coordinator works with this device."""
+        self.ask_at, self._asked = float("inf"), False
+
+
+class Ending:
+    """When the word counts that a run is over.
+
+    At once where this process holds the run's plan. Not where its end is known already: whoever is started after that
+    waits for the next run. Where an earlier start took part in it and never heard of its end, the word may be an old
+    one that somebody kept, so a while is left in which another may come.
+    """
+
+    def __init__(self) -> None:
+        self._run, self.at = "", float("inf")
+
+    def heard(self, run: str, known: str, held: bool, over: str, now: float) -> bool:
+        """Whether it counts now. `known`: the run that the device has taken part in; `over`: whose end it knows."""
+        if run != known or not run:
+            return False
+        if not held and run != over and self._run != run:
+            self._run, self.at = run, now + OVER_SECONDS
+        return held
+
+    def contradicted(self) -> None:
+        """The coordinator has said something else."""
+        self._run, self.at = "", float("inf")

@@ -1,0 +1,134 @@
+"""What a device that starts finds on its disk: the newest of it that is whole, and what has to be made again.
+
+One damaged file changes no bit, and neither do two. The book has two copies. Where the state or the last answer is
+gone, the device goes back to before that answer and works it out again: at once where the broadcast is here, else
+when the same is asked once more. Another question it does not answer, as other bits would come of that. What is lost
+stands in the book, so that a later start knows it as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from protofleet.edge_client.state.file import Book, read_book
+from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
+
+log = logging.getLogger("protofleet.device")
+
+Found: TypeAlias = "Book | DamagedError | NewerFormatError | None"  # None: there is no such file
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    book: Book
+    half_before: str = ""  # of the generation before it
+    went_back: bool = False  # something was damaged, and this is what could be had
+
+
+class Files:
+    """The book, copies of it, and the book from before the last answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.newest = folder / "device.json"
+        self.copies = (folder / "device.copy.json", folder / "device.copy-2.json")
+        self.previous = folder / "device.previous.json"
+
+
+def recalled(files: Files, store: ObjectStore) -> Recalled:
+    """DamagedError where what is left does not tell how far the device had come; or NewerFormatError."""
+    newest, previous = _read(files.newest), _read(files.previous)
+    copies = [_read(path) for path in files.copies]
+    if not store.names() and all(found is None for found in (newest, previous, *copies)):
+        return Recalled(Book())
+    fault = _words(files.newest, newest)
+    least = (
+        previous.boot if isinstance(previous, Book) else 0
+    )  # an earlier version has left its second copy behind
+    whole = (found for found in (newest, *copies) if isinstance(found, Book))
+    book = next((found for found in whole if found.boot >= least), None)
+    if newer := _of_a_later_version(book, newest, *copies, previous):
+        raise newer
+    if book is None:
+        fault = fault or f"{files.newest} is older than {files.previous}"
+        raise _stop(files, fault, *map(_words, files.copies, copies))
+    if fault:
+        log.error("%s; its copy has taken its place", fault)
+    before = previous if isinstance(previous, Book) and not _missing(store, previous.half) else None
+    if missing := _missing(store, book.half, *_last(book)):
+        return _before(files, book, before, f"{store.folder / missing}.body is gone or damaged", store)
+    if isinstance(previous, DamagedError | NewerFormatError):
+        log.warning("%s; it is the older one, the device goes on", _words(files.previous, previous))
+    return Recalled(_with_what_is_here(book, store), before.half if before else "", bool(fault))
+
+
+def _of_a_later_version(book: Book | None, *files: Found) -> NewerFormatError | None:
+    """A later version writes the book and all its copies: where one file alone says so, its number is damaged."""
+    found = [file for file in files if isinstance(file, NewerFormatError)]
+    return found[0] if len(found) > 1 or (found and book is None) else None
+
+
+def _before(files: Files, newest: Book, before: Book | None, fault: str, store: ObjectStore) -> Recalled:
+    """What was before the last answer, and that answer to be worked out again."""
+    if before is None or newest.lost or not newest.answers:
+        raise _stop(
+            files, fault, "" if before else f"what was before it, of {files.previous}, is gone or damaged"
+        )
+    last = newest.answers[-1]
+    here = not last.base or store.has(bytes.fromhex(last.base))
+    lost = last if here or newest.half != before.half else None  # a half that keeps nothing has lost nothing
+    again = ", and working it out again" if lost else ""
+    when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
+    log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
+    book = replace(_with_what_is_here(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
+    return Recalled(book, went_back=True)
+
+
+def _stop(files: Files, *faults: str) -> DamagedError:
+    return DamagedError(f"{'; '.join(filter(None, faults))}; {way_out(files.folder)}")
+
+
+def way_out(folder: Path) -> str:
+    return f"put it back from a copy, or remove {folder} and let the device begin anew"
+
+
+def _read(path: Path) -> Found:
+    try:
+        return read_book(path.read_bytes(), path)
+    except FileNotFoundError:
+        return None
+    except (DamagedError, NewerFormatError) as error:
+        return error
+
+
+def _words(path: Path, found: Found) -> str:
+    match found:
+        case None:
+            return f"{path} is gone"
+        case NewerFormatError():
+            return f"{path} is damaged (its format is {found.found})"
+        case DamagedError():
+            return f"{path} is damaged ({found})"
+    return ""
+
+
+def _last(book: Book) -> list[str]:
+    """The state after an answer cannot give it once more. Where a later one is lost, nobody asks for it."""
+    return [] if book.lost else [answer.object for answer in book.answers[-1:]]
+
+
+def _missing(store: ObjectStore, *names: str) -> str:
+    """The first of them that is not here, or nothing."""
+    return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
+
+
+def _with_what_is_here(book: Book, store: ObjectStore) -> Book:
+    answers = [a for a in book.answers if store.has(bytes.fromhex(a.object))]
+    for answer in book.answers:
+        if answer not in answers:
+            log.warning("the answer to round %d %s is gone or damaged", answer.round, answer.phase)
+    here = book.broadcast and store.has(bytes.fromhex(book.broadcast))
+    return replace(book, answers=answers, broadcast=book.broadcast if here else "")

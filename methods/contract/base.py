@@ -1,0 +1,181 @@
+"""What a federated method is: a server half, a client half, and their settings.
+
+The two halves share a file and no memory. They meet only as bytes, in simulation too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from protofleet.methods.contract.cost import Cost, Sizes
+from protofleet.methods.contract.wants import Want, problem_with
+from protofleet.methods.nets.base import Net
+from protofleet.protocol.wire.reasons import Problem
+
+Payload: TypeAlias = Mapping[str, Tensor]
+Predict: TypeAlias = Callable[[Tensor], Tensor]  # x [B, ...] -> class scores [B, C]
+
+
+class Samples(Protocol):
+    """Labelled data of one device: x [N, ...], y [N] with classes 0..C-1."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def y(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One device's answer as the server half sees it. `payload` may be read from disk, array by array."""
+
+    device: str
+    examples: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A device of the cohort, as it introduced itself."""
+
+    device: str
+    examples: int
+    counts: tuple[int, ...] = ()  # per class; only for methods with `needs_counts`
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What the server half wants every device of the cohort to do next, and what must come back."""
+
+    phase: str
+    payload: Payload = field(default_factory=dict)
+    wants: Mapping[str, Want] = field(default_factory=dict)
+
+    def problem_with(
+        self, payload: Payload, examples: int | None = None, norm: float = math.inf
+    ) -> Problem | None:
+        return problem_with(self.wants, payload, examples, norm)
+
+
+Round: TypeAlias = Generator[Ask, Sequence[Reply], None]
+
+
+def seeded(*parts: object) -> torch.Generator:
+    """A generator for one purpose. Everything random is named, so that a replay draws the same."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+class ServerHalf(ABC):
+    """Owns global state. `round` is the paper's loop; each `yield` crosses the network."""
+
+    number: int = 0  # of the current round, from 1
+    cohort: Sequence[Member] = ()
+
+    def __init__(self, model: Net, hyper: Any, seed: int) -> None:
+        self.model, self.hyper, self.seed = model, hyper, seed
+
+    def begin(self, number: int, cohort: Sequence[Member]) -> None:
+        self.number, self.cohort = number, cohort
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return seeded(self.seed, self.number, "server", purpose)
+
+    @abstractmethod
+    def payload(self) -> Payload:
+        """What a device needs in order to predict: sent in training and in the last evaluation."""
+
+    @abstractmethod
+    def round(self) -> Round: ...
+
+    @abstractmethod
+    def state(self) -> Payload:
+        """All that must survive a crash between rounds."""
+
+    @abstractmethod
+    def restore(self, state: Payload) -> None: ...
+
+    def monitor(self) -> Mapping[str, float]:
+        """Figures worth a line in the ledger (margins between anchors ...)."""
+        return {}
+
+
+class ClientHalf(ABC):
+    """Owns one device's model and data. Never sees a topic, a byte or another device."""
+
+    number: int = 0
+
+    def __init__(self, model: Net, data: Samples, hyper: Any, seed: int, device: str) -> None:
+        self.model, self.data, self.hyper = model, data, hyper
+        self.seed, self.device = seed, device
+
+    def begin(self, number: int) -> None:
+        self.number = number
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return seeded(self.seed, self.number, self.device, purpose)
+
+    @abstractmethod
+    def receive(self, payload: Payload) -> None:
+        """Take over what the server knows; afterwards `predict` uses it. Called before every `run`."""
+
+    @abstractmethod
+    def run(self, ask: Ask) -> Payload:
+        """Do the phase's work and return what the server half's `wants` demand."""
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Class scores [B, C]."""
+        scores: Tensor = self.model(x)
+        return scores
+
+    def ways(self) -> Mapping[str, Predict]:
+        """Other ways to predict than `predict`, measured beside it: {"classifier": ...}."""
+        return {}
+
+    def embedding(self, x: Tensor) -> Tensor:
+        """[B, D]: the space of the method's prototypes or anchors, as its pictures show it."""
+        return self.model.embed(x)
+
+    def settle(self) -> None:  # noqa: B027 - most methods do nothing
+        """After the last round, before the last evaluation: what the paper does to a personal model first."""
+
+    @abstractmethod
+    def state(self) -> Payload:
+        """All that must survive a reboot, and a round that this device sits out."""
+
+    @abstractmethod
+    def restore(self, state: Payload) -> None: ...
+
+
+@dataclass(frozen=True)
+class Method:
+    paper: str
+    Hyper: type
+    Server: type[ServerHalf]
+    Client: type[ClientHalf]
+    reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
+    needs_counts: bool = False  # devices state samples per class when they join
+    mixed_networks: bool = False  # devices may run different networks of one embedding size
+    ways: tuple[str, ...] = ()  # all that its client half's `ways` can name
+    cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
+    variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
+
+    VIEWS: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    @property
+    def views(self) -> frozenset[str]:
+        """What its devices measure: of each model `predict`, and its other ways behind the model's name."""
+        models = self.VIEWS if self.reports == "global" else ("personal",)
+        return frozenset(model + way for model in models for way in ("", *(f"-{way}" for way in self.ways)))
+
+    def under(self, hyper: Any) -> Method:
+        """The method as a run with these settings has it."""
+        return self.variant(hyper) if self.variant else self

@@ -1,0 +1,76 @@
+"""Wire arrays <-> torch tensors; the only place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protofleet.methods.contract.base import Payload
+from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.messages import Array, Arrays
+
+
+def to_torch(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: _tensor(arrays[name]) for name in arrays}
+
+
+def kept(arrays: Arrays) -> dict[str, Tensor]:
+    """On the arrays' own memory where that can be: for whoever hands them over and forgets them."""
+    return {name: _fresh(arrays[name]) for name in arrays}
+
+
+def to_numpy(payload: Payload) -> dict[str, Array]:
+    """Contiguous and little-endian, as the wire has them. Shares memory with the tensors where it can."""
+    return {name: _array(payload[name]) for name in payload}
+
+
+class LazyPayload(Mapping[str, Tensor]):
+    """Arrays that become tensors when they are read and are not kept: a cohort never fills the memory."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> Tensor:
+        array = self._arrays[name]
+        return _fresh(array) if isinstance(self._arrays, Body) else _tensor(array)
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape; of what lies on the disk, nothing is read for it."""
+        if isinstance(self._arrays, Body):
+            return self._arrays.form(name)
+        return self._arrays[name].dtype.name, self._arrays[name].shape
+
+    def flat(self, name: str, start: int, stop: int) -> Tensor:
+        """Numbers [start, stop) of an array laid flat, without the rest where the arrays allow it."""
+        if isinstance(self._arrays, Body):
+            return _fresh(self._arrays.flat(name, start, stop))
+        return _tensor(self._arrays[name].reshape(-1)[start:stop])
+
+    def __contains__(self, name: object) -> bool:
+        return any(name == known for known in self._arrays)  # Mapping's own would read the array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+def _tensor(array: Array) -> Tensor:
+    """A copy: wire arrays may be read-only views of others' bytes, and torch knows native byte order alone."""
+    return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+
+
+def _fresh(array: Array) -> Tensor:
+    """Without a copy where nobody else has the memory: what has just been read."""
+    native = array.dtype.isnative and array.flags.writeable
+    return torch.from_numpy(array) if native else _tensor(array)
+
+
+def _array(value: Tensor) -> Array:
+    array: Array = value.detach().cpu().numpy()
+    # not ascontiguousarray, which turns a scalar (num_batches_tracked) into an array of one
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")

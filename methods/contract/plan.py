@@ -1,0 +1,131 @@
+"""What a run is about, as the coordinator states it and every device takes it on: plain, typed, hashed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from protofleet.methods.contract.base import ClientHalf, Method, Samples, ServerHalf
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.nets import catalog as nets
+from protofleet.methods.nets.base import Net
+from protofleet.protocol.settings.bounds import Channels, Classes, Pixels, Rounds, Seed, Width
+from protofleet.protocol.settings.reader import SettingsError, decode, encode
+
+CHANNELS = (1, 3)
+
+
+@dataclass(frozen=True)
+class Network:
+    name: str = "cnn23"
+    feature_size: Width | None = None
+    embedding_size: Width | None = None  # of a linear projector behind the features, as FedLSA's varphi
+    head: str = "linear"
+
+    def __post_init__(self) -> None:
+        if self.name not in nets.names():
+            raise ValueError(f"no network {self.name!r}; there are {', '.join(nets.names())}")
+        if self.head not in nets.HEADS:
+            raise ValueError(f"head is {self.head!r}, it must be one of {', '.join(nets.HEADS)}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    method: str
+    classes: Classes
+    rounds: Rounds
+    seed: Seed = 0
+    size: Pixels = 32  # images are size x size
+    network: Network = Network()
+    hyper: dict[str, Any] = field(default_factory=dict)
+    channels: Channels = 3  # of an image: 3, or 1 for shades of grey
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise ValueError(f"classes is {self.classes}, it must be at least 2")
+        if self.channels not in CHANNELS:
+            raise ValueError(f"channels is {self.channels}, it must be 1 (grey) or 3 (colour)")
+        try:
+            decode(self.load().Hyper, self.hyper, "method")
+        except LookupError as error:
+            raise SettingsError(str(error).strip('"')) from None
+
+    def load(self) -> Method:
+        return load(self.method)
+
+    @property
+    def variant(self) -> Method:
+        """The method as this run's settings make it."""
+        return self.load().under(self.settings())
+
+    def settings(self) -> Any:
+        return decode(self.load().Hyper, self.hyper, "method")
+
+    def model(self, network: Network | None = None) -> Net:
+        """The same first weights everywhere. A device that runs a network of its own names it."""
+        chosen = network or self.network
+        return nets.build(
+            chosen.name, classes=self.classes, image=(self.channels, self.size, self.size),
+            feature_size=chosen.feature_size, embedding_size=chosen.embedding_size, head=chosen.head, seed=self.seed,
+        )  # fmt: skip
+
+    def server_half(self) -> ServerHalf:
+        return self.load().Server(self.model(), self.settings(), self.seed)
+
+    def client_half(
+        self, data: Samples, device: str, network: Network | None = None, place: torch.device | None = None
+    ) -> ClientHalf:
+        model = self.device_model(network).to(place or torch.device("cpu"))
+        return self.load().Client(model, data, self.settings(), self.seed, device)
+
+    def device_model(self, network: Network | None = None) -> Net:
+        """The network of a device, refused with SettingsError where the method cannot take it in this run."""
+        if network is None or network == self.network:
+            return self.model()
+        if not self.variant.mixed_networks:
+            words = " with these settings" if self.load().mixed_networks else ""
+            raise SettingsError(
+                f"{self.method}{words} needs the same network on every device: the run's is {self.network.name}, "
+                f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
+                f"{', '.join(name for name in mixing() if name != self.method)}"
+            )
+        return self._of_the_same_size(self.model(network), network)
+
+    def _of_the_same_size(self, own: Net, network: Network) -> Net:
+        common = self.model().embedding_size
+        if own.embedding_size != common:
+            raise SettingsError(
+                f"the run's prototypes have {common} numbers, this device's network {network.name} gives "
+                f"{own.embedding_size}; set network.feature_size = {common} on the device and in the run"
+            )
+        return own
+
+    def encode(self) -> bytes:
+        return json.dumps(encode(self), sort_keys=True).encode()
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encode()).digest()
+
+
+def mixing() -> list[str]:
+    """Methods whose devices may run different networks."""
+    return [name for name in names() if load(name).mixed_networks]
+
+
+def read_plan(text: bytes) -> Plan:
+    """A plan from the wire; SettingsError where this side cannot follow it."""
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"the plan is not JSON: {error}") from None
+    if isinstance(table, dict) and "shape" in table:
+        raise SettingsError(
+            f"the run's samples have the shape {str(table['shape'])[:64]}, this version takes square images alone; "
+            "bring it up to date"
+        )
+    return decode(Plan, table, "plan")

@@ -1,0 +1,238 @@
+"""What must come back from a device, stated where it is asked for and checked before a method sees it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from protofleet.protocol.wire.messages import Wanted
+from protofleet.protocol.wire.reasons import Problem, Reason
+
+OPTIONAL = "optional"
+SUM = "sum<=examples"
+ROWS = "rows<=examples"
+TWO = ">=2 where repeated: "
+
+SLICE = 1 << 20  # numbers looked at together: an array may be a whole model, or a whole data set's features
+
+Dim: TypeAlias = int | str  # a name stands for any length; equal names mean equal lengths
+
+ITEM_BYTES: dict[str, int] = {
+    name: getattr(torch, name).itemsize
+    for name in ("float32", "float16", "float64", "int64", "int32", "uint8", "bool")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    shape: tuple[Dim, ...]
+    dtype: str = "float32"
+    low: float | None = None
+    high: float | None = None
+    most: int = 1 << 20  # the largest length that a named dimension may have
+    optional: bool = False
+    of_examples: bool = False  # whole numbers that count samples: together no more than the device has
+    row_per_example: bool = False  # its rows are samples: no more of them than the device has
+    repeated: str = (
+        ""  # another array: in a row whose value there stands in several rows, these are 2 or more
+    )
+
+    def most_bytes(self) -> int:
+        lengths = [self.most if isinstance(d, str) else d for d in self.shape]
+        return math.prod(lengths) * ITEM_BYTES[self.dtype]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
+        rules = tuple(rule for rule, holds in said.items() if holds)
+        return (*rules, TWO + self.repeated) if self.repeated else rules
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith("float")
+
+
+def table_of(wants: Mapping[str, Want], payload: Mapping[str, Tensor], norm: float) -> tuple[Wanted, ...]:
+    """What `problem_with` judges by, as rows for whoever makes an answer and knows no method.
+
+    The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the broadcast.
+    """
+    alike = {
+        name: _row(want, norm, alike=True)
+        for name, want in wants.items()
+        if _comes_back(want, payload.get(name))
+    }
+    exact = {name: _row(want, norm, alike=False) for name, want in wants.items() if name not in alike}
+    patterns: dict[str, Wanted] = {}
+    for prefix in sorted({name.partition(".")[0] for name in alike}):
+        mine = {name: row for name, row in alike.items() if name.partition(".")[0] == prefix}
+        sent = {name for name in payload if name.partition(".")[0] == prefix}
+        patterns |= _patterns(prefix, mine) if sent == mine.keys() and len(mine) > 1 else mine
+    ordered = sorted(patterns, key=lambda name: (name.count("*"), -len(name), name))
+    return tuple(
+        replace(row, name=name) for name, row in (*exact.items(), *((n, patterns[n]) for n in ordered))
+    )
+
+
+def _comes_back(want: Want, sent: Tensor | None) -> bool:
+    return sent is not None and (_dtype(sent), tuple(sent.shape)) == (want.dtype, want.shape)
+
+
+def _row(want: Want, norm: float, alike: bool) -> Wanted:
+    free = any(isinstance(dim, str) for dim in want.shape)
+    bound = norm if want.is_float and math.isfinite(norm) else None
+    return Wanted(
+        "", None if alike else want.dtype, None if alike else want.shape, want.most if free else None, want.low,
+        want.high, bound, want.is_float, want.rules,
+    )  # fmt: skip
+
+
+def _patterns(prefix: str, rows: Mapping[str, Wanted]) -> dict[str, Wanted]:
+    """One row for most, one for each last part of a name under which another holds, and single names beside."""
+    counts = Counter(rows.values())
+    usual = max(counts, key=lambda row: (counts[row], repr(row)))
+    found = {f"{prefix}.*": usual}
+    by_end: dict[str, dict[str, Wanted]] = {}
+    for name, row in rows.items():
+        by_end.setdefault(name.rpartition(".")[2], {})[name] = row
+    for end, named in by_end.items():
+        if set(named.values()) == {usual}:
+            continue
+        whole = len(set(named.values())) == 1 and all(name.count(".") > 1 for name in named)
+        found |= {f"{prefix}.*.{end}": next(iter(named.values()))} if whole else named
+    return found
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def like(payload: Mapping[str, Tensor]) -> dict[str, Want]:
+    """The same names, shapes and dtypes back: what averaging weights needs."""
+    return {name: Want(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()}
+
+
+@runtime_checkable
+class Sliced(Protocol):
+    """A payload that may lie on the disk: what it is made of is known before any number is read."""
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]: ...
+    def flat(self, name: str, start: int, stop: int) -> Tensor: ...
+
+
+@dataclass
+class Here:
+    """Tensors in memory, looked at in the same way."""
+
+    payload: Mapping[str, Tensor]
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        value = self.payload[name]
+        return str(value.dtype).removeprefix("torch."), tuple(value.shape)
+
+    def flat(self, name: str, start: int, stop: int) -> Tensor:
+        return self.payload[name].reshape(-1)[start:stop]
+
+
+def problem_with(
+    wants: Mapping[str, Want],
+    payload: Mapping[str, Tensor],
+    examples: int | None = None,
+    norm: float = math.inf,
+) -> Problem | None:
+    """The first thing wrong with an answer, or None. `examples` are those that its device has stated, `norm` is the
+    largest Euclidean one that an array may have.
+
+    All dtypes and shapes are looked at before the first number, and numbers a slice at a time.
+    """
+    if extra := sorted(set(payload) - set(wants)):
+        return Problem(Reason.WRONG_ARRAYS, f"{extra[0][:64]} was not asked for")
+    if missing := [name for name, want in wants.items() if name not in payload and not want.optional]:
+        return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
+    sent = payload if isinstance(payload, Sliced) else Here(payload)
+    lengths: dict[str, int] = {}
+    here = {name: want for name, want in wants.items() if name in payload}
+    for name, want in here.items():
+        dtype, shape = sent.form(name)
+        if problem := _form_problem(name, want, dtype, shape, lengths):
+            return problem
+        if problem := _rows_problem(name, want, shape, examples):
+            return problem
+    for name, want in here.items():
+        if problem := _numbers_problem(name, want, sent, examples, norm):
+            return problem
+    for name, want in here.items():
+        if want.repeated and (problem := _repeated_problem(name, payload[name], want.repeated, payload)):
+            return problem
+    return None
+
+
+def _repeated_problem(name: str, values: Tensor, other: str, payload: Mapping[str, Tensor]) -> Problem | None:
+    keys = payload[other]
+    several = keys.bincount() > 1
+    if not len(alone := keys[several[keys] & (values < 2)]):
+        return None
+    words = f"{other} has {int(alone[0])} in several rows, in one of which {name} is below 2"
+    return Problem(Reason.BAD_CLAIM, words)
+
+
+def _form_problem(
+    name: str, want: Want, dtype: str, shape: tuple[int, ...], lengths: dict[str, int]
+) -> Problem | None:
+    if dtype != want.dtype:
+        return Problem(Reason.WRONG_DTYPE, f"{name} is {dtype}, not {want.dtype}")
+    if len(shape) != len(want.shape):
+        return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {want.shape}")
+    for length, dim in zip(shape, want.shape, strict=True):
+        expected = lengths.setdefault(dim, length) if isinstance(dim, str) else dim
+        if length != expected:
+            where = f" with {dim} = {expected}" if isinstance(dim, str) else ""
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {want.shape}{where}")
+        if isinstance(dim, str) and length > want.most:
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, over the limit of {want.most} for {dim}")
+    return None
+
+
+def _rows_problem(name: str, want: Want, shape: tuple[int, ...], examples: int | None) -> Problem | None:
+    if not want.row_per_example or examples is None or shape[0] <= examples:
+        return None
+    return Problem(Reason.BAD_CLAIM, f"{name} has {shape[0]} rows, of a device with {examples} examples")
+
+
+def _numbers_problem(
+    name: str, want: Want, sent: Sliced, examples: int | None, norm: float
+) -> Problem | None:
+    low, high, total, square = math.inf, -math.inf, 0, 0.0
+    size = math.prod(sent.form(name)[1])
+    for start in range(0, size, SLICE):
+        part = sent.flat(name, start, min(start + SLICE, size))
+        if part.is_floating_point():
+            if not bool(part.isfinite().all()):
+                return Problem(Reason.NOT_FINITE, f"{name} is not finite")
+            square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
+        if want.low is not None:
+            low = min(low, float(part.min()))
+        if want.high is not None:
+            high = max(high, float(part.max()))
+        total += int(part.sum()) if want.of_examples else 0
+    if want.low is not None and low < want.low:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {low:g}, below {want.low:g}")
+    if want.high is not None and high > want.high:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {high:g}, above {want.high:g}")
+    if math.sqrt(square) > norm:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has a norm of {math.sqrt(square):g}, above {norm:g}")
+    if want.of_examples and examples is not None and total > examples:
+        return Problem(Reason.BAD_CLAIM, f"{name} add up to {total}, of a device with {examples} examples")
+    return None
+
+
+def most_bytes(wants: Mapping[str, Want]) -> int:
+    """The largest body an honest answer can make, its table included."""
+    table = sum(len(name) + 64 for name in wants) + 64
+    return table + sum(want.most_bytes() for want in wants.values())

@@ -1,0 +1,68 @@
+"""Averaging what a whole cohort sent, in the memory of one array and a slice.
+
+A coordinator with 20 updates of 45 MB on its disk never has two of them in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from torch import Tensor
+
+from protofleet.methods.contract.base import Payload, Reply
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.liveness import step_made
+
+SLICE: Final = 1 << 20  # numbers summed at a time, in float64: 8 MB
+
+
+def weighted_mean(replies: Sequence[Reply], names: Iterable[str]) -> Mapping[str, Tensor]:
+    """Each array's mean over replies, weighted by examples (FedAvg, alg. 1); equal weights if nobody has any.
+
+    An array is computed when it is read. Whole numbers (num_batches_tracked) are the first device's.
+    """
+    return WeightedMean(replies, names)
+
+
+class WeightedMean(Mapping[str, Tensor]):
+    def __init__(self, replies: Sequence[Reply], names: Iterable[str]) -> None:
+        ordered = sorted(replies, key=lambda reply: reply.device)  # arrival order must not change a bit
+        total = sum(reply.examples for reply in ordered)
+        self._shares = [reply.examples / total if total else 1 / len(ordered) for reply in ordered]
+        self._payloads = [reply.payload for reply in ordered]
+        self._names = tuple(names)
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        first = self._payloads[0]
+        mean = (
+            first[name] if isinstance(first, LazyPayload) else first[name].clone()
+        )  # from the disk it is ours
+        if mean.is_floating_point():
+            flat = mean.view(-1)
+            for start in range(0, flat.numel(), SLICE):
+                self._sum_slice(name, flat[start : start + SLICE], start)
+        return mean
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _sum_slice(self, name: str, first: Tensor, start: int) -> None:
+        """Turn a slice of the first device's array into that of the mean, in place."""
+        total = first.double() * self._shares[0]
+        for payload, share in zip(self._payloads[1:], self._shares[1:], strict=True):
+            total.add_(flat_slice(payload, name, start, start + len(first)), alpha=share)
+        first.copy_(total)
+
+
+def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
+    """Numbers [start, stop) of an array laid flat; from the disk, only they are read."""
+    step_made()
+    if isinstance(payload, LazyPayload):
+        return payload.flat(name, start, stop)
+    return payload[name].reshape(-1)[start:stop]

@@ -1,0 +1,121 @@
+"""The one local training loop. A method differs only in the objective it passes.
+
+What is random comes from the caller's generator: the order of the samples, and a seed for layers that draw
+(dropout). torch's global generator ends as it began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from protofleet.methods.contract.base import Samples
+from protofleet.methods.nets.base import Net, drawing_globally
+from protofleet.methods.parts.optimizers import SGD, Optimizer
+from protofleet.protocol.settings.bounds import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
+from protofleet.protocol.settings.reader import demand_within
+
+Objective: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # x [B, ...], y [B] -> loss of the batch
+
+BATCH = 256  # of a pass without gradient
+
+
+@dataclass(frozen=True)
+class LocalHyper:
+    """Local SGD; defaults as in FedLSA and in FPL's code. Every method's Hyper extends it."""
+
+    epochs: Epochs = 5
+    batch: Batch = 64
+    lr: Rate = 0.01
+    momentum: Momentum = 0.9
+    weight_decay: Weight = 1e-5
+    clip: Annotated[float, Within(0, LONGEST_NORM, above=True)] | None = None  # largest norm of a gradient
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+
+
+def demand(name: str, value: object, holds: bool, limit: str) -> None:
+    """What two settings must be to each other, or a ValueError that names it."""
+    if not holds:
+        raise ValueError(f"{name} is {value}, it must be {limit}")
+
+
+def demand_one_of(name: str, value: str, options: tuple[str, ...]) -> None:
+    demand(name, repr(value), value in options, f"one of {', '.join(options)}")
+
+
+def train(
+    model: nn.Module,
+    data: Samples,
+    objective: Objective,
+    hyper: LocalHyper,
+    generator: torch.Generator,
+    before_epoch: Callable[[], object] | None = None,
+    optimizers: Sequence[Optimizer] = (),
+) -> None:
+    """Shuffled batches; no sample is dropped, and a device without samples changes nothing.
+
+    `optimizers` are the caller's own; without any, it is a new SGD over all the model's parameters.
+    """
+    steps = optimizers or [sgd(model.parameters(), hyper)]
+    seed = int(torch.randint(1 << 62, (), generator=generator))
+    with drawing_globally(seed), _mode(model, training=True):
+        for _ in range(hyper.epochs):
+            if before_epoch:
+                before_epoch()
+            for x, y in _batches(data, hyper.batch, generator):
+                _batch_norms_learn(model, len(y) > 1)
+                for optimizer in steps:
+                    optimizer.zero_grad()
+                torch.autograd.backward(objective(x, y))
+                if hyper.clip is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), hyper.clip)
+                for optimizer in steps:
+                    optimizer.step()
+
+
+def sgd(parameters: Iterable[nn.Parameter], hyper: LocalHyper) -> SGD:
+    return SGD(parameters, lr=hyper.lr, momentum=hyper.momentum, weight_decay=hyper.weight_decay)
+
+
+def embed(model: Net, x: Tensor) -> Tensor:
+    """[N, embedding_size], as the head would see it."""
+    return in_batches(model, model.embed, x)
+
+
+@torch.no_grad()
+def in_batches(model: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` over all of x: evaluation mode, no gradient; the model's mode comes back as it was."""
+    with _mode(model, training=False):
+        return torch.cat([function(piece) for piece in torch.split(x, BATCH)])
+
+
+def _batches(data: Samples, size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    order = torch.randperm(len(data.y), generator=generator)
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        yield data.x[rows], data.y[rows]
+
+
+def _batch_norms_learn(model: nn.Module, learn: bool) -> None:
+    """One sample has no variance: in a batch of one, batch norms use their running statistics as they are."""
+    for part in model.modules():
+        if isinstance(part, _BatchNorm):
+            part.train(learn)
+
+
+@contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)

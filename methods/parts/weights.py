@@ -1,0 +1,61 @@
+"""A module's weights under wire names, and back: `<prefix>.<state_dict key>`, buffers included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from protofleet.methods.contract.base import Payload
+from protofleet.methods.contract.wants import Want, like
+
+NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
+
+
+def weights_of(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor]:
+    """Views, not copies: a broadcast costs the coordinator no second model. They move when it trains."""
+    return {f"{prefix}.{name}": value.detach() for name, value in module.state_dict().items()}
+
+
+def load_weights(module: nn.Module, payload: Payload, prefix: str = "weights") -> None:
+    """Take over the weights in the payload: all of them, or none where it brings none under this prefix."""
+    start = f"{prefix}."
+    found = {name.removeprefix(start) for name in payload if name.startswith(start)}
+    own = module.state_dict()
+    if not found:
+        return
+    if found != set(own):
+        missing, strange = sorted(set(own) - found), sorted(found - set(own))
+        raise RuntimeError(f"under {prefix}: missing {missing}, not of this network {strange}")
+    for (
+        name,
+        value,
+    ) in own.items():  # one at a time: the payload may be on the disk, or a mean yet to be taken
+        loaded = payload[start + name]
+        if loaded.shape != value.shape:
+            raise RuntimeError(
+                f"{start}{name} is {tuple(loaded.shape)}, the network has {tuple(value.shape)}"
+            )
+        value.copy_(loaded)
+
+
+def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Want]:
+    """The same weights back. One negative running variance would make every device's scores NaN."""
+    wants = like(weights_of(module, prefix))
+    norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+    for name in (".".join(filter(None, (prefix, n, buffer))) for n in norms for buffer in NEVER_NEGATIVE):
+        if name in wants:
+            wants[name] = replace(wants[name], low=0)
+    return wants
+
+
+def place_of(module: nn.Module) -> torch.device:
+    """Where a module computes; what meets its outputs has to be there too."""
+    return next(module.parameters()).device
+
+
+def snapshot(payload: Payload) -> dict[str, Tensor]:
+    """Copies, for a state that must not move with the module."""
+    return {name: payload[name].detach().clone() for name in payload}

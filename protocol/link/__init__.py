@@ -1,0 +1,4 @@
+"""The conversation: messages in, frames out; transfers in blocks, duplicates, limits and byte counts.
+
+May import: protocol.wire, protocol.storage, protocol.security, protocol.transport.
+"""

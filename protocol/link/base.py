@@ -1,0 +1,361 @@
+"""Messages in, frames out: sealing, duplicates and byte accounting, the same for both ends.
+
+No sockets and no clock: frames leave through a Transport, `now` is an argument, `wake_at` says when to call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from protofleet.protocol.link import boxes
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.meter import DOWN, UP, Meter
+from protofleet.protocol.link.replay_window import Window
+from protofleet.protocol.security.envelope import (  # fmt: skip
+    MAJOR,
+    MINOR,
+    OPEN,
+    SEALED,
+    Header,
+    contents,
+    read_header,
+    seal,
+    verified,
+)
+from protofleet.protocol.security.holders import other_keys, same_record
+from protofleet.protocol.security.keys import Identity, Keyring
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Transport, Will, packet_bytes
+from protofleet.protocol.transport.callbacks import Failures
+from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire.codec import Attachment
+from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, State
+from protofleet.protocol.wire.names import EVERYBODY
+from protofleet.protocol.wire.reasons import Reason, Rejected
+from protofleet.protocol.wire.topics import Topics
+
+INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
+FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
+MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_ROOM  # more is not even hashed for its signature
+WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message that passed every check of the link."""
+
+    sender: str
+    message: Message
+    run: str
+    epoch: int
+    object: bytes = b""  # name of its arrays in the store, once they are all here
+    sequence: int = 0  # 0: a will, said by the broker whenever it likes
+    boot: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a received frame brought."""
+
+    tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
+    new: bool = True  # else it is a duplicate
+    ours: bool = True  # else it came by a topic that many share, and others had asked for it
+    first: bool = True  # else its tensors came before, in another message
+    fault: Reason | None = None  # of an answer that is judged as one all the same
+
+
+def came_to(taken: Taken) -> str:
+    if not taken.ours:
+        return "for_others"
+    return "accepted" if taken.new else "duplicate"
+
+
+@dataclass
+class Link:
+    """What both ends share. `direction` is the way that this end's own frames go."""
+
+    me: Identity
+    keyring: Keyring
+    topics: Topics
+    transport: Transport
+    direction: str
+    run: str = ""
+    epoch: int = 0
+    max_object: int = 1 << 30
+    sealed: bool = True  # what has one recipient is for its eyes alone, and nothing else is taken
+
+    def __post_init__(self) -> None:
+        self.meter = Meter()
+        self.failures = Failures()  # of the connection under it
+        self.metric_names: tuple[str, ...] = ()  # those that both ends know by their places
+        self.block = blocks.DEFAULT_BLOCK
+        self.inline, self._room = INLINE, MAX_FRAME
+        self._room_told = self._most_room = 0  # by the last broker, and the most of those that could be used
+        self._sequence = 0
+        self.clock = Clock()
+        self.who = ""  # where a coordinator is, for whoever finds another one there
+        self._windows: dict[str, Window] = {}
+        # Objects that came in lately: a block of one of them is a repeat, not a stranger.
+        self._complete_lately: deque[bytes] = deque(maxlen=64)
+        self._back = DOWN if self.direction == UP else UP
+
+    def adapt(self, max_packet: int, largest: int = 0, boxes: bool = True) -> None:
+        """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through.
+
+        `boxes`: whether the other side takes a manifest as an object, should it fit no message any more.
+        """
+        self._room_told = room = max_packet - FRAME_ROOM
+        if room < 1024:
+            raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
+        block, most = block_within(room), self._most_room
+        if blocks.block_size(largest, block) > room:
+            raise BrokerError(too_large(largest, block, room))
+        if not boxes and hashes_within(largest, most) <= most and hashes_within(largest, room) > room:
+            raise BrokerError(
+                f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
+                "them; who takes part takes none as an object"
+            )
+        self.inline, self._room, self.block = min(INLINE, room), room, block
+        self._most_room = max(self._most_room, room)
+
+    def turn_down(self, error: BrokerError) -> None:
+        """A broker whose limit is too small: the end of who never had one to use, else it is tried again."""
+        if not self._most_room:
+            raise error
+        again = "it took more before, so it is tried again"
+        if self._room_told >= self._most_room:
+            again = "what has to be said has grown; it waits, and tries again until the broker takes more"
+        self.transport.turn_down(f"{error}; {again}")
+
+    def seal(
+        self,
+        message: Message,
+        recipient: str = EVERYBODY,
+        attachment: Attachment = None,
+        receive: bytes = b"",
+    ) -> bytes:
+        """`receive` is the recipient's key, where the caller has looked it up already: it may be gone since."""
+        self._sequence += 1  # from 1
+        return self._sealed(message, self._sequence, recipient, attachment, receive)
+
+    def _sealed(
+        self, message: Message, sequence: int, recipient: str = EVERYBODY, attachment: Attachment = None,
+        receive: bytes = b"",
+    ) -> bytes:  # fmt: skip
+        place = codec.place_of(message)
+        suite = SEALED if self.sealed and recipient != EVERYBODY else OPEN
+        header = Header(
+            MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
+            self.me.name, self.me.boot, sequence, recipient, place.round, place.phase, place.base,
+        )  # fmt: skip
+        if suite == SEALED and not receive:
+            receive = self.keyring[recipient].receive
+        return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
+
+    def keyed(self, manifest: Manifest) -> Manifest:
+        """For a new cutting of an object that is about to be served."""
+        if manifest.block > self._room:
+            raise BrokerError(too_large(manifest.size, self.block, self._room))
+        return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
+
+    def carries(self, packed: bytes) -> bool:
+        """Whether a message has room for it beside its scalars."""
+        return len(packed) <= self._room
+
+    def fits(self, manifest: Manifest) -> bool:
+        """Whether a message has room for it; else it is an object itself."""
+        return codec.SHORT_HASH * len(manifest.hashes) <= self._room
+
+    def still_fits(self, *cut: Manifest) -> bool:
+        """Whether an object, and maybe its manifest as another, can go on as they were cut before."""
+        return all(one.block <= self._room for one in cut) and (len(cut) > 1 or self.fits(cut[0]))
+
+    def demands(self, size: int) -> dict[str, str]:
+        """Which forms devices need for an object of so many bytes, and why. BrokerError where nothing helps."""
+        block = blocks.block_size(size, self.block)
+        if block > self._room:
+            raise BrokerError(too_large(size, self.block, self._room))
+        needed = codec.SHORT_HASH * -(-size // block)
+        if needed <= self._room:
+            return {}
+        why = f"the broker takes packets of {self._room + FRAME_ROOM} bytes, the manifest of {size} bytes in blocks"
+        out = f"raise the broker's limit to {needed + FRAME_ROOM}, or bring the device up to date"
+        return {"manifest": f"{why} of {block} takes {needed}; {out}"}
+
+    def _demand(self, offer: Offer) -> None:
+        """Of an object: not too large, and sealed where messages have to be."""
+        if offer.size > self.max_object:
+            raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {self.max_object}")
+        if isinstance(offer, Boxed):
+            if offer.box.size > boxes.MOST:
+                raise Rejected(Reason.TOO_LARGE, f"a manifest of {offer.box.size} bytes, over {boxes.MOST}")
+            self._demand(offer.box)
+        if self.sealed and not offer.key:
+            raise Rejected(Reason.NOT_SEALED, f"blocks of {offer.object.hex()[:16]} without a key")
+
+    def will(self, topic: str) -> Will:
+        """It has number 0, as nobody knows whether it will ever be said."""
+        return Will(topic, self._sealed(State(False, "connection lost", self.who), 0))
+
+    def say(
+        self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
+        tensors: dict[str, int] | None = None, fresh: bool = True, retain: bool = False, receive: bytes = b"",
+    ) -> None:  # fmt: skip
+        frame = self.seal(message, recipient, attachment, receive)
+        self._publish(topic, frame, tensors or {}, fresh, retain)
+        self.meter.ended(self.direction, codec.KINDS[type(message)], "sent")
+
+    def send_block(self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool) -> None:
+        start = index * manifest.block
+        stop = start + blocks.length_of(manifest, index)
+        frame = blocks.pack(manifest, index, store.read(manifest.object, start, stop))
+        self._publish(topic, frame, blocks.kinds_in(manifest, start, stop), fresh)
+        self.meter.ended(self.direction, "block", "sent")
+
+    def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
+        """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
+        if len(frame) > MAX_FRAME:
+            raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
+        header, start, known = verified(frame, self.keyring)
+        if header.federation != self.topics.federation:  # first: what follows may learn from the header
+            raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
+        window = self._window(header, known.holder)
+        self._check(header, topic)
+        try:
+            message, attachment = self._contents(frame, header, start)
+        except Rejected as fault:
+            self._unusable(header, fault)
+            raise
+        # A will is sealed once and said at every death of its connection, so its number comes again.
+        will = isinstance(message, State) and header.sequence == 0
+        if not window.is_new(header.boot, header.sequence) and not will:
+            return None
+        return header, message, attachment
+
+    def _contents(self, frame: bytes, header: Header, start: int) -> tuple[Message, Attachment]:
+        if self.sealed and header.suite == OPEN and header.kind != "state":
+            raise Rejected(
+                Reason.NOT_SEALED, f"a {header.kind} of {header.sender}, which this side takes sealed only"
+            )
+        payload = contents(frame, header, start, self.me.keys.receive)
+        place = codec.Place(header.round, header.phase, header.base)
+        message, attachment = codec.decode(header.kind, payload, header.sender, place, self.metric_names)
+        self._judge(message, attachment)
+        return message, attachment
+
+    def _window(self, header: Header, holder: str) -> Window:
+        """Other keys, new count. A new record of the same keys lets a count go that only a wrong clock began.
+
+        A process that is renewed while it runs goes on with its own.
+        """
+        window = self._windows.get(header.sender)
+        if window is None or (header.boot != window.boot and self._binds_nobody(window, holder)):
+            window = self._windows[header.sender] = Window()
+        window.holder = holder
+        return window
+
+    def _binds_nobody(self, window: Window, holder: str) -> bool:
+        if not window.holder or same_record(window.holder, holder):
+            return False
+        return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
+
+    def overflowed(self, frames: int) -> None:
+        """Frames that nobody has looked at, as more came than the inbox holds."""
+        self.meter.messages[self._back, "unreadable", Reason.FLOOD.value] += frames
+        self.meter.rejected[Reason.FLOOD] += frames
+
+    def dropped(self, frames: int) -> None:
+        """Frames of names that are not listened to."""
+        self.meter.messages[self._back, "unreadable", Reason.BANNED.value] += frames
+        self.meter.rejected[Reason.BANNED] += frames
+
+    def heard_of(self, sender: str) -> tuple[int, int]:
+        """Boot and newest sequence, to be kept with what was accepted."""
+        window = self._windows.get(sender, Window())
+        return window.boot, window.newest
+
+    def holder_of(self, sender: str) -> str:
+        """Who held the name that `heard_of` tells of."""
+        return self._windows.get(sender, Window()).holder
+
+    @property
+    def said(self) -> int:
+        """The sequence of what was said last."""
+        return self._sequence
+
+    def missing(self) -> dict[str, int]:
+        """By sender: messages that were said and have not come."""
+        return {sender: window.missing for sender, window in self._windows.items()}
+
+    def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
+        """What an earlier process has heard is no news to this one: boot, newest sequence, and who held the name."""
+        for sender, (boot, newest, holder) in heard.items():
+            self._windows[sender] = Window.up_to(boot, newest, holder)
+
+    def _check(self, header: Header, topic: str) -> None:
+        raise NotImplementedError
+
+    def _judge(self, message: Message, attachment: Attachment) -> None:
+        """Refuse what this end could not use, before it is marked as seen."""
+        raise NotImplementedError
+
+    def _unusable(self, header: Header, fault: Rejected) -> None:
+        """Told of what its sender has signed, and what is at fault; it is not marked as seen."""
+
+    def _publish(
+        self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False
+    ) -> None:
+        self.meter.crossed(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
+        self.transport.publish(topic, frame, retain)
+
+    def _counted(self, topic: str, frame: bytes, kind: str, take: Callable[[], Taken]) -> bool:
+        """Run `take` on something received and give it exactly one counter. False for a duplicate."""
+        result, taken = "accepted", Taken(new=False)
+        try:
+            taken = take()
+            result = taken.fault.value if taken.fault else came_to(taken)
+        except Rejected as fault:
+            result = fault.reason.value
+            self.meter.rejected[fault.reason] += 1
+            raise
+        finally:
+            packet = packet_bytes(topic, len(frame))
+            self.meter.crossed(self._back, packet, len(frame), taken.tensors, taken.new and taken.first)
+            self.meter.ended(self._back, kind, result)
+        return taken.new
+
+    def kind_of(self, frame: bytes) -> str:
+        """What to count a frame as, before anything of it is believed."""
+        if blocks.is_block(frame):
+            return "block"
+        try:
+            kind = read_header(frame)[0].kind
+        except Rejected:
+            return "unreadable"
+        return kind if kind in codec.DECODERS else "unreadable"
+
+
+def too_large(size: int, default: int, room: int) -> str:
+    """Why a broker cannot carry an object at all, and what it would have to take."""
+    block = blocks.block_size(size, default)
+    return (
+        f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
+        f"broker takes packets of {room + FRAME_ROOM}; raise its limit to {block + FRAME_ROOM} or more"
+    )
+
+
+def block_within(room: int) -> int:
+    block = blocks.DEFAULT_BLOCK
+    while block > room > 0:
+        block //= 2
+    return block
+
+
+def hashes_within(size: int, room: int) -> int:
+    """Bytes that they take in the manifest of an object of this size."""
+    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_within(room)))

@@ -1,0 +1,123 @@
+"""Serving one object to a cohort: each block once for everybody, and alone to whoever missed it.
+
+A block goes out when every device that is expected has asked for it, or a short while after the first
+has: so the cohort shares one copy, and nobody is held up by a device that never asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from protofleet.protocol.link.fetch import indices
+from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, Bucket
+from protofleet.protocol.wire.messages import Manifest, Want
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
+MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
+QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
+
+NOW: Final = ""  # to all who hear it without asking, and not to all who have asked
+Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
+Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what is done for one device
+
+
+class Broadcast:
+    def __init__(
+        self, manifest: Manifest, send: Send, alone: Alone = lambda device: contextlib.nullcontext()
+    ) -> None:
+        self.manifest, self._send, self._alone = manifest, send, alone
+        self._blocks = len(manifest.hashes)
+        self._expected: set[str] = set()  # have not asked yet
+        self._asked: dict[str, set[int]] = {}
+        self._since: dict[str, float] = {}  # first asked, hence subscribed, at
+        self._last: dict[str, float] = {}
+        self._published: dict[int, float] = {}
+        self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
+        self._wanted_by: dict[int, str] = {}  # block that is pending -> who asked for it first
+        self._ever: set[int] = set()
+        self._invited: set[str] = set()
+        self._followed: set[str] = set()  # were sent it unasked, once
+        self._again: dict[str, Bucket] = {}
+        self.wake_at = float("inf")
+
+    def expect(self, cohort: list[str], holders: set[str]) -> None:
+        """`holders` will not ask: they have it, or it follows its task."""
+        self._invited |= set(cohort)
+        self._expected |= set(cohort) - holders - set(self._asked)
+
+    def follow(self, devices: list[str], now: float) -> bool:
+        """One block, unasked, behind the task of each of these: to a single one alone. False where it is longer.
+
+        Who was sent it before asks for it where it was lost: a hello brings the task again, and not the block.
+        """
+        if self._blocks > 1:
+            return False
+        devices = [device for device in devices if device not in self._followed]
+        self._followed.update(devices)
+        for device in devices:
+            self._invited.add(device)
+            self._expected.discard(device)
+        if not devices:
+            return True
+        if len(devices) > 1:
+            self._send(NOW, 0, 0 not in self._ever)
+        else:
+            self._send(devices[0], 0, 0 not in self._ever)
+        self._ever.add(0)
+        return True
+
+    def wanted(self, device: str, want: Want, now: float) -> int:
+        """How many blocks it asks for that it had not asked for before; those it gets for nothing."""
+        if device not in self._invited:
+            raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
+        self._expected.discard(device)
+        self._since.setdefault(device, now)
+        self._last[device] = now
+        asked = self._asked.setdefault(device, set())
+        blocks = indices(want.ranges, self._blocks)
+        fresh = [i for i in blocks if i not in asked]
+        for i in blocks:
+            self._serve(device, i, want.again, i not in asked, now)
+        self.wake(now)
+        return len(fresh)
+
+    def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
+        """A want is about 200 bytes, what it names up to 4 MiB: only the first time is free."""
+        sent_at = self._published.get(i)
+        late = sent_at is not None and sent_at < self._since[device]
+        missed = sent_at is not None and not fresh  # after a new start it does not know what it had asked for
+        if again or missed:
+            bucket = self._again.setdefault(device, Bucket(AGAIN_RATE, AGAIN_BURST))
+            if not (fresh or bucket.take(now)):
+                return  # it will ask again
+            self._emit(device, i)
+        elif (late or sent_at is None) and i not in self._pending:  # those who are late share one more copy
+            if len(self._pending) >= MAX_PENDING:
+                return
+            self._pending[i], self._wanted_by[i] = now + LINGER_SECONDS, device
+        self._asked[device].add(i)
+
+    def wake(self, now: float) -> None:
+        """Publish what everybody waits for, and what has waited long enough."""
+        waiting = [d for d, last in self._last.items() if now - last < QUIET_SECONDS]
+        due = [
+            i
+            for i, latest in self._pending.items()
+            if now >= latest
+            or (i not in self._published and not self._expected and all(i in self._asked[d] for d in waiting))
+        ]
+        for i in sorted(due):
+            del self._pending[i]
+            with self._alone(self._wanted_by.pop(i)):
+                self._emit(None, i)
+                self._published[i] = now
+        if due and now >= min(self._since.values()) + LINGER_SECONDS:
+            self._expected.clear()
+        self.wake_at = min(self._pending.values(), default=float("inf"))
+
+    def _emit(self, device: str | None, index: int) -> None:
+        self._send(device, index, index not in self._ever)
+        self._ever.add(index)

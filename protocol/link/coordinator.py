@@ -1,0 +1,529 @@
+"""The coordinator's end: updates are pulled within one budget, broadcasts served once for a whole cohort."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Final, Protocol
+
+from protofleet.protocol.link import boxes
+from protofleet.protocol.link.base import INLINE, WINDOW, Link, Received, Taken
+from protofleet.protocol.link.broadcast import NOW, Alone, Broadcast
+from protofleet.protocol.link.clocks import days
+from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch
+from protofleet.protocol.link.meter import DOWN
+from protofleet.protocol.link.rate_limit import Admission
+from protofleet.protocol.link.replay_window import Window
+from protofleet.protocol.security.envelope import Header, contents, read_header, verified
+from protofleet.protocol.security.keys import Identity, Keyring
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.base import Transport
+from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.codec import Attachment, Place
+from protofleet.protocol.wire.messages import (
+    Boxed,
+    Bye,
+    Hello,
+    Manifest,
+    Message,
+    Offer,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Want,
+)
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.reasons import Reason, Rejected
+from protofleet.protocol.wire.topics import Topics
+
+ANSWERS: Final = "answers"  # a form of a refusal
+BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
+
+Stores = Callable[[str], ObjectStore]  # the spool of one device
+
+
+class Gate(Protocol):
+    """Who decides whether an answer is worth fetching, and hears of one that turned out broken."""
+
+    def asks(self, update: Update) -> bool: ...
+
+    def admit(self, update: Update, size: int, name: bytes) -> bool: ...
+
+    def spoiled(self, update: Update, fault: Rejected) -> None: ...
+
+
+class Spoiled(Rejected):
+    """An answer to the open question that nobody can use: its device hears so, and is waited for no longer."""
+
+    def __init__(self, update: Update, fault: Rejected) -> None:
+        super().__init__(fault.reason, fault.detail)
+        self.update = update
+
+
+# The device may say the same answer so that it can be used: to our newer key, or after an update of either end.
+NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
+
+
+class CoordinatorLink(Link):
+    def __init__(
+        self,
+        me: Identity,
+        keyring: Keyring,
+        topics: Topics,
+        transport: Transport,
+        stores: Stores,
+        gate: Gate,
+    ) -> None:
+        super().__init__(me, keyring, topics, transport, DOWN, epoch=me.boot)
+        self._stores, self._gate = stores, gate
+        self.admission = Admission(keyring)
+        self.spoke: Callable[[str], None] = lambda device: None  # told of each new word of a device's own
+        self.alone: Alone = lambda device: contextlib.nullcontext()
+        self._waiting_for: set[str] = set()  # devices that left unfinished answers behind
+        self._heard_topics = set(topics.coordinator_subscriptions())
+        self._broadcasts: dict[bytes, Broadcast] = {}
+        self._fetches: dict[str, tuple[Fetch, Received]] = {}
+        self._paces: dict[str, float] = {}  # of devices whose fetch was given up while the question is open
+        self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
+        self._boxed: dict[
+            str, Boxed
+        ] = {}  # the answer that each offered last, where its manifest is an object
+        self.hears_itself = False  # so it would hear a later coordinator too
+        self.can: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
+        self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
+
+    @property
+    def wake_at(self) -> float:
+        fetches = (fetch.wake_at for fetch, _ in self._fetches.values())
+        return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
+
+    def wake(self, now: float) -> None:
+        flying = self._flying(now)
+        for device, (fetch, _) in self._fetches.items():
+            with self.alone(device):
+                fetch.wake(now, max(1, _room(fetch.flying(now), flying)))
+        self._feed(now)
+        for broadcast in self._broadcasts.values():
+            broadcast.wake(now)
+
+    def hear(self, unheard: Collection[str]) -> None:
+        """Let the broker queue nothing for us of these names: no filter leaves one out, so all others are named."""
+        topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
+        if unheard:
+            heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
+            wanted = {topics.coord_state, *map(topics.up, heard), *map(topics.device_state, heard)}
+        for topic in sorted(wanted - self._heard_topics):
+            self.transport.subscribe(topic)
+        for topic in sorted(self._heard_topics - wanted):
+            self.transport.unsubscribe(topic)
+        self._heard_topics = wanted
+
+    def send(self, device: str, message: Message) -> None:
+        """Nothing to whom we no longer know: its enrolment has ended. Looked up once, as it may end now."""
+        with self.alone(device):
+            if (known := self.keyring.get(device)) is not None:
+                self.say(self.topics.down(device), message, device, receive=known.receive)
+
+    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Offer:
+        """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back.
+
+        It is cut anew where the broker has come back with a smaller limit since.
+        """
+        if manifest.object not in self._broadcasts or not self.can_still_serve:
+            self._broadcasts = {
+                one.object: Broadcast(one, self._sender(one, store), self.alone)
+                for one in self._cut(manifest, store)
+            }
+        self._followers = []
+        for broadcast in self._broadcasts.values():
+            asks_nothing = {device for device in cohort if self._follows(device, broadcast.manifest)}
+            broadcast.expect(cohort, holders | asks_nothing)
+        whole, *box = (broadcast.manifest for broadcast in self._broadcasts.values())
+        return Boxed(whole.object, whole.size, whole.key, box[0]) if box else whole
+
+    @property
+    def can_still_serve(self) -> bool:
+        """What is open, as it was cut."""
+        return not self._broadcasts or self.still_fits(*(one.manifest for one in self._broadcasts.values()))
+
+    def _cut(self, manifest: Manifest, store: ObjectStore) -> list[Manifest]:
+        if manifest.block > self._room:
+            manifest = store.manifest(manifest.object, self.block)
+        served = [self.keyed(manifest)]
+        if not self.fits(manifest):
+            served.append(self.keyed(boxes.box(manifest, store, self.block)))
+        return served
+
+    def _follows(self, device: str, manifest: Manifest) -> bool:
+        return len(manifest.hashes) == 1 and "inline" in self.can.get(device, ())
+
+    def task(self, device: str, task: Task, holds: bool) -> None:
+        """Say a task; what it stands on follows, where the device does not ask for so little."""
+        offer = task.broadcast
+        follows = isinstance(offer, Manifest) and self._follows(device, offer)
+        self.send(device, replace(task, follows=follows))
+        if follows and not holds:
+            self._followers.append(device)
+
+    def flush(self, now: float) -> None:
+        """After the tasks of one turn: what follows them, once for all."""
+        followers, self._followers = self._followers, []
+        if not followers:
+            return
+        for broadcast in list(self._broadcasts.values())[:1]:
+            with self.alone(followers[0]):
+                broadcast.follow(followers, now)
+
+    def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        """What is complete after this frame. Raises Rejected where the frame was at fault."""
+        if blocks.is_block(frame):
+            return self._block(topic, frame, now)
+        if topic == self.topics.coord_state:
+            return self._in_our_name(frame, now)
+        opened: list[tuple[Header, Message, Attachment]] = []
+        spoiled: list[Spoiled] = []
+
+        def take() -> Taken:
+            self.admission.frame(self.writer(topic), now)
+            try:
+                found = self.open(topic, frame)
+                if found is None:
+                    return Taken(new=False)
+                tensors, first = self._inline(*found)
+            except Spoiled as answer:  # whoever gives the verdict counts it
+                spoiled.append(answer)
+                return Taken(fault=answer.reason)
+            opened.append(found)
+            return Taken(tensors, first=first)
+
+        try:
+            self._counted(topic, frame, self.kind_of(frame), take)
+        except Rejected as fault:
+            # Signed by whom the topic says: that was looked at before.
+            if fault.reason is Reason.STALE_BOOT:
+                self._fence(self.writer(topic))
+            if fault.reason is Reason.BOOT_AHEAD:
+                self._send_back(frame, fault.detail)
+            raise
+        for header, _, _ in opened:
+            self._spoke(header)
+        for answer in spoiled:
+            self.spoke(answer.update.device)
+            self._gate.spoiled(answer.update, answer)
+        try:
+            return [done for found in opened for done in self._message(*found, now)]
+        except Rejected as fault:  # the frame was good, what it offers cannot be had now
+            self.meter.rejected[fault.reason] += 1
+            raise
+
+    def _spoke(self, header: Header) -> None:
+        """Not by its will, which the broker says, and not by what it said to an earlier coordinator."""
+        if header.sequence and header.epoch == self.epoch:
+            self.spoke(header.sender)
+
+    def _in_our_name(self, frame: bytes, now: float) -> list[Received]:
+        """What we have said comes back, and is nothing. Of a later coordinator it is passed on.
+
+        Nobody's bytes: the page of the wire counts what crosses between devices and their coordinator.
+        """
+        result = "duplicate"
+        try:
+            self.admission.own_name(now)
+            header, start, _ = verified(frame, {COORDINATOR: self.me.keys.public})
+            self.hears_itself |= header.epoch == self.epoch
+            if header.federation != self.topics.federation or header.epoch < self.epoch:
+                return []
+            said, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, Place())
+            if not isinstance(said, State) or not self._is_another(header, said):
+                return []
+            result = "accepted"
+        except Rejected as fault:
+            self.meter.rejected[fault.reason] += 1
+            result = fault.reason.value
+            raise
+        finally:
+            self.meter.ended(self._back, "state", result)
+        return [Received(COORDINATOR, said, header.run, header.epoch)]
+
+    def _is_another(self, header: Header, said: State) -> bool:
+        """Of two with one epoch, started in one second, the one goes on whose `who` is higher."""
+        if header.epoch == self.epoch:
+            return said.who > self.who != ""
+        if far := self.clock.ahead(header.epoch):
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"a coordinator ({plain(said.who) or 'it does not say where'}) has said epoch {header.epoch}, "
+                f"{days(far)} ahead of this clock: its clock was wrong, or this one is; if it still runs, stop it",
+            )
+        return True
+
+    def _fence(self, device: str) -> None:
+        """Tell the older of two processes of one name that it is; the newer one does not mind."""
+        boot, _ = self.heard_of(device)
+        words = (
+            f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
+            "let one of them run, and start it again"
+        )
+        self.send(device, Refusal(words, boot))
+
+    def _window(self, header: Header, holder: str) -> Window:
+        """A boot that lies far ahead of the clock binds nobody where a version took it over that did not look.
+
+        That version noted no holder. What one that looks has taken was not ahead, so now the clock is slow, or both
+        were ahead: then a renewal of the device's record lets the count go.
+        """
+        known = self._windows.get(header.sender, Window())
+        nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
+        if nobodys and header.boot < known.boot and not self.clock.ahead(header.boot):
+            del self._windows[header.sender]
+        return super()._window(header, holder)
+
+    def _send_back(self, frame: bytes, words: str) -> None:
+        """Tell a device that its boot is none; it says so to who greets, and to nobody else."""
+        header, start = read_header(frame)
+        with contextlib.suppress(Rejected):
+            hello, _ = self._contents(frame, header, start)
+            if isinstance(hello, Hello):
+                self.send(header.sender, refusal_of(words, hello, header.boot, header.sequence))
+
+    def abandon(self, device: str | None = None, for_good: bool = False) -> None:
+        """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
+        for name in list(self._fetches) if device is None else [device]:
+            if held := self._fetches.pop(name, None):
+                self._paces[name] = held[0].retry
+                held[0].partial.abandon(forget=for_good or device is None)
+                self._waiting_for.add(name)
+        if device is None:
+            for name in self._waiting_for:
+                self._stores(name).forget_unfinished()
+            self._waiting_for, self._paces = set(), {}
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._fetches or self._waiting_for)
+
+    def is_silent(self, device: str) -> bool:
+        """Nothing comes of what it has offered."""
+        held = self._fetches.get(device)
+        return held is None or held[0].is_silent
+
+    def give_up(self, device: str) -> None:
+        """What is here of its answer gives its room to others; it will be offered again."""
+        self.abandon(device, for_good=True)
+        self._stores(device).forget_unfinished()
+
+    def _message(
+        self, header: Header, message: Message, attachment: Attachment, now: float
+    ) -> list[Received]:
+        received = Received(
+            header.sender, message, header.run, header.epoch, sequence=header.sequence, boot=header.boot
+        )
+        match message:
+            case Want():
+                wants = [Want(message.object, message.ranges, message.again)]
+                wants += [Want(name, ranges, message.again) for name, ranges in message.more]
+                if sum(self._wanted(header.sender, want, now) for want in wants):
+                    self.admission.frame_was_useful(header.sender)
+                return []
+            case Update():
+                return self._update(received, message, attachment, now)
+        return [received]
+
+    def _wanted(self, device: str, want: Want, now: float) -> int:
+        broadcast = self._broadcasts.get(want.object)
+        return broadcast.wanted(device, want, now) if broadcast else 0
+
+    def _update(
+        self, received: Received, update: Update, attachment: Attachment, now: float
+    ) -> list[Received]:
+        assert attachment is not None
+        if received.run != self.run:
+            return []  # of another run; its device has heard of this one by now
+        size = len(attachment) if isinstance(attachment, bytes) else attachment.size
+        name = hashlib.sha256(attachment).digest() if isinstance(attachment, bytes) else attachment.object
+        if not self._gate.admit(update, size, name):
+            return []
+        store = self._stores(received.sender)
+        with self._judging(update):
+            if isinstance(attachment, bytes):
+                return self._complete(received, update, store.put_bytes(attachment))
+            if store.has(attachment.object):
+                return self._complete(received, update, attachment.object)
+            return self._fetch(received, attachment, store, now)
+        return []
+
+    @contextlib.contextmanager
+    def _judging(self, update: Update) -> Iterator[None]:
+        """What cannot be used gets its verdict, whether it was fetched or was here. No room is our own fault: the
+        answer is good, and will be offered again."""
+        try:
+            yield
+        except Rejected as fault:
+            if fault.reason is Reason.NO_ROOM:
+                raise
+            self._gate.spoiled(update, fault)
+
+    def _fetch(self, received: Received, offer: Offer, store: ObjectStore, now: float) -> list[Received]:
+        """The answer's blocks, after those of its manifest where that is an object."""
+        if isinstance(offer, Boxed):
+            self._boxed[received.sender] = offer
+            boxed = store.has(offer.box.object)
+            offer = boxes.unboxed(offer, store) if boxed else offer.box
+        attachment, device = offer, received.sender
+        held = self._fetches.get(device)
+        if held and held[0].rekeyed(attachment):
+            self._fetches[device] = (held[0], received)
+        else:
+            self.abandon(device)
+            pace = 2 * self._paces.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
+            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want), pace)
+            self._fetches[device] = (fetch, received)
+            if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
+                return self._here(device, now)
+        self._feed(now)
+        return []
+
+    def _unusable(self, header: Header, fault: Rejected) -> None:
+        if header.kind != "update" or fault.reason in NOT_FINAL:
+            return
+        update = Update(header.sender, header.round, header.phase, 0, header.base)
+        window = self._windows[header.sender]
+        if self._asks(header, update) and window.is_new(header.boot, header.sequence):
+            raise Spoiled(update, fault)
+
+    def _asks(self, header: Header, update: Update) -> bool:
+        return header.run == self.run and self._gate.asks(update)
+
+    def _inline(
+        self, header: Header, message: Message, attachment: Attachment
+    ) -> tuple[dict[str, int], bool]:
+        """Tensor bytes by kind of an inline body, and whether this answer brings them for the first time."""
+        if not isinstance(message, Update) or not isinstance(attachment, bytes):
+            return {}, True
+        said = (message.round, message.phase, hashlib.sha256(attachment).digest())
+        before, self._inlined[message.device] = self._inlined.get(message.device), said
+        try:
+            return _body(attachment).kinds, said != before
+        except Rejected as fault:
+            if self._asks(header, message):
+                raise Spoiled(message, fault) from None
+            raise
+
+    def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
+        arrays = self._stores(received.sender).open(name)
+        return [replace(received, message=replace(update, arrays=arrays), object=name)]
+
+    def writer(self, topic: str) -> str:
+        """Who alone may write there."""
+        place = self.topics.parse(topic)
+        return place.device if place else ""
+
+    def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        place = self.topics.parse(topic)
+        device = place.device if place and place.kind == "up" else ""
+        held = self._fetches.get(device)
+
+        def take() -> Taken:
+            self.admission.block(device, now)
+            prefix, index, data = blocks.unpack(frame)
+            if not device:
+                raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
+            if held is None or not held[0].goes_by(prefix):
+                if device.encode() + prefix in self._complete_lately:
+                    return Taken(new=False)
+                raise Rejected(
+                    Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
+                )
+            kinds, fresh = held[0].take(index, data, now)
+            if fresh:
+                self.admission.block_was_useful(device)
+            return Taken(kinds, fresh)
+
+        if not self._counted(topic, frame, "block", take) or held is None:
+            return []
+        self.spoke(device)
+        if not held[0].partial.complete:
+            self._feed(now)
+            return []
+        return self._here(device, now)
+
+    def _here(self, device: str, now: float) -> list[Received]:
+        """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
+        fetch, received = self._fetches.pop(device)
+        self._complete_lately.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
+        self._feed(now)
+        assert isinstance(received.message, Update)
+        with self._judging(received.message):
+            fetch.partial.finish()
+            boxed = self._boxed.get(device)
+            if boxed and boxed.box.object == fetch.object:
+                return self._fetch(received, boxed, self._stores(device), now)
+            return self._complete(received, received.message, fetch.object)
+        return []
+
+    def _feed(self, now: float) -> None:
+        """Share the budget out, first come first served."""
+        flying = self._flying(now)
+        for device, (fetch, _) in list(self._fetches.items()):
+            with self.alone(device):
+                before = fetch.flying(now)
+                if room := _room(before, flying):
+                    fetch.fill(room, now)
+                flying += fetch.flying(now) - before
+
+    def _flying(self, now: float) -> int:
+        return sum(fetch.flying(now) for fetch, _ in self._fetches.values())
+
+    def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
+        everyone = self.topics.broadcast(manifest.wire_name.hex())
+
+        def send(device: str | None, index: int, fresh: bool) -> None:
+            topic = everyone
+            if device is not None:
+                topic = self.topics.down(device) if device != NOW else self.topics.broadcast_now
+            self.send_block(topic, store, manifest, index, fresh)
+
+        return send
+
+    def _judge(self, message: Message, attachment: Attachment) -> None:
+        if not isinstance(message, (Hello, State, Update, Want, Bye)):
+            raise Rejected(Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is the coordinator's to say")
+        if isinstance(message, Update):
+            if attachment is None:
+                raise Rejected(Reason.MALFORMED, "an update without arrays")
+            if isinstance(attachment, bytes) and len(attachment) > INLINE:
+                raise Rejected(Reason.TOO_LARGE, f"an inline body of {len(attachment)} bytes, over {INLINE}")
+            if isinstance(attachment, (Manifest, Boxed)):
+                self._demand(attachment)
+
+    def _check(self, header: Header, topic: str) -> None:
+        # Read from the topic, as the sender may be anybody with a key, even ourselves, sent back to us.
+        place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
+        if place is None or (place.kind, place.device) != (kind, header.sender):
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
+        if header.boot > self.heard_of(header.sender)[0] and (far := self.clock.ahead(header.boot)):
+            raise Rejected(
+                Reason.BOOT_AHEAD,
+                f"boot {header.boot} of {header.sender} lies {days(far)} ahead of the coordinator's clock: set the "
+                f"clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and install "
+                "let it count anew",
+            )
+
+
+def _room(own: int, flying: int) -> int:
+    """Blocks that one fetch may have in flight, of what all of them together have."""
+    return max(0, min(WINDOW, BUDGET - (flying - own)))
+
+
+def refusal_of(words: str, hello: Hello, boot: int, sequence: int) -> Refusal:
+    """Which hello it answers goes along where the device looks at it: a refusal that was kept ends nobody later."""
+    return Refusal(words, answers=(boot, sequence) if ANSWERS in hello.can else ())
+
+
+def _body(data: bytes) -> Body:
+    return Body(lambda start, stop: data[start:stop], len(data))

@@ -1,0 +1,333 @@
+"""The device's end: answers go up, tasks come down when the broadcast they stand on is here in full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from protofleet.protocol.link import boxes
+from protofleet.protocol.link.base import WINDOW, Link, Received, Taken
+from protofleet.protocol.link.clocks import ahead, days
+from protofleet.protocol.link.fetch import Fetch, indices
+from protofleet.protocol.link.meter import UP
+from protofleet.protocol.link.replay_window import Window
+from protofleet.protocol.security.envelope import Header
+from protofleet.protocol.security.keys import Identity, Keyring
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Transport
+from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire.codec import Attachment
+from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, Task, Update, Want
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Reason, Rejected
+from protofleet.protocol.wire.topics import Topics
+
+MANIFEST: Final = "manifest"
+
+
+class DeviceLink(Link):
+    def __init__(
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, store: ObjectStore
+    ) -> None:
+        super().__init__(me, keyring, topics, transport, UP)
+        self.store = store
+        self._up = topics.up(me.name)
+        self._down = topics.down(me.name)
+        self._now = topics.broadcast_now
+        self.peer_can: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
+        self._early: tuple[str, bytes] | None = None  # a block that came before the task that names it
+        self._offered: dict[bytes, Offer] = {}  # by what an update says
+        self._served: dict[bytes, Manifest] = {}
+        self._sent: dict[bytes, bytearray] = {}
+        self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
+        self._fetch: Fetch | None = None
+        self._waiting: Received | None = None
+        self.news_at = 0.0  # when the coordinator last said something new, and not what a broker has kept
+        self.least_round = 0  # the coordinator never goes back behind a round that we have answered
+
+    @property
+    def wake_at(self) -> float:
+        return self._fetch.wake_at if self._fetch else float("inf")
+
+    @property
+    def coming(self) -> bytes:
+        """Name of the broadcast that is being fetched, or nothing."""
+        return self._fetch.object if self._fetch else b""
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Blocks here and blocks in all of the broadcast that is coming."""
+        return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
+
+    def send(self, message: Message) -> None:
+        self.say(self._up, message, COORDINATOR)
+
+    def send_update(self, update: Update, name: bytes) -> None:
+        """Say an answer whose arrays are an object of the store: whole if small, else as an offer."""
+        body = self.store.open(name)
+        size = sum(n for _, n in body.parts)
+        if size <= self.inline:
+            attachment: Attachment = bytes(self.store.read(name, 0, size))
+            said = (update.round, update.phase, name)
+            fresh, self._inlined = said != self._inlined, said
+            self.say(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
+            return
+        if not self._can_still_offer(name):
+            self.forget(name)
+            self._offered[name] = self._offer(self.keyed(self.store.manifest(name, self.block)))
+        self.say(self._up, update, COORDINATOR, self._offered[name])
+
+    def _can_still_offer(self, name: bytes) -> bool:
+        """As before, that is: a broker may have come back with a smaller limit."""
+        if (offer := self._offered.get(name)) is None:
+            return False
+        box = (offer.box,) if isinstance(offer, Boxed) else ()
+        return self.still_fits(self._served[name], *box)
+
+    def _offer(self, manifest: Manifest) -> Offer:
+        self._serve_from_now(manifest)
+        if self.fits(manifest):
+            return manifest
+        if MANIFEST not in self.peer_can:
+            raise BrokerError(
+                f"the manifest of an answer of {manifest.size} bytes fits no packet of this broker, and this "
+                "coordinator takes none as an object; raise the broker's packet limit to 131072"
+            )
+        box = self.keyed(boxes.box(manifest, self.store, self.block))
+        self._serve_from_now(box)
+        return Boxed(manifest.object, manifest.size, manifest.key, box)
+
+    @property
+    def served(self) -> set[bytes]:
+        """Objects that the coordinator may ask for."""
+        return set(self._served)
+
+    def _serve_from_now(self, manifest: Manifest) -> None:
+        self._served[manifest.object], self._sent[manifest.object] = manifest, bytearray(len(manifest.hashes))
+
+    def forget(self, name: bytes) -> None:
+        """An answer has its receipt: serve its blocks no more."""
+        names = {name}
+        if isinstance(offer := self._offered.pop(name, None), Boxed):
+            names.add(offer.box.object)
+            self.store.drop(offer.box.object)
+        for known in names:
+            self._served.pop(known, None)
+            self._sent.pop(known, None)
+
+    def forget_all(self) -> None:
+        """Another run, or plan: nothing of the one before is fetched, offered or served any more."""
+        self.stop_fetching()
+        for name in list(self._offered):
+            self.forget(name)
+        self._inlined = None
+
+    def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        """What is complete after this frame. Raises Rejected where the frame was at fault."""
+        if blocks.is_block(frame):
+            return self._block(topic, frame, now)
+        opened: list[tuple[Header, Message]] = []
+
+        def take() -> Taken:
+            before = self.heard_of(COORDINATOR)
+            found = self.open(topic, frame)
+            if self.heard_of(COORDINATOR) != before:
+                self.news_at = now
+            if found:
+                opened.append(found[:2])
+            return Taken(new=found is not None)
+
+        self._counted(topic, frame, self.kind_of(frame), take)
+        return [done for header, message in opened for done in self._message(header, message, now)]
+
+    def wake(self, now: float) -> None:
+        if self._fetch:
+            self._fetch.wake(now, WINDOW)
+
+    def stop_fetching(self) -> None:
+        if fetch := self._fetch:
+            self._no_more_of(fetch.manifest)
+            fetch.partial.abandon(forget=True)  # another broadcast has taken its place
+        self._fetch = self._waiting = None
+
+    def _no_more_of(self, manifest: Manifest) -> None:
+        """Blocks of it that are still on their way are repeats, not strangers."""
+        self._complete_lately.append(manifest.wire_name[: codec.SHORT_HASH])
+        if not self._follows(manifest):
+            self.transport.unsubscribe(self._topic_of(manifest))
+
+    @staticmethod
+    def _follows(manifest: Manifest) -> bool:
+        """Whether it comes without being asked for: then nothing but the body says what is in it."""
+        return not manifest.parts
+
+    def _taken_over(self, fetch: Fetch, manifest: Manifest) -> bool:
+        """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""
+        before = fetch.manifest
+        if not fetch.rekeyed(manifest):
+            return False
+        if before != manifest:
+            self._no_more_of(before)
+            if not self._follows(manifest):
+                self.transport.subscribe(self._topic_of(manifest))
+        return True
+
+    def _topic_of(self, manifest: Manifest) -> str:
+        return self.topics.broadcast(manifest.wire_name.hex())
+
+    def _message(self, header: Header, message: Message, now: float) -> list[Received]:
+        received = Received(header.sender, message, header.run, header.epoch)
+        match message:
+            case Want():
+                self._serve(message)
+                return []
+            case Task(broadcast=Manifest() | Boxed() as offer):
+                return self._asked(received, offer, now)
+        return [received]
+
+    def _asked(self, received: Received, offer: Offer, now: float) -> list[Received]:
+        """On with a task: what it stands on is here, or is fetched, after its manifest where that is an object."""
+        if self.store.has(offer.object):
+            return [replace(received, object=offer.object)]
+        if isinstance(offer, Boxed):
+            boxed = self.store.has(offer.box.object)
+            offer = boxes.unboxed(offer, self.store) if boxed else offer.box
+        return self._begin(received, offer, now)
+
+    def _begin(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
+        if self._fetch and self._taken_over(self._fetch, manifest):
+            self._waiting = received
+            return []
+        self.stop_fetching()
+        self._fetch, self._waiting = Fetch(self.store.begin(manifest), self.send), received
+        follows = self._follows(manifest)
+        if not follows:
+            self.transport.subscribe(self._topic_of(manifest))
+        if self._fetch.partial.complete:  # an earlier process had it all, and died before it had a name
+            return self._here(self._fetch, now)
+        if not follows:
+            self._fetch.fill(WINDOW, now)
+            return []
+        self._fetch.await_unasked(now)
+        early, self._early = self._early, None
+        return self._block(*early, now) if early else []
+
+    def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
+        if topic == self._now and self._comes_early(frame):
+            before, self._early = self._early, (topic, frame)
+            if before is None:
+                return []
+            topic, frame = before  # nobody will name it any more, or its task comes after a later one
+
+        def take() -> Taken:
+            prefix, index, data = blocks.unpack(frame)
+            fetch = self._fetch
+            if fetch is None or not fetch.goes_by(prefix):
+                if prefix in self._complete_lately:
+                    return Taken(new=False)
+                if topic == self._now:  # of a round that is asked of others
+                    return Taken(new=False, ours=False)
+                raise Rejected(
+                    Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
+                )
+            if topic not in (self._down, self._now, self._topic_of(fetch.manifest)):
+                raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
+            return Taken(*fetch.take(index, data, now))
+
+        fresh, fetch = self._counted(topic, frame, "block", take), self._fetch
+        if not fresh or fetch is None:
+            return []
+        if not fetch.partial.complete:
+            fetch.fill(WINDOW, now)
+            return []
+        return self._here(fetch, now)
+
+    def _comes_early(self, frame: bytes) -> bool:
+        """A broadcast that follows its task on another topic, and has overtaken it."""
+        try:
+            prefix, _, _ = blocks.unpack(frame)
+        except Rejected:
+            return False  # whoever counts it says what is wrong with it
+        fetched = self._fetch is not None and self._fetch.goes_by(prefix)
+        return not fetched and prefix not in self._complete_lately
+
+    def _here(self, fetch: Fetch, now: float) -> list[Received]:
+        """All blocks are here: give the object its name, and go on with the task that waits for it."""
+        waiting, self._fetch, self._waiting = self._waiting, None, None
+        self._no_more_of(fetch.manifest)
+        fetch.partial.finish()
+        if waiting is None:
+            return []
+        assert isinstance(waiting.message, Task) and waiting.message.broadcast
+        return self._asked(waiting, waiting.message.broadcast, now)
+
+    def _serve(self, want: Want) -> None:
+        for name, ranges in ((want.object, want.ranges), *want.more):
+            manifest = self._served.get(name)
+            if manifest is None or not self.store.has(name):
+                continue  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
+            sent = self._sent[name]
+            for index in indices(ranges, len(manifest.hashes)):
+                self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
+                sent[index] = 1
+
+    def _judge(self, message: Message, attachment: Attachment) -> None:
+        if isinstance(message, Task) and message.round < self.least_round:
+            raise Rejected(Reason.STALE_ROUND, f"round {message.round}, {self.least_round} has been answered")
+        if isinstance(message, Task) and message.broadcast:
+            self._demand(message.broadcast)
+
+    def _window(self, header: Header, holder: str) -> Window:
+        before = self._windows.get(header.sender)
+        if self._only_a_clock_held(header):
+            self._windows.pop(COORDINATOR, None)
+        window = super()._window(header, holder)
+        if header.sender == COORDINATOR and before is not None and window is not before:
+            self.epoch = 0  # new keys, new count
+        return window
+
+    def _only_a_clock_held(self, header: Header) -> bool:
+        """Whether the epoch that is held was taken over while the clock judged nobody, and is far ahead of it now.
+
+        Not before another coordinator speaks: the one of that epoch may conduct still, and its clock be wrong alone.
+        """
+        held = self.epoch if self.clock.ahead(self.epoch) else 0
+        return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
+
+    def _of_a_clock_behind(self) -> str:
+        """What to do about an epoch that only a clock could judge which has said more before."""
+        if self.clock.is_believable or (far := ahead(self.epoch, self.clock.now())) <= 0:
+            return ""
+        return (
+            f", {days(far)} ahead of this device's clock, which has said more itself and judges nothing: set it; if "
+            f"it was ahead then and is right now, `protofleet enrol renew {self.me.name}`, install, start it again"
+        )
+
+    @property
+    def asked(self) -> tuple[int, str] | None:
+        """Round and phase of the task whose broadcast is coming."""
+        waiting = self._waiting.message if self._waiting else None
+        return (waiting.round, waiting.phase) if isinstance(waiting, Task) else None
+
+    def _check(self, header: Header, topic: str) -> None:
+        if header.sender != COORDINATOR:
+            raise Rejected(Reason.WRONG_TOPIC, f"{header.sender} speaks where only the coordinator may")
+        if header.kind == "state":
+            expected = self.topics.coord_state
+        else:
+            expected = self._down
+            if header.recipient != self.me.name:
+                raise Rejected(Reason.WRONG_RECIPIENT, f"for {header.recipient[:64]}")
+        if topic != expected:
+            raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} on {topic}")
+        if header.epoch > self.epoch and (far := self.clock.ahead(header.epoch)):
+            raise Rejected(
+                Reason.EPOCH_AHEAD,
+                f"epoch {header.epoch} of the coordinator lies {days(far)} ahead of this device's clock: set the "
+                "clock that is wrong, and start the coordinator again if it was its own",
+            )
+        if header.epoch < self.epoch:
+            words = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
+            raise Rejected(Reason.STALE_EPOCH, words + self._of_a_clock_behind())
+        self.run, self.epoch = header.run, header.epoch

@@ -1,0 +1,59 @@
+"""What crossed, counted where it crosses: bytes by direction and kind, messages by what became of them.
+
+`payload` is raw tensor bytes, each once. `wire` is every byte of every PUBLISH packet, repeats included:
+tensor bytes under their kind, and everything else (headers, tables, signatures, topics) under "control".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from protofleet.protocol.wire.reasons import Reason
+
+UP: Final = "up"  # device -> coordinator
+DOWN: Final = "down"
+
+
+@dataclass
+class Meter:
+    payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # (direction, kind)
+    wire: Counter[tuple[str, str]] = field(default_factory=Counter)
+    messages: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # (direction, kind, result)
+    frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
+    rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
+
+    def crossed(
+        self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool
+    ) -> None:
+        """One PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind."""
+        for kind, size in tensors.items():
+            if kind != "control":
+                self.wire[direction, kind] += size
+                if fresh:
+                    self.payload[direction, kind] += size
+        self.wire[direction, "control"] += packet - sum(n for k, n in tensors.items() if k != "control")
+        self.frames[direction] += frame
+
+    def ended(self, direction: str, kind: str, result: str) -> None:
+        self.messages[direction, kind, result] += 1
+
+    def snapshot(self) -> Meter:
+        return Meter(
+            Counter(self.payload),
+            Counter(self.wire),
+            Counter(self.messages),
+            Counter(self.frames),
+            Counter(self.rejected),
+        )
+
+    def since(self, earlier: Meter) -> Meter:
+        return Meter(
+            self.payload - earlier.payload,
+            self.wire - earlier.wire,
+            self.messages - earlier.messages,
+            self.frames - earlier.frames,
+            self.rejected - earlier.rejected,
+        )

@@ -1,0 +1,175 @@
+"""The files that `protofleet enrol install` leaves with a party, read back and believed only as far as signed.
+
+<folder>/current is a link to the newest complete set, so that a renewal replaces all of it at one moment:
+
+    identity.key receive.key tls.key     private, made here, never sent
+    identity.record                      this party's own record
+    roots revoked                        whose signature counts, and what they have taken back
+    coordinator.record                   to whom a device speaks
+    ca.crt tls.crt                       for the broker's TLS
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from protofleet.protocol.security.keyfiles import KeyFileError, read_identity, read_receive
+from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations, Role
+from protofleet.protocol.security.statements import StatementError, Why, read_armoured
+from protofleet.protocol.security.trust import ROOTS, Trust, first_roots
+from protofleet.protocol.wire.names import COORDINATOR, valid_name
+
+CURRENT: Final = "current"
+IDENTITY_KEY: Final = "identity.key"
+RECEIVE_KEY: Final = "receive.key"
+TLS_KEY: Final = "tls.key"
+TLS_CERT: Final = "tls.crt"
+TLS_CA: Final = "ca.crt"
+OWN_RECORD: Final = "identity.record"
+ROOTS_FILE: Final = "roots"
+REVOKED_FILE: Final = "revoked"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A party, as its federation knows it."""
+
+    record: Record
+    trust: Trust
+    identity: Ed25519PrivateKey
+    receive: X25519PrivateKey
+
+
+def load_trust(folder: Path) -> Trust:
+    """The roots are those that a person, or the roots before them, vouched for when they were installed."""
+    roots = first_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
+    trust = Trust(roots, Revocations(roots.federation))
+    if (folder / REVOKED_FILE).exists():
+        trust = trust.with_revocations(read_armoured(REVOCATIONS, folder / REVOKED_FILE))
+    return trust
+
+
+def load_enrolled(folder: Path, now: float) -> Enrolled:
+    """`folder` is the one that `current` links to. Raises KeyFileError or StatementError."""
+    trust = load_trust(folder)
+    record = trust.admit(read_armoured(RECORD, folder / OWN_RECORD), now)
+    identity = read_identity(folder / IDENTITY_KEY)
+    receive = read_receive(folder / RECEIVE_KEY)
+    mine = (identity.public_key().public_bytes_raw(), receive.public_key().public_bytes_raw())
+    if mine != (record.sign, record.receive):
+        words = f"{folder / OWN_RECORD} is made out to other keys than those beside it; install it again"
+        raise StatementError(Why.WRONG_KEYS, words)
+    return Enrolled(record, trust, identity, receive)
+
+
+def load_coordinator(folder: Path, trust: Trust, now: float) -> Record:
+    path = folder / f"{COORDINATOR}.record"
+    return trust.admit(read_armoured(RECORD, path), now, name=COORDINATOR, role="coordinator")
+
+
+def later(trust: Trust, folder: Path) -> Trust:
+    """This trust, brought up to what is installed in a folder. Never back: StatementError."""
+    trust = trust.with_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
+    if (folder / REVOKED_FILE).exists():
+        trust = trust.with_revocations(read_armoured(REVOCATIONS, folder / REVOKED_FILE))
+    return trust
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """What changes when a folder is replaced; None while it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
+
+
+class KnownRecords(Mapping[str, Record]):
+    """A folder of `<name>.record` files as a mapping: only those that hold at the moment of asking.
+
+    A record that is added or replaced while a run goes on is found at the next question. So are later roots and
+    revocations that are installed in `follow`, the folder of the party that asks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        trust: Trust,
+        role: Role = "device",
+        clock: Callable[[], float] = time.time,
+        follow: Path | None = None,
+    ) -> None:
+        self.trust = trust
+        self._follow, self._installed = follow, _mark(follow / CURRENT) if follow else None
+        self._folder, self._role, self._clock = folder, role, clock
+        self._seen: dict[str, tuple[tuple[int, int], Record]] = {}
+        self._told: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> Record:
+        try:
+            return self.admitted(name)
+        except (StatementError, KeyFileError) as error:
+            words = error.detail if isinstance(error, StatementError) else str(error)
+            # A peer that asks on must not fill the log, nor names without a file this memory.
+            if self._told.get(name) != words and (name in self._told or self._has(name)):
+                self._told[name] = words
+                log.warning("%s is not known here: %s", name, words)
+            raise KeyError(name) from None
+
+    def _has(self, name: str) -> bool:
+        with contextlib.suppress(ValueError, OSError):
+            return self._file(name).is_file()
+        return False
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{valid_name(name)}.record"
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names() if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def admitted(self, name: str) -> Record:
+        """The record, or StatementError with the reason why there is none that holds."""
+        self._look_at_what_is_installed()
+        try:
+            path = self._file(name)
+            status = path.stat()
+        except (ValueError, OSError):
+            self._seen.pop(name, None)
+            words = f"there is no record of {name!r} in {self._folder}"
+            raise StatementError(Why.WRONG_NAME, words) from None
+        mark = (status.st_mtime_ns, status.st_ino)
+        seen = self._seen.get(name)
+        if seen is not None and seen[0] == mark:
+            self.trust.check(seen[1], self._clock())
+            return seen[1]
+        data = read_armoured(RECORD, path)
+        record = self.trust.admit(data, self._clock(), name=name, role=self._role)
+        self._seen[name] = (mark, record)
+        return record
+
+    def _look_at_what_is_installed(self) -> None:
+        if self._follow is None or (mark := _mark(self._follow / CURRENT)) in (None, self._installed):
+            return
+        self._installed = mark
+        try:
+            self.trust = later(self.trust, self._follow / CURRENT)
+        except (StatementError, KeyFileError) as error:  # what is held already still holds
+            log.warning("what was installed in %s is not used: %s", self._follow, error)
+
+    def _names(self) -> list[str]:
+        found = (path.stem for path in self._folder.glob("*.record"))
+        return sorted(name for name in found if (name == COORDINATOR) == (self._role == "coordinator"))

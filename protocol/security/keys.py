@@ -1,0 +1,139 @@
+"""A party's two key pairs: Ed25519 to sign with, X25519 that others seal to. How they lie on disk.
+
+<name>.key   both private keys in PEM form, readable by their owner alone
+<name>.pub   both public keys, a line of 64 hexadecimal digits each: signing, receiving
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from protofleet.protocol.security.holders import holder_of
+from protofleet.protocol.security.keyfiles import PRIVATE, KeyFileError, private_keys, private_pem, write_file
+from protofleet.protocol.security.weak_keys import check_keys
+
+KEY: Final = 32  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Public:
+    """What everybody may know of a party."""
+
+    sign: bytes
+    receive: bytes
+
+    @property
+    def holder(self) -> str:
+        return holder_of(0, self.sign)
+
+    @property
+    def not_before(self) -> int:
+        return 0
+
+
+class PublicKeys(Protocol):
+    """What a link asks of whoever it knows; a record of an enrolled party answers it too."""
+
+    @property
+    def sign(self) -> bytes: ...
+    @property
+    def receive(self) -> bytes: ...
+    @property
+    def holder(self) -> str:
+        """Whose a name's boots are: with other keys they are counted anew."""
+        ...
+
+    @property
+    def not_before(self) -> int:
+        """Since when they can be in use, in seconds since 1970."""
+        ...
+
+
+Keyring: TypeAlias = Mapping[str, PublicKeys]  # by name
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    sign: Ed25519PrivateKey
+    receive: X25519PrivateKey
+    serial: int = 0  # of the record that is made out to them, where there is one
+    not_before: int = 0
+
+    @property
+    def holder(self) -> str:
+        return holder_of(self.serial, self.public.sign)
+
+    @staticmethod
+    def new() -> Keys:
+        return Keys(Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+
+    @property
+    def public(self) -> Public:
+        return Public(self.sign.public_key().public_bytes_raw(), self.receive.public_key().public_bytes_raw())
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A party's name, its present boot and its keys."""
+
+    name: str
+    boot: int
+    keys: Keys
+
+
+def save_keys(path: Path, keys: Keys) -> None:
+    """Readable by the owner alone, from the first byte on."""
+    write_file(path, private_pem(keys.sign) + private_pem(keys.receive), PRIVATE)
+
+
+def load_keys(path: Path) -> Keys:
+    sign = receive = None
+    for key in private_keys(path, "protofleet keys"):
+        if isinstance(key, Ed25519PrivateKey):
+            sign = key
+        elif isinstance(key, X25519PrivateKey):
+            receive = key
+        else:
+            raise KeyFileError(f"{path} holds a {type(key).__name__}, not Ed25519 and X25519 keys")
+    if sign is None or receive is None:
+        lacks = "an Ed25519 key to sign with" if sign is None else "an X25519 key to receive with"
+        raise KeyFileError(f"{path} lacks {lacks}; remove it, and `protofleet keys` makes both")
+    return Keys(sign, receive)
+
+
+def save_public(path: Path, public: Public) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{public.sign.hex()}\n{public.receive.hex()}\n")
+
+
+def load_public(path: Path) -> Public:
+    try:
+        keys = [bytes.fromhex(line) for line in path.read_text().split()]
+    except FileNotFoundError:
+        raise KeyFileError(f"there is no public key {path}; `protofleet keys` makes one") from None
+    except OSError as error:
+        raise KeyFileError(f"public key {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise KeyFileError(f"{path} is not two lines of 64 hexadecimal digits") from None
+    if [len(key) for key in keys] != [KEY, KEY]:
+        sizes = " and ".join(str(len(key)) for key in keys) or "no"
+        raise KeyFileError(f"{path} holds {sizes} bytes, it must be two keys of {KEY}: signing, receiving")
+    try:
+        check_keys(*keys)
+    except ValueError as error:
+        raise KeyFileError(f"{path} cannot be used: {error}") from None
+    return Public(*keys)
+
+
+def load_keyring(folder: Path) -> dict[str, Public]:
+    """Every `<name>.pub` of a folder."""
+    ring = {path.stem: load_public(path) for path in sorted(folder.glob("*.pub"))}
+    if not ring:
+        raise KeyFileError(f"there are no public keys (*.pub) in {folder}; `protofleet keys` makes them")
+    return ring

@@ -1,0 +1,120 @@
+"""Who is who: a root's signed word that two public keys belong to a party of a federation, for a time.
+
+docs/security.md has the layout. The private halves never leave the party; the root is kept offline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, TypeAlias, get_args
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.protocol.security.holders import holder_of
+from protofleet.protocol.security.statements import Reader, StatementError, Why, Writer, body_of, state
+from protofleet.protocol.security.weak_keys import check_keys
+from protofleet.protocol.wire.names import COORDINATOR, valid_name
+
+RECORD: Final = "record"
+REVOCATIONS: Final = "revocations"
+KEY: Final = 32
+MAX_RECORD: Final = 512
+MAX_SERIALS: Final = 8192
+LATEST: Final = 253_402_300_799  # the last second of the year 9999, which X.509 and calendars end with
+
+Role: TypeAlias = Literal["device", "coordinator"]
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    federation: str
+    name: str
+    role: Role
+    sign: bytes  # Ed25519: this party's signatures
+    receive: bytes  # X25519: what is sealed to this party
+    serial: int  # the federation's certificates are counted together; a later one replaces an earlier
+    not_before: int  # seconds since 1970
+    not_after: int
+
+    @property
+    def holder(self) -> str:
+        return holder_of(self.serial, self.sign)
+
+    def __post_init__(self) -> None:
+        valid_name(self.federation)
+        valid_name(self.name)
+        if self.role not in ROLES:
+            raise ValueError(f"role is {self.role!r}, it must be one of {', '.join(ROLES)}")
+        if (self.name == COORDINATOR) != (self.role == "coordinator"):
+            raise ValueError(f"{self.name!r} cannot be a {self.role}: that name is for the coordinator alone")
+        if len(self.sign) != KEY or len(self.receive) != KEY:
+            raise ValueError(f"keys of {len(self.sign)} and {len(self.receive)} bytes, they must have {KEY}")
+        check_keys(self.sign, self.receive)
+        if not 0 <= self.not_before < self.not_after <= LATEST:
+            raise ValueError(f"it would be valid from {self.not_before} to {self.not_after}")
+
+
+@dataclass(frozen=True, slots=True)
+class Revocations:
+    """Serial numbers that are no good any more. The version only grows."""
+
+    federation: str
+    version: int = 0  # 0: nothing has been heard yet
+    serials: frozenset[int] = frozenset()
+
+
+def issue_record(record: Record, root: Ed25519PrivateKey) -> bytes:
+    fields = Writer().text(record.federation).text(record.name).text(record.role)
+    fields.blob(record.sign).blob(record.receive).number(record.serial)
+    return state(RECORD, fields.number(record.not_before).number(record.not_after).done(), [root])
+
+
+def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
+    """What one of these roots has signed. Whether it holds today, `Trust.admit` says."""
+    if len(data) > MAX_RECORD:
+        raise StatementError(Why.MALFORMED, f"{len(data)} bytes are too many for a record; {MAX_RECORD}")
+    fields = Reader(RECORD, body_of(RECORD, data, roots))
+    federation, name, role = fields.text(), fields.text(), fields.text()
+    sign, receive = fields.blob(KEY, KEY), fields.blob(KEY, KEY)
+    serial, not_before, not_after = fields.number(), fields.number(), fields.number()
+    fields.end()
+    if role not in ROLES:
+        raise fields.wrong(f"the role {role!r}; there are {', '.join(ROLES)}")
+    try:
+        return Record(federation, name, role, sign, receive, serial, not_before, not_after)
+    except ValueError as error:
+        raise StatementError(Why.MALFORMED, f"a record that cannot be: {error}") from None
+
+
+def issue_revocations(revocations: Revocations, roots: Sequence[Ed25519PrivateKey]) -> bytes:
+    packed = b"".join(serial.to_bytes(8, "little") for serial in sorted(revocations.serials))
+    fields = Writer().text(revocations.federation).number(revocations.version).blob(packed)
+    return state(REVOCATIONS, fields.done(), roots)
+
+
+def read_revocations(data: bytes, roots: Sequence[bytes]) -> Revocations:
+    fields = Reader(REVOCATIONS, body_of(REVOCATIONS, data, roots))
+    federation, version, packed = fields.text(), fields.number(), fields.blob(8 * MAX_SERIALS)
+    fields.end()
+    serials = [int.from_bytes(packed[i : i + 8], "little") for i in range(0, len(packed), 8)]
+    if len(packed) % 8 or any(a >= b for a, b in pairwise(serials)) or version < 1:
+        raise fields.wrong("serial numbers that are not in order")
+    return Revocations(federation, version, frozenset(serials))
+
+
+def check_dates(record: Record, now: float) -> None:
+    """A record is good from its first to its last second."""
+    if now < record.not_before:
+        words = f"{record.name}'s record is valid only from {day(record.not_before)}; is this clock right?"
+        raise StatementError(Why.NOT_YET_VALID, words)
+    if now > record.not_after:
+        words = f"{record.name}'s record has expired on {day(record.not_after)}; renew it"
+        raise StatementError(Why.EXPIRED, words)
+
+
+def day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

@@ -1,0 +1,82 @@
+"""A device's settings as the federation's root has signed them: who carries them cannot change them.
+
+They hold no secret. The version only grows: settings from before are not taken twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.protocol.security.statements import Reader, StatementError, Why, Writer, body_of, state
+from protofleet.protocol.wire.names import valid_device, valid_name
+
+SETTINGS: Final = "settings"
+TUNING: Final = "tuning"
+MAX_SETTINGS: Final = 1 << 16
+MAX_TUNING: Final = 1 << 12
+ARMOUR: Final = b"-----BEGIN PROTOFLEET SETTINGS-----"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedSettings:
+    federation: str
+    name: str
+    version: int
+    text: str  # TOML
+
+
+def issue_settings(told: SignedSettings, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    if (size := len(told.text.encode())) > MAX_SETTINGS:
+        raise ValueError(f"settings of {size} bytes; a device takes {MAX_SETTINGS}")
+    fields = Writer().text(told.federation).text(told.name).number(told.version).text(told.text)
+    return state(SETTINGS, fields.done(), keys)
+
+
+def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
+    """What one of these roots has signed."""
+    fields = Reader(SETTINGS, body_of(SETTINGS, data, roots))
+    federation, name, version = fields.text(), fields.text(), fields.number()
+    text = fields.text(MAX_SETTINGS)
+    fields.end()
+    try:
+        return SignedSettings(valid_name(federation), valid_device(name), version, text)
+    except ValueError as error:
+        raise StatementError(Why.MALFORMED, f"settings that cannot be: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SignedTuning:
+    """Some settings for some time. What they change is a short list that the device knows."""
+
+    federation: str
+    name: str
+    version: int
+    until: int  # seconds since 1970; then all is as it was
+    text: str  # TOML
+
+
+def issue_tuning(told: SignedTuning, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    fields = Writer().text(told.federation).text(told.name).number(told.version).number(told.until)
+    return state(TUNING, fields.text(told.text).done(), keys)
+
+
+def read_tuning(data: bytes, roots: Sequence[bytes]) -> SignedTuning:
+    fields = Reader(TUNING, body_of(TUNING, data, roots))
+    federation, name, version, until = fields.text(), fields.text(), fields.number(), fields.number()
+    text = fields.text(MAX_TUNING)
+    fields.end()
+    return SignedTuning(federation, name, version, until, text)
+
+
+def is_signed(path: Path) -> bool:
+    """Whether a settings file is such a statement; a plain one is TOML."""
+    try:
+        with path.open("rb") as file:
+            return file.read(256).lstrip().startswith(ARMOUR)
+    except OSError:
+        return False  # whoever reads it says why it cannot be

@@ -1,0 +1,136 @@
+"""What a party believes: the roots of its federation, what they have revoked, and so whose records hold.
+
+The roots themselves travel as a statement that says its successor: each version is signed by the roots
+before it and by its own, so that who holds either can follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.protocol.security.records import (
+    KEY,
+    Record,
+    Revocations,
+    Role,
+    check_dates,
+    read_record,
+    read_revocations,
+)
+from protofleet.protocol.security.statements import (
+    Reader,
+    StatementError,
+    Why,
+    Writer,
+    body_of,
+    state,
+    unverified_body,
+)
+from protofleet.protocol.security.weak_keys import check_sign
+
+ROOTS: Final = "roots"
+MAX_ROOTS: Final = 2  # the old and the new one, while a root is being replaced
+MAX_AUTHORITY: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Whose signature counts in a federation, and which authorities sign its TLS certificates."""
+
+    federation: str
+    version: int
+    keys: tuple[bytes, ...]  # Ed25519, the newest last
+    authorities: tuple[bytes, ...]  # X.509, DER, the newest last
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    roots: Roots
+    revoked: Revocations
+
+    def admit(self, data: bytes, now: float, *, name: str = "", role: Role | None = None) -> Record:
+        """The record, if it is good now and for this use, or StatementError with the one reason."""
+        record = read_record(data, self.roots.keys)
+        self.check(record, now)
+        if role is not None and record.role != role:
+            raise StatementError(Why.WRONG_ROLE, f"{record.name} is a {record.role}, not a {role}")
+        if name and record.name != name:
+            raise StatementError(Why.WRONG_NAME, f"the record is made out to {record.name}, not to {name}")
+        return record
+
+    def check(self, record: Record, now: float) -> None:
+        """For a record that was admitted before: does it still hold?"""
+        if record.federation != self.roots.federation:
+            words = (
+                f"{record.name} belongs to federation {record.federation}, this is {self.roots.federation}"
+            )
+            raise StatementError(Why.WRONG_FEDERATION, words)
+        check_dates(record, now)
+        if record.serial in self.revoked.serials:
+            raise StatementError(Why.REVOKED, f"{record.name}'s record {record.serial} has been revoked")
+
+    def with_revocations(self, data: bytes) -> Trust:
+        """Take a later list. An earlier one would bring a revoked party back, so it is refused."""
+        told = read_revocations(data, self.roots.keys)
+        if told.federation != self.roots.federation:
+            raise StatementError(Why.WRONG_FEDERATION, f"a list of federation {told.federation}")
+        stale = told.version < self.revoked.version
+        if stale or (told.version == self.revoked.version and told.serials != self.revoked.serials):
+            words = f"revocation list {told.version} is offered, but list {self.revoked.version} is held here"
+            words += (
+                "; was the operator's folder put back from a copy? then revoke again who was revoked since"
+            )
+            raise StatementError(Why.SUPERSEDED, words)
+        return replace(self, revoked=told)
+
+    def with_roots(self, data: bytes) -> Trust:
+        """Follow the roots to a later version, which a root held here has signed."""
+        told = read_roots(data, self.roots.keys)
+        if told.federation != self.roots.federation:
+            raise StatementError(Why.WRONG_FEDERATION, f"the roots of federation {told.federation}")
+        stale = told.version < self.roots.version
+        if stale or (told.version == self.roots.version and told != self.roots):
+            words = f"roots of version {told.version} are offered, but {self.roots.version} is held here"
+            raise StatementError(Why.SUPERSEDED, words)
+        return replace(self, roots=told)
+
+
+def issue_roots(roots: Roots, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    fields = Writer().text(roots.federation).number(roots.version)
+    return state(ROOTS, fields.blobs(roots.keys).blobs(roots.authorities).done(), keys)
+
+
+def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
+    """What one of these roots has signed."""
+    body_of(ROOTS, data, roots)
+    return first_roots(data)
+
+
+def first_roots(data: bytes) -> Roots:
+    """Roots that nobody vouches for but themselves: a person has to compare the fingerprint.
+
+    Each has signed, so whoever knows one of them as honest knows that it has taken in the others.
+    """
+    told = _roots(unverified_body(ROOTS, data))
+    for key in told.keys:
+        body_of(ROOTS, data, [key])
+    return told
+
+
+def _roots(body: bytes) -> Roots:
+    fields = Reader(ROOTS, body)
+    federation, version = fields.text(), fields.number()
+    keys, authorities = fields.blobs(MAX_ROOTS, KEY), fields.blobs(MAX_ROOTS, MAX_AUTHORITY)
+    fields.end()
+    if not keys or len(set(keys)) < len(keys) or any(len(key) != KEY for key in keys) or not authorities:
+        raise fields.wrong(f"{len(keys)} root keys and {len(authorities)} authorities")
+    for key in keys:
+        try:
+            check_sign(key)
+        except ValueError as error:
+            raise fields.wrong(f"a root that cannot be: {error}") from None
+    return Roots(federation, version, keys, authorities)

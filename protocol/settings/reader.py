@@ -1,0 +1,246 @@
+"""TOML -> frozen dataclasses, strictly: a typing slip is an error that names its path and the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover - Python 3.10
+    import tomli as tomllib
+
+from protofleet.protocol.settings.bounds import Within
+
+T = TypeVar("T")
+Table = dict[str, Any]
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # what a TOML string may hold only as an escape
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+LONGEST_SHOWN = 100  # letters of a value that cannot be used
+
+
+class SettingsError(ValueError):
+    """A person's settings cannot be used. The message says where, what is there and what may be."""
+
+
+def read_toml(path: Path) -> Table:
+    try:
+        return parse_toml(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        raise SettingsError(f"there is no file {path}") from None
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error}") from None
+
+
+def parse_toml(text: bytes, where: str) -> Table:
+    try:
+        return tomllib.loads(text.decode())
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{where} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also an integer of thousands of digits
+        raise SettingsError(f"{where} is not TOML: {error}") from None
+
+
+def override(table: Table, assignments: Sequence[str]) -> Table:
+    """Apply `a.b=value` on top of a table; values are TOML, and bare words are strings."""
+    changed = _copy(table)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path.strip():
+            raise SettingsError(f"--set {assignment!r} is not of the form table.key=value")
+        *tables, key = path.strip().split(".")
+        place = changed
+        for name in tables:
+            place = place.setdefault(name, {})
+            if not isinstance(place, dict):
+                raise SettingsError(f"--set {assignment!r}: {name} is not a table")
+        place[key] = _value(text.strip())
+    return changed
+
+
+def decode_file(cls: type[T], path: Path, table: object, assignments: Sequence[str] = ()) -> T:
+    """What a file says, with `--set` on top of it; an error names the file too."""
+    try:
+        return decode(cls, override(table, assignments) if isinstance(table, dict) else table)
+    except SettingsError as error:
+        raise SettingsError(f"{path}{' with --set' if assignments else ''}: {error}") from None
+
+
+def decode(cls: type[T], table: object, where: str = "") -> T:
+    """An instance of a dataclass from a table of its fields, checked all the way down."""
+    if not isinstance(table, Mapping):
+        raise SettingsError(f"{where or 'the settings'} is {_show(table)}, but must be a table")
+    hints = _hints(cls)  # type: ignore[arg-type]  # every class can be hashed
+    known = {f.name: f for f in dataclasses.fields(cls) if f.init}  # type: ignore[arg-type]
+    for key in table:
+        if key not in known:
+            raise SettingsError(_unknown(_join(where, _key(key)), key, list(known)))
+    values = {name: _decode(hints[name], table[name], _join(where, name)) for name in known if name in table}
+    for name, f in known.items():
+        if name not in values and f.default is f.default_factory is dataclasses.MISSING:
+            raise SettingsError(f"{_join(where, name)} is missing and has no default")
+    try:
+        return cls(**values)
+    except SettingsError:
+        raise
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}" if where else str(error)) from None
+
+
+@functools.lru_cache(maxsize=256)
+def _hints(cls: type) -> dict[str, Any]:
+    """Of a class, read once: each reading compiles every annotation."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def demand_within(settings: object) -> None:
+    """The same bounds for a dataclass that was not decoded, from its __post_init__."""
+    for name, hint in _hints(type(settings)).items():  # type: ignore[arg-type]  # every class can be hashed
+        value = getattr(settings, name)
+        _demand(hint, value, name)
+        if typing.get_origin(hint) is tuple:
+            for i, element in enumerate(value):
+                _demand(typing.get_args(hint)[0], element, f"{name}[{i}]")
+
+
+def _demand(hint: Any, value: Any, where: str) -> None:
+    """A number within the bounds that its type names; one that may be left out is None then."""
+    optional = typing.get_origin(hint) in (Union, types.UnionType)
+    for part in typing.get_args(hint) if optional else (hint,):
+        for bound in getattr(part, "__metadata__", ()):
+            if isinstance(bound, Within) and value is not None and value not in bound:
+                words = f"{bound}{', or left out' if optional else ''}"
+                raise SettingsError(f"{where} is {_show(value)}, it must be {words}")
+
+
+def encode(value: object) -> Any:
+    """The plain tables of a settings object, for writing it out again."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {name: v for name, v in fields.items() if v is not None}
+    if isinstance(value, (tuple, list)):
+        return [encode(v) for v in value]
+    if isinstance(value, Mapping):
+        return {k: encode(v) for k, v in value.items()}
+    return value
+
+
+def write_toml(table: Mapping[str, Any], where: str = "") -> str:
+    """TOML text of plain tables: enough for what `encode` gives."""
+    plain = {k: v for k, v in table.items() if not _is_table(v)}
+    lines = [f"{_key(k)} = {_toml(v)}" for k, v in plain.items()]
+    text = "\n".join(lines) + "\n" if lines else ""
+    for key, value in table.items():
+        path = _join(where, _key(key))
+        if isinstance(value, Mapping):
+            text += f"\n[{path}]\n{write_toml(value, path)}"
+        elif _is_table(value):
+            text += "".join(f"\n[[{path}]]\n{write_toml(row, path)}" for row in value)
+    return text
+
+
+def _decode(hint: Any, value: object, where: str) -> Any:
+    found = _typed(hint, value, where)
+    _demand(hint, found, where)
+    return found
+
+
+def _typed(hint: Any, value: object, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _typed(arguments[0], value, where)
+    if origin in (Union, types.UnionType):
+        inner = [a for a in arguments if a is not type(None)]
+        return None if value is None else _typed(inner[0], value, where)
+    if origin in (tuple, list):
+        if not isinstance(value, (list, tuple)):
+            raise SettingsError(f"{where} is {_show(value)}, but must be a list")
+        return origin(_decode(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if origin is typing.Literal:
+        if not any(value == a and type(value) is type(a) for a in arguments):  # True == 1
+            raise SettingsError(
+                f"{where} is {_show(value)}, but must be one of {', '.join(map(_show, arguments))}"
+            )
+        return value
+    if dataclasses.is_dataclass(hint):
+        return decode(hint, value, where)  # type: ignore[arg-type]
+    if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
+        if not isinstance(value, dict):
+            raise SettingsError(f"{where} is {_show(value)}, but must be a table")
+        return {k: _decode(arguments[1], v, _join(where, k)) for k, v in value.items()}
+    return _plain(hint, value, where)
+
+
+def _plain(hint: Any, value: object, where: str) -> Any:
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise SettingsError(f"{where} is too large a number") from None
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        raise SettingsError(f"{where} is {_show(value)}, but must be {words.get(hint, hint)}")
+    return value
+
+
+def _unknown(path: str, key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{path} is not a setting; {hint}there are: {', '.join(sorted(known))}"
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return '"' + CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped) + '"'
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if isinstance(value, Mapping):  # inside a list
+        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    return repr(value)
+
+
+def _key(key: str) -> str:
+    return key if BARE_KEY.fullmatch(key) else _toml(key)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, (list, tuple)) and bool(value) and all(isinstance(v, Mapping) for v in value)
+    )
+
+
+def _copy(table: Table) -> Table:
+    return {k: _copy(v) if isinstance(v, dict) else v for k, v in table.items()}
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _show(value: object) -> str:
+    """On one line, and not all of what is very long."""
+    try:
+        text = _toml(value) if isinstance(value, (str, bool, int, float, list)) else f"{value!r}"
+    except ValueError:  # Python writes no integer of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."

@@ -1,0 +1,140 @@
+"""Where a party's bytes become durable. Every step that a crash can fall before or after goes through one Disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14  # SQLite's, of which Python 3.10 has no names
+
+
+class Disk:
+    """The steps by which things come to last. Whoever builds a party gives it one; `Disk()` is the real thing.
+
+    Each step first calls `passing(step, what)` and then happens. A subclass that raises there has killed the party
+    just before the step; one that overrides a step has a disk of its own (that forgets, tears, or is full):
+
+    sync      a file's bytes, or the names in a folder, survive a power cut from here on
+    make      a folder appears, and its name survives
+    rename    a whole file takes the place of the target
+    link      a file gets a second name, in the place of what had it; the first name stays, whatever comes
+    remove    a file goes, if it is there
+    commit    an SQLite transaction is over: all of it counts and survives, or none
+    publish   said by a simulated transport alone: a frame leaves
+
+    All that is written between two steps is not durable, and nothing may rely on it. `room` is asked before new work.
+    `durable=False` spares the fsyncs: for simulations, and for what a replay makes again.
+    """
+
+    def __init__(self, durable: bool = True) -> None:
+        self.durable = durable
+
+    def passing(self, step: str, what: Path | str) -> None:
+        """Nothing, here."""
+
+    def sync(self, path: Path) -> None:
+        self.passing("sync", path)
+        if self.durable:
+            sync(path)
+
+    def make(self, folder: Path) -> None:
+        """With all that is missing above it."""
+        if folder.is_dir():
+            return
+        self.make(folder.parent)
+        self.passing("make", folder)
+        folder.mkdir(exist_ok=True)
+        self.sync(folder.parent)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.passing("rename", target)
+        source.replace(target)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """The old content or the new one, after a power cut too."""
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(data)
+        self.sync(fresh)
+        self.rename(fresh, path)
+        self.sync(path.parent)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Two renames after each other can lose a file in a power cut: neither name need have lasted."""
+        self.passing("link", target)
+        spare = target.with_suffix(".spare")
+        spare.unlink(missing_ok=True)
+        try:
+            os.link(source, spare)
+        except OSError:  # FAT knows no second names
+            spare.write_bytes(source.read_bytes())
+            if self.durable:
+                sync(spare)
+        spare.replace(target)
+
+    def remove(self, path: Path) -> None:
+        self.passing("remove", path)
+        path.unlink(missing_ok=True)
+
+    def commit(self, db: sqlite3.Connection, path: Path) -> None:
+        self.passing("commit", path)
+        db.execute("COMMIT")
+
+    def room(self, folder: Path) -> int:
+        """Bytes that may still be written there; 0 where they are as good as none."""
+        return max(0, shutil.disk_usage(folder).free - LITTLE)
+
+
+class NoRoom(Rejected):
+    """What was offered does not fit on the disk now."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(Reason.NO_ROOM, words)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_full(error: BaseException, folder: Path | None = None) -> bool:
+    """Whether it says that there is no room. SQLite names some of its errors so only where one looks at the disk."""
+    match error:
+        case OSError():
+            return error.errno in FULL
+        case sqlite3.OperationalError():
+            vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
+            return _is(error, SQLITE_FULL, "full") or (vague and folder is not None and lacks(folder) != "")
+    return False
+
+
+def is_held(error: BaseException) -> bool:
+    """Whether another program's lock was in the way. It passes, or a person ends that program."""
+    return isinstance(error, sqlite3.OperationalError) and (
+        _is(error, BUSY, "database is locked") or _is(error, LOCKED, "table is locked")
+    )
+
+
+def lacks(folder: Path) -> str:
+    """What a disk has no more of, in words, or nothing."""
+    found = os.statvfs(folder)
+    if found.f_files and not found.f_favail:  # some file systems count none
+        return "no inode is free"
+    return "" if found.f_bavail * found.f_frsize > LITTLE else "no room is left"
+
+
+def _is(error: sqlite3.OperationalError, code: int, words: str) -> bool:
+    """By the code, of which the low byte is the kind; Python 3.10 and whoever raises it by hand give words alone."""
+    given: int | None = getattr(error, "sqlite_errorcode", None)
+    return words in str(error) if given is None else given & 0xFF == code

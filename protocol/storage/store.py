@@ -1,0 +1,311 @@
+"""Objects on disk: complete ones under their SHA-256, unfinished ones beside them with their blocks.
+
+Nothing larger than one block stays in memory. A complete object appears by rename and never changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.storage.disk import FULL, Disk, NoRoom
+from protofleet.protocol.wire.arrays import Body, encode, joined, parts
+from protofleet.protocol.wire.blocks import (
+    DEFAULT_BLOCK,
+    block_size,
+    length_of,
+    manifest_of,
+    recut,
+    short_hash,
+)
+from protofleet.protocol.wire.messages import Arrays, Manifest
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+log = logging.getLogger("protofleet")
+
+CHUNK: Final = 1 << 20
+
+
+class DamagedError(ValueError):
+    """What an earlier process has saved cannot be used. The message names the file and the way out."""
+
+
+class NewerFormatError(ValueError):
+    """A later version of the software has written it."""
+
+    def __init__(self, path: Path, found: int, known: int) -> None:
+        self.found = found
+        super().__init__(
+            f"{path} is of format {found}, and this version knows formats up to {known}: a newer protofleet has "
+            f"written it; run that one, or take {path.parent} from a backup that this version has written"
+        )
+
+
+class ObjectStore:
+    """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
+
+    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+        self.folder, self.durable = folder, durable
+        self.disk = disk or Disk(durable)
+        self.damaged = 0  # objects that were not what they were called, and have been removed
+        self._mine = (
+            f"new-{int.from_bytes(os.urandom(4), 'little')}"  # in containers all processes have one id
+        )
+        self._sound: set[bytes] = set()  # written by this process, or hashed by it
+        self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
+        self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
+        with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
+            self.disk.make(folder)
+
+    def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
+        """Write arrays as an object, reading one array at a time."""
+        made = parts(arrays)
+        size = sum(n for _, n in made)
+        target = self.folder / f"{self._mine}-{id(arrays)}"
+        try:
+            self.disk.make(self.folder)
+            with target.open("wb") as file:
+                manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
+            self._finish(target, manifest.object)
+        except OSError:  # half of it would fill a full disk further
+            target.unlink(missing_ok=True)
+            raise
+        self._made = {manifest.object: manifest}
+        return manifest
+
+    def put_bytes(self, body: bytes) -> bytes:
+        """Write a body that came whole; its name comes back."""
+        name = hashlib.sha256(body).digest()
+        target = self.folder / f"{self._mine}-{id(body)}"
+        try:
+            self.disk.make(self.folder)
+            target.write_bytes(body)
+            self._finish(target, name)
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            raise _no_room(error) from None
+        return name
+
+    def has(self, name: bytes) -> bool:
+        """Whether it is here, and what it is called. What an earlier process left is hashed once."""
+        path = self._path(name)
+        if not path.is_file():
+            self._sound.discard(name)
+            return False
+        if name not in self._sound:
+            if _hash_of(path) != name:
+                log.error("%s is damaged: its bytes are not those that it is named by; it is removed", path)
+                self.damaged += 1
+                self.disk.remove(path)
+                return False
+            self._sound.add(name)
+        return True
+
+    def size(self, name: bytes) -> int:
+        """In bytes; 0 where it is not here."""
+        return self._path(name).stat().st_size if self.has(name) else 0
+
+    def manifest(self, name: bytes, block: int = DEFAULT_BLOCK) -> Manifest:
+        """The manifest of an object that is here, made again from its bytes where a restart forgot it."""
+        size = self._path(name).stat().st_size
+        if (made := self._made.get(name)) and made.block == block_size(size, block):
+            return made
+        body = self.open(name)
+        return manifest_of(self._stream(name), body.parts, block_size(size, block))
+
+    def open(self, name: bytes) -> Body:
+        path = self._path(name)
+        if not self.has(name):
+            raise DamagedError(f"{path} is gone or damaged")
+        return Body(lambda start, stop: _read(path, start, stop), path.stat().st_size)
+
+    def read(self, name: bytes, start: int, stop: int) -> bytes:
+        return _read(self._path(name), start, stop)
+
+    def names(self) -> list[bytes]:
+        return [bytes.fromhex(p.stem) for p in self.folder.glob("*.body")]
+
+    def keep(self, wanted: set[bytes]) -> None:
+        """Forget every complete object but these, and what dead processes left half-written."""
+        names = {name.hex() for name in wanted}
+        for path in self.folder.glob("new-*"):
+            if not path.name.startswith(f"{self._mine}-"):
+                self.disk.remove(path)
+        for path in self.folder.glob("*.body"):
+            if path.stem not in names:
+                self.disk.remove(path)
+        self._sound &= wanted
+
+    def sweep(self) -> None:
+        """Forget what dead processes left half-written; what this one has begun may be on its way still."""
+        mine = self._begun[0].object.hex() if self._begun else ""
+        for path in (*self.folder.glob("new-*"), *self.folder.glob("*.part")):
+            if path.stem != mine:
+                self.disk.remove(path)
+
+    def forget_unfinished(self) -> None:
+        """The question that they were answers to is closed."""
+        for path in self.folder.glob("*.part"):
+            self.disk.remove(path)
+
+    def drop(self, name: bytes) -> None:
+        self.disk.remove(self._path(name))
+
+    def begin(self, manifest: Manifest) -> Partial:
+        """Take in an object; whatever else was on its way is forgotten, or broken offers would fill the disk."""
+        try:
+            self.disk.make(self.folder)
+        except OSError as error:
+            raise _no_room(error) from None
+        for path in self.folder.glob("*.part"):
+            if path.stem != manifest.object.hex():
+                self.disk.remove(path)
+        if not self.part_of(manifest).exists() and (room := self.disk.room(self.folder)) < manifest.size:
+            raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
+        content = replace(manifest, key=b"")  # however it is sealed on the way
+        partial = Partial(self, manifest, self._known(content))
+        self._begun = (content, partial.have)
+        return partial
+
+    def _known(self, manifest: Manifest) -> bytearray | None:
+        """Which blocks came in this process; None in a new one, which has to look at what an old one left.
+
+        Looking costs a hash over the whole: who offers, leaves and offers again must not cause it each time.
+        """
+        if self._begun is None:
+            return None
+        same = self._begun[0] == manifest
+        return self._begun[1] if same else bytearray(len(manifest.hashes))
+
+    def _stream(self, name: bytes) -> Iterator[bytes]:
+        with self._path(name).open("rb") as file:
+            while data := file.read(CHUNK):
+                yield data
+
+    def _finish(self, target: Path, name: bytes) -> None:
+        if self.durable:
+            self.disk.sync(target)
+        self.disk.rename(target, self._path(name))
+        if self.durable:
+            self.disk.sync(self.folder)
+        self._sound.add(name)
+
+    def part_of(self, manifest: Manifest) -> Path:
+        return self.folder / f"{manifest.object.hex()}.part"
+
+    def _path(self, name: bytes) -> Path:
+        return self.folder / f"{name.hex()}.body"
+
+
+class Partial:
+    """An object on its way in. Blocks are checked as they come; what a dead process wrote is used again."""
+
+    def __init__(self, store: ObjectStore, manifest: Manifest, known: bytearray | None = None) -> None:
+        self.manifest = manifest
+        self._store = store
+        self._path = store.part_of(manifest)
+        self.have = bytearray(len(manifest.hashes))
+        if self._path.exists() and self._path.stat().st_size == manifest.size:
+            if known is None:
+                self._recover()
+            else:
+                self.have = known
+        try:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise _no_room(error) from None
+        try:
+            os.ftruncate(self._file, manifest.size)  # a hole: who offers and sends nothing takes nothing
+        except OSError as error:
+            self.abandon()
+            raise _no_room(error) from None
+
+    @property
+    def complete(self) -> bool:
+        return all(self.have)
+
+    def write(self, index: int, data: memoryview) -> bool:
+        """Take a block; False where it was here already."""
+        if index >= len(self.have) or len(data) != length_of(self.manifest, index):
+            raise Rejected(
+                Reason.BAD_BLOCK, f"block {index} of {len(data)} bytes does not belong to the object"
+            )
+        if self.have[index]:
+            return False
+        # Under a key the seal has said so already; the whole is hashed at the end in any case.
+        if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
+            raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
+        try:
+            os.pwrite(self._file, data, index * self.manifest.block)
+        except OSError as error:
+            raise _no_room(error) from None
+        self.have[index] = 1
+        return True
+
+    def finish(self) -> None:
+        """Check the whole and give it its name."""
+        os.close(self._file)
+        if _hash_of(self._path) != self.manifest.object:
+            self._path.unlink(missing_ok=True)
+            raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
+        self._check_parts()
+        try:
+            self._store._finish(self._path, self.manifest.object)
+        except OSError as error:  # some file systems find only now that they are full
+            raise _no_room(error) from None
+
+    def _check_parts(self) -> None:
+        """The bytes have been counted under the manifest's kinds; the body's own table has the last word."""
+        try:
+            body = Body(lambda start, stop: _read(self._path, start, stop), self.manifest.size)
+            if self.manifest.parts and body.layout != joined(self.manifest.parts):
+                raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")
+        except Rejected:
+            self._path.unlink(missing_ok=True)
+            raise
+
+    def abandon(self, forget: bool = True) -> None:
+        os.close(self._file)
+        if forget:
+            self._path.unlink(missing_ok=True)
+
+    def _recover(self) -> None:
+        with self._path.open("rb") as file:
+            for index, data in enumerate(recut(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
+                self.have[index] = short_hash(data) == self.manifest.hashes[index]
+
+
+def _hash_of(path: Path) -> bytes:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(CHUNK):
+            whole.update(data)
+    return whole.digest()
+
+
+def _tee(pieces: Iterator[bytes | memoryview], write: object) -> Iterator[bytes | memoryview]:
+    for piece in pieces:
+        write(piece)  # type: ignore[operator]
+        yield piece
+
+
+def _read(path: Path, start: int, stop: int) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        data = bytearray(stop - start)
+        view, filled = memoryview(data), 0
+        while filled < len(data) and (count := file.readinto(view[filled:])):
+            filled += count
+    if filled < len(data):
+        raise Rejected(Reason.BAD_BODY, f"{path.name} ends before byte {stop}")
+    return data  # type: ignore[return-value]  # a bytearray serves; copying a model to please a type would not
+
+
+def _no_room(error: OSError) -> Exception:
+    return NoRoom(f"the disk is full: {error.strerror}") if error.errno in FULL else error

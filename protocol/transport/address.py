@@ -1,0 +1,157 @@
+"""Where the broker is, and in plain words why it cannot be used. Knows no MQTT library."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from protofleet.protocol.settings.bounds import Port
+from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.transport.tls import BrokerError as BrokerError
+from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
+from protofleet.protocol.transport.tls import explain_tls, settle, tls_context
+
+TAKEN_OVER: Final = 142
+# Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
+FINAL: Final[Mapping[int, str]] = {
+    132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
+    133: "it does not accept this client id; the id must be the name that the broker knows us by",
+    134: "it does not accept the user name or the password",
+    135: "it does not allow this; check user name and password, and its ACL",
+    138: "it has banned this client",
+    140: "it wants a way of authentication that we do not have",
+    TAKEN_OVER: "another process has connected under the same name; only one may run",
+    149: "a packet was larger than it takes; raise the broker's max_packet_size",
+    152: "its administrator has ended this session",
+    154: "it keeps no retained messages, but our births and wills are retained",
+    155: "it does not offer QoS 1",
+    156: "it asks us to use another server",
+    157: "it asks us to use another server for good",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    host: str = "127.0.0.1"
+    port: Port = 1883
+    tls: TlsFiles | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            self.host.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"host is {self.host!r}, but must be a name or an address") from None
+        if not self.host:
+            raise ValueError("host is empty; give the broker's name or address")
+        demand_within(self)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def explain(broker: BrokerAddress, error: OSError) -> str:
+    """What an error of the operating system or of TLS means for the person who set the address."""
+    told = error.strerror or str(error)
+    match error:
+        case ssl.SSLEOFError() | ConnectionResetError() | BrokenPipeError():
+            wants = "it does not speak TLS on this port" if broker.tls else "it wants TLS"
+            return f"it hung up before it answered; it is no MQTT broker, or {wants}"
+        case ssl.SSLError() if broker.tls is not None:
+            return explain_tls(broker.tls, broker.host, error)
+        case socket.gaierror():
+            return f"nobody knows a host {broker.host} ({told}); correct the name, or this machine's DNS"
+        case ConnectionRefusedError():
+            return f"nothing listens there ({told}); start a broker, or correct host and port"
+        case TimeoutError():
+            return f"no answer ({told}); is it an MQTT broker, does a firewall drop the port?"
+    return told
+
+
+def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) -> str | None:
+    """None if the broker would have us, else one sentence that says why not and the way out.
+
+    A broker that takes the client id from the certificate hands us the session of that name: ask before
+    starting, not beside a running device.
+    """
+    try:
+        with _open(broker, seconds) as sock:
+            sock.sendall(_connect(broker, client_id))
+            if not (answer := _answer(sock)):
+                raise ConnectionResetError
+            problem = _problem(answer)
+            if problem is None:
+                sock.sendall(b"\xe0\x00")  # DISCONNECT, so that no broker logs a broken connection
+                return None
+            return f"{broker}: {problem}"
+    except BrokerError as error:
+        return str(error)
+    except OSError as error:
+        return f"{broker}: {explain(broker, error)}"
+
+
+def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
+    context = tls_context(broker.tls) if broker.tls else None
+    sock = socket.create_connection((broker.host, broker.port), seconds)
+    try:
+        if context is not None:
+            sock = context.wrap_socket(sock, server_hostname=broker.host)
+        settle(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _connect(broker: BrokerAddress, client_id: str) -> bytes:
+    """An MQTT 5 CONNECT: clean start, keepalive 30, no properties."""
+    credentials = [text for text in (broker.username, broker.password) if text is not None]
+    flags = 0x02 | (broker.username is not None) << 7 | (broker.password is not None) << 6
+    body = _text("MQTT") + struct.pack("!BBHB", 5, flags, 30, 0)
+    body += b"".join(_text(text) for text in (client_id, *credentials))
+    length, rest = b"", len(body)
+    while rest > 127:
+        length, rest = length + bytes([rest & 127 | 128]), rest >> 7
+    return b"\x10" + length + bytes([rest]) + body
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("!H", len(data)) + data
+
+
+def _answer(sock: socket.socket) -> bytes:
+    """As much of the first packet as shows the reason code: at most 5 + 2 bytes."""
+    data = b""
+    while len(data) < 4 or (data[0] == 0x20 and len(data) < _reason_at(data) + 1):
+        piece = sock.recv(7 - len(data))
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def _reason_at(data: bytes) -> int:
+    at = 1
+    while at < min(4, len(data)) and data[at] & 128:
+        at += 1
+    return at + 2
+
+
+def _problem(answer: bytes) -> str | None:
+    if answer[0] == 0x15:  # a TLS alert
+        return "it speaks TLS on this port; set tls.ca"
+    if answer[0] != 0x20 or len(answer) <= _reason_at(answer):
+        return f"something answers there that is no MQTT broker (it said {answer!r})"
+    reason = answer[_reason_at(answer)]
+    if reason == 0:
+        return None
+    if reason == 1:  # how MQTT 3.1.1 says 132
+        reason = 132
+    words = FINAL.get(reason, "it does not take us now; its log says why")
+    return f"{words} (CONNACK {reason})"

@@ -1,0 +1,67 @@
+"""What has arrived and waits for the thread that owns everything: bounded, and fair between topics.
+
+paho acknowledges what it has handed over, so a broker never waits for a slow reader. What does not fit is dropped
+here, which costs nothing: no delivery is believed anyway, and what matters is said again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from protofleet.protocol.transport.base import Arrived, Item
+
+MAX_BYTES: Final = 96 << 20  # above what is ever asked for: 256 blocks of 256 KiB
+MAX_TOPIC_BYTES: Final = 24 << 20  # of one device; it is asked for 64 blocks of 256 KiB at most
+MAX_TOPIC_FRAMES: Final = 2048
+FRAME_COST: Final = 1024  # of the queue itself, for each frame
+
+
+class BoundedInbox(queue.SimpleQueue[Item]):
+    """A SimpleQueue to whoever uses it. `dropped` is told how many frames were, on the reader's thread.
+
+    `unwanted` is asked about a topic on the network thread: what comes there takes no room here.
+    """
+
+    def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:
+        self.dropped = dropped
+        self.unwanted: Callable[[str], bool] = lambda topic: False
+        self._lock = threading.Lock()
+        self._bytes = self._lost = 0
+        self._topics: dict[str, tuple[int, int]] = {}  # topic -> frames and bytes that wait
+
+    def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
+        """Never waits: the network thread must not."""
+        if isinstance(item, Arrived):
+            if self.unwanted(item.topic):
+                return
+            size = len(item.frame) + len(item.topic) + FRAME_COST
+            with self._lock:
+                frames, waiting = self._topics.get(item.topic, (0, 0))
+                if self._full(frames + 1, waiting + size, self._bytes + size):
+                    self._lost += 1
+                    return
+                self._topics[item.topic] = (frames + 1, waiting + size)
+                self._bytes += size
+        super().put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Item:
+        item = super().get(block, timeout)
+        lost = 0
+        if isinstance(item, Arrived):
+            size = len(item.frame) + len(item.topic) + FRAME_COST
+            with self._lock:
+                frames, waiting = self._topics.pop(item.topic)
+                if frames > 1:
+                    self._topics[item.topic] = (frames - 1, waiting - size)
+                self._bytes -= size
+                lost, self._lost = self._lost, 0
+        if lost:
+            self.dropped(lost)
+        return item
+
+    @staticmethod
+    def _full(frames: int, of_topic: int, of_all: int) -> bool:
+        return frames > MAX_TOPIC_FRAMES or of_topic > MAX_TOPIC_BYTES or of_all > MAX_BYTES

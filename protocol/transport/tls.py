@@ -1,0 +1,196 @@
+"""TLS to the broker: from PEM files to a context, and from an alert to what a person can do about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+
+from protofleet.protocol.security.keyfiles import too_open
+
+VERDICT_SECONDS: Final = 0.5  # a broker without session tickets costs us this at every connect
+MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+
+# The alert that a broker sends, or OpenSSL's own finding -> what to do about it.
+_ALERTS: Final[Mapping[str, str]] = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it wants a client certificate; set tls.cert and tls.key",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refused the handshake; it may want a client certificate",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "it does not speak TLS 1.3; let it, nothing older is taken",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS on this port; drop tls or correct the port",
+}
+# The same about our own certificate, which is named in front.
+_VERDICTS: Final[Mapping[str, str]] = {
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed {ours}; enrol with its CA",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "{ours} has expired, or a clock is wrong; renew it",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "{ours} has been revoked; enrol again",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not accept {ours}",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "{ours} is not made for clients; is it a broker's?",
+}
+_BROKERS: Final[Mapping[int, str]] = {
+    9: "its certificate is not yet valid by this machine's clock ({clock}); set the clock",
+    10: "its certificate has expired by this machine's clock ({clock}); renew it there, or set the clock",
+}
+
+
+class BrokerError(RuntimeError):
+    """There is no usable broker. The message says why, and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: whom we trust, and who we are."""
+
+    ca: str
+    cert: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("tls.cert and tls.key belong together, but only one is set")
+
+    def named(self) -> list[tuple[str, str]]:
+        return [(n, p) for n, p in (("ca", self.ca), ("cert", self.cert), ("key", self.key)) if p is not None]
+
+
+class TlsFromFiles(ssl.SSLContext):
+    """Reads the files at each connection: whoever renews them need not stop anybody."""
+
+    files: TlsFiles
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        return tls_context(self.files).wrap_socket(*arguments, **options)
+
+
+def rereading_context(files: TlsFiles) -> TlsFromFiles:
+    """Raises BrokerError at once where the files cannot be used today."""
+    tls_context(files)
+    context = TlsFromFiles(ssl.PROTOCOL_TLS_CLIENT)
+    context.files = files
+    return context
+
+
+def tls_context(named: TlsFiles) -> ssl.SSLContext:
+    files = _of_one_set(named)
+    for (name, path), (_, shown) in zip(files.named(), named.named(), strict=True):
+        _check_readable(name, path, shown)
+    if files.key is not None and (problem := too_open(Path(files.key))):
+        raise BrokerError(problem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_verify_locations(files.ca)
+    except (ssl.SSLError, OSError):
+        raise BrokerError(f"{named.ca}, which tls.ca names, holds no certificates in PEM form") from None
+    if files.cert is not None:
+        _load_pair(context, files, named)
+    return context
+
+
+def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> None:
+    assert files.cert is not None
+    try:
+        # A password would otherwise be asked for on the terminal, where nobody sits.
+        context.load_cert_chain(files.cert, files.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            words = f"the key {named.key} does not belong to the certificate {named.cert}"
+            raise BrokerError(f"{words}; install both from one approval") from None
+        words = f"{named.cert} and {named.key} are no certificate and its key in PEM form"
+        raise BrokerError(
+            f"{words} ({error.reason or error}); name the two files, without a password"
+        ) from None
+
+
+def _of_one_set(files: TlsFiles) -> TlsFiles:
+    """With links followed, all at the same moment: a renewal moves one link from one set to the next."""
+    for _ in range(10):
+        before, after = _followed(files), _followed(files)
+        if before == after:
+            break
+    return before
+
+
+def _followed(files: TlsFiles) -> TlsFiles:
+    return replace(files, **{name: os.path.realpath(path) for name, path in files.named()})
+
+
+def _check_readable(name: str, path: str, shown: str) -> None:
+    try:
+        with Path(path).open("rb"):
+            return
+    except (FileNotFoundError, IsADirectoryError):
+        raise BrokerError(f"there is no file {shown}, which tls.{name} names") from None
+    except OSError as error:
+        words = f"{shown}, which tls.{name} names, cannot be read ({error.strerror})"
+        raise BrokerError(f"{words}; let this user read it") from None
+
+
+def settle(sock: object) -> None:
+    """Make a fresh connection fit for use: no waiting for full packets, and TLS agreed on by both sides.
+
+    In TLS 1.3 we are through before the broker has judged our certificate. Its first words are the verdict,
+    session tickets or an alert; if we spoke first, an alert would be lost with the connection.
+    """
+    if not isinstance(sock, socket.socket):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if not isinstance(sock, ssl.SSLSocket) or sock.version() != "TLSv1.3":
+        return
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        selector.select(VERDICT_SECONDS)
+    patience = sock.gettimeout()
+    sock.setblocking(False)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        if not sock.recv(1):
+            raise ConnectionResetError
+    sock.settimeout(patience)
+
+
+def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:
+    """What an error of TLS means for the person who set the files."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _their_certificate(files, host, error)
+    reason = error.reason or str(error)
+    if words := _VERDICTS.get(reason):
+        name, dates = _our_certificate(files)
+        return f"{dates or words.format(ours=name)} ({reason})"
+    return f"{_ALERTS.get(reason, 'TLS failed; its log may say more')} ({reason})"
+
+
+def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificationError) -> str:
+    if error.verify_code in MISMATCH:
+        return f"its certificate is not made out to {host}; use a name that it carries"
+    if words := _BROKERS.get(error.verify_code):
+        return words.format(clock=_time(time.time()))
+    words = f"its certificate is not trusted ({error.verify_message}); is it another federation's broker?"
+    return f"{words} compare tls.ca, {files.ca}"
+
+
+def _our_certificate(files: TlsFiles) -> tuple[str, str]:
+    """How to call it, and what its dates and this clock say by themselves: a broker has one alert for many."""
+    try:
+        cert = x509.load_pem_x509_certificate(Path(files.cert or "").read_bytes())
+        name = f"our certificate ({cert.subject.rfc4514_string()}, {files.cert})"
+    except (OSError, ValueError, IndexError):
+        return "our certificate", ""
+    since, until = (at.timestamp() for at in (cert.not_valid_before_utc, cert.not_valid_after_utc))
+    now = time.time()
+    if now < since:
+        return name, f"{name} is valid only from {_time(since)}, this clock says {_time(now)}; set the clock"
+    if now > until:
+        return name, f"{name} has expired on {_time(until)}; renew it"
+    return name, ""
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,192 @@
+"""Named arrays <-> bytes: a msgpack table, then every array's raw little-endian bytes, tightly packed.
+
+    body := u32 table length | table | raw bytes          table := [[name, dtype, [shape]], ...]
+
+The table alone fixes the size of the whole to the byte, so a body is checked before memory is taken,
+and one array can be read without touching its neighbours. Nothing here executes what it reads.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgpack
+import numpy as np
+
+from protofleet.protocol.wire.messages import Array, Arrays
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+KINDS: Final = frozenset(
+    {"weights", "prototypes", "anchors", "classifier", "amplifier", "features", "labels", "counts"}
+)
+DTYPES: Final = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+}
+MAX_TABLE: Final = 1 << 20
+MAX_ARRAYS: Final = 16_384
+MAX_NAME: Final = 200
+MAX_DIMS: Final = 8
+MAX_NUMBERS: Final = 1 << 40  # in one array, empty dimensions aside: NumPy cannot shape more than 2**63 bytes
+
+Read = Callable[[int, int], bytes | memoryview]  # [start, stop) of the body
+
+
+def kind_of(name: str) -> str:
+    """What an array is counted as: the first part of its name."""
+    first = name.partition(".")[0]
+    return first if first in KINDS else "control"
+
+
+def ordered(arrays: Arrays) -> list[str]:
+    """Arrays of one kind lie together, so that every byte of the body has one kind."""
+    return sorted(arrays, key=lambda name: (kind_of(name), name))
+
+
+def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
+    """The body in pieces: the table first, then one piece an array. Arrays are read one at a time."""
+    names = ordered(arrays)
+    yield _head(arrays, names)
+    for name in names:
+        value = arrays[name]  # once: it may come from the disk
+        value = np.ascontiguousarray(value, dtype=DTYPES[value.dtype.name])
+        if value.size:
+            yield value.reshape(-1).view(np.uint8).data
+
+
+def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
+    """(kind, bytes) in the order of the body; the table itself is control."""
+    names = ordered(arrays)
+    sizes: dict[str, int] = {}
+    for name in names:
+        kind = kind_of(name)
+        sizes[kind] = sizes.get(kind, 0) + arrays[name].nbytes
+    return (("control", len(_head(arrays, names))), *sizes.items())
+
+
+def joined(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Parts without empty ones and with neighbours of one kind put together: equal for equal layouts."""
+    found: list[tuple[str, int]] = []
+    for kind, size in parts:
+        if size and found and found[-1][0] == kind:
+            found[-1] = (kind, found[-1][1] + size)
+        elif size:
+            found.append((kind, size))
+    return tuple(found)
+
+
+def _head(arrays: Arrays, names: list[str]) -> bytes:
+    table = []
+    for name in names:
+        value = arrays[name]
+        if value.dtype.name not in DTYPES:
+            raise TypeError(f"{name} is {value.dtype}; the wire carries {', '.join(DTYPES)}")
+        if not 0 < len(name.encode()) <= MAX_NAME or value.ndim > MAX_DIMS:
+            raise ValueError(
+                f"array {name!r} {value.shape}: names have 1 to {MAX_NAME} bytes, shapes at most {MAX_DIMS} lengths"
+            )
+        table.append([name, value.dtype.name, list(value.shape)])
+    packed: bytes = msgpack.packb(table)
+    if len(table) > MAX_ARRAYS or len(packed) > MAX_TABLE:
+        raise ValueError(f"{len(table)} arrays; a body has at most {MAX_ARRAYS}, its table {MAX_TABLE} bytes")
+    return struct.pack("<I", len(packed)) + packed
+
+
+class Body(Mapping[str, Array]):
+    """Arrays inside a body, each read when it is asked for and not kept."""
+
+    def __init__(self, read: Read, size: int) -> None:
+        self._read = read
+        self._places: dict[str, tuple[np.dtype[np.generic], tuple[int, ...], int]] = {}
+        offset, table = _table(read, size)
+        self._start = offset
+        for row in table:
+            name, dtype, shape = _row(row)
+            if name in self._places:
+                raise Rejected(Reason.BAD_BODY, f"{name} stands in the table twice")
+            self._places[name] = (dtype, shape, offset)
+            offset += math.prod(shape) * dtype.itemsize
+            if offset > size:
+                raise Rejected(Reason.BAD_BODY, f"{name} ends at {offset}, the body at {size}")
+        if offset != size:
+            raise Rejected(Reason.BAD_BODY, f"the table describes {offset} bytes, the body has {size}")
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Tensor bytes by kind, without reading any."""
+        sizes: dict[str, int] = {}
+        for name, (dtype, shape, _) in self._places.items():
+            sizes[kind_of(name)] = sizes.get(kind_of(name), 0) + math.prod(shape) * dtype.itemsize
+        return sizes
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """(kind, bytes) in order, as `parts` says of arrays that are not encoded yet."""
+        return (("control", self._start), *self.kinds.items())
+
+    @property
+    def layout(self) -> tuple[tuple[str, int], ...]:
+        """(kind, bytes) as the bytes lie, whatever the order of the table; neighbours of a kind are one."""
+        sizes = ((kind_of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
+        return joined((("control", self._start), *sizes))
+
+    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """dtype and shape, without reading the array."""
+        dtype, shape, _ = self._places[name]
+        return dtype.name, shape
+
+    def __getitem__(self, name: str) -> Array:
+        dtype, shape, offset = self._places[name]
+        return self._numbers(dtype, offset, math.prod(shape)).reshape(shape)
+
+    def flat(self, name: str, start: int, stop: int) -> Array:
+        """Numbers [start, stop) of an array laid flat, and nothing else of it."""
+        dtype, _, offset = self._places[name]
+        return self._numbers(dtype, offset + start * dtype.itemsize, stop - start)
+
+    def _numbers(self, dtype: np.dtype[np.generic], start: int, count: int) -> Array:
+        data = self._read(start, start + count * dtype.itemsize)
+        if dtype == np.bool_:  # a byte above 1 would be a truth that counts as more than one
+            return np.not_equal(np.frombuffer(data, np.uint8), 0)
+        return np.frombuffer(data, dtype=dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def _table(read: Read, size: int) -> tuple[int, list[object]]:
+    if size < 4:
+        raise Rejected(Reason.BAD_BODY, f"{size} bytes are too few for a body")
+    (length,) = struct.unpack("<I", read(0, 4))
+    if length > min(MAX_TABLE, size - 4):
+        raise Rejected(Reason.BAD_BODY, f"a table of {length} bytes in a body of {size}")
+    try:
+        table = msgpack.unpackb(
+            read(4, 4 + length),
+            max_array_len=MAX_ARRAYS,
+            max_map_len=0,
+            max_bin_len=0,
+            max_ext_len=0,
+            max_str_len=MAX_NAME,
+        )
+    except (ValueError, msgpack.UnpackException) as error:
+        raise Rejected(Reason.BAD_BODY, f"the table is not msgpack: {error}") from None
+    if not isinstance(table, list):
+        raise Rejected(Reason.BAD_BODY, "the table is not a list")
+    return 4 + length, table
+
+
+def _row(row: object) -> tuple[str, np.dtype[np.generic], tuple[int, ...]]:
+    match row:
+        case [str(name), str(dtype), [*dims]] if name and dtype in DTYPES and len(dims) <= MAX_DIMS:
+            shape = tuple(n for n in dims if type(n) is int and 0 <= n <= MAX_NUMBERS)
+            if len(shape) == len(dims) and math.prod(n or 1 for n in shape) <= MAX_NUMBERS:
+                return name, DTYPES[dtype], shape
+    # The row itself is not shown: it may be nested deeper than Python can print.
+    raise Rejected(Reason.BAD_BODY, "a row of the table does not describe an array")

@@ -1,0 +1,73 @@
+"""What classes are called. A label is a place in this list: who has other names, or the same in another order, means
+something else by its labels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Final, TypeAlias
+
+import msgpack
+
+from protofleet.protocol.wire.tables import MAX_LETTERS, MAX_NAMES
+
+SHOWN: Final = 8  # names of a list in a line for people,
+SHOWN_LETTERS: Final = 12  # and letters of each: a refusal has to fit 512 bytes
+
+Names: TypeAlias = tuple[str, ...]
+
+
+def digest_of(names: Sequence[str]) -> bytes:
+    """SHA-256 of the msgpack array."""
+    return hashlib.sha256(packed(names)).digest()
+
+
+def packed(names: Sequence[str]) -> bytes:
+    found: bytes = msgpack.packb(list(names), use_bin_type=True)
+    return found
+
+
+def normal(names: Sequence[str]) -> Names:
+    """Unicode's form C: one file system writes é as one letter, another as two."""
+    return tuple(unicodedata.normalize("NFC", name) for name in names)
+
+
+def fault_in(names: Sequence[str]) -> str:
+    """Why such a list cannot be said, or nothing."""
+    if len(names) > MAX_NAMES:
+        return f"there are {len(names)} class names, at most {MAX_NAMES} can be said"
+    for name in names:
+        if not name or len(name) > MAX_LETTERS or not name.isprintable():
+            return f"{name[:80]!r} is no name of a class: it must have 1 to {MAX_LETTERS} letters, printable ones"
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        return f"{twice!r} is the name of two classes"
+    return ""
+
+
+def difference(here: str, mine: Sequence[str], there: str, theirs: Sequence[str]) -> str:
+    """The first one, and both lists; nothing where they are the same, or one side says none."""
+    if not mine or not theirs or tuple(mine) == tuple(theirs):
+        return ""
+    pairs = enumerate(zip_longest(mine, theirs))
+    place, (one, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+    return (
+        f"class {place} is {_quoted(one)} in {here} and {_quoted(other)} in {there}; "
+        f"{here}: {listed(mine)}; {there}: {listed(theirs)}"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    shown = ", ".join(_short(name) for name in names[:SHOWN])
+    return shown if len(names) <= SHOWN else f"{shown} ... ({len(names)})"
+
+
+def _quoted(name: str | None) -> str:
+    return "none" if name is None else repr(name)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= SHOWN_LETTERS else f"{name[: SHOWN_LETTERS - 3]}..."

@@ -1,0 +1,388 @@
+"""Message <-> payload of an envelope: a msgpack map of the message's scalars, strictly decoded.
+
+`round`, `phase` and `base` travel in the header. Tensors travel as an attachment: the body itself where
+it fits into one packet, else the manifest of an object that is fetched in blocks. Unknown keys are
+ignored: a later minor version may say more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+from protofleet.protocol.wire import arrays, tables
+from protofleet.protocol.wire.messages import (
+    Boxed,
+    Bye,
+    Finished,
+    Hello,
+    Manifest,
+    Message,
+    Offer,
+    Receipt,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Want,
+    Welcome,
+)
+from protofleet.protocol.wire.reasons import Reason, Rejected
+from protofleet.protocol.wire.tables import number, typed, whole
+
+MAX_PAYLOAD: Final = 1 << 20
+MAX_TEXT: Final = 512
+MAX_RANGES: Final = 64
+MAX_BLOCKS: Final = 4096
+MAX_BLOCK: Final = 1 << 20  # bytes of one: what is half here is checked block by block in memory
+MAX_ASKED: Final = 64  # blocks in one want: no receiver has more in flight
+MAX_ROUND: Final = (1 << 31) - 1
+MAX_PHASE: Final = 64  # bytes
+MAX_METRICS: Final = 256
+MAX_COUNTS: Final = 4096
+MAX_HOLDS: Final = 64
+MAX_PARTS: Final = 32
+HASH: Final = 32
+SHORT_HASH: Final = 16
+
+Attachment: TypeAlias = bytes | Offer | None
+Fields: TypeAlias = dict[str, Any]
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What the header says of a message's place in the run."""
+
+    round: int = 0
+    phase: str = ""
+    base: bytes = b""
+
+
+KINDS: Final[dict[type, str]] = {
+    Hello: "hello",
+    Welcome: "welcome",
+    Task: "task",
+    Update: "update",
+    Receipt: "receipt",
+    Refusal: "refusal",
+    State: "state",
+    Bye: "bye",
+    Finished: "finished",
+    Want: "want",
+}
+
+
+def place_of(message: Message) -> Place:
+    match message:
+        case Task(round, phase) | Receipt(round, phase):
+            return Place(round, phase)
+        case Hello() | Update():
+            return Place(message.round, message.phase, message.base)
+        case Finished(rounds):
+            return Place(rounds)
+    return Place()
+
+
+def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
+    """`metrics` are names that the other side knows by their places."""
+    packed: bytes = msgpack.packb(_fields(message, attachment, metrics), use_bin_type=True)
+    return packed
+
+
+def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) -> Fields:
+    match message:
+        case Hello():
+            return {
+                "classes": message.classes,
+                "examples": message.examples,
+                "domain": message.domain,
+                "software": message.software,
+                "protocol": list(message.protocol),
+                "plan": message.plan,
+                "counts": list(message.counts),
+                "holds": b"".join(message.holds),
+                **_said(can=list(message.can), names=list(message.names), names_hash=message.names_hash),
+            }
+        case Task():
+            wants = _said(wants=tables.wanted_rows(message.wants))
+            if message.follows and isinstance(message.broadcast, Manifest):
+                return {**_following(message.broadcast), "seconds": _short(message.seconds), **wants}
+            return {**_offered("broadcast", message.broadcast), "seconds": message.seconds, **wants}
+        case Update():
+            said: Fields = {"examples": message.examples, **_measured(message.metrics, metrics)}
+            return said | (
+                {"arrays": attachment} if isinstance(attachment, bytes) else _offered("arrays", attachment)
+            )
+        case Welcome(plan, about):
+            return {"plan": plan, **_said(about=tables.about_fields(about))}
+        case Receipt():
+            return {"verdict": message.verdict, "reason": _cut(message.reason)}
+        case Refusal(reason, boot, answers):
+            return {"reason": _cut(reason), **_said(boot=boot, answers=list(answers))}
+        case Bye(reason):
+            return {"reason": _cut(reason)}
+        case State(online, reason, who, now):
+            more = _said(who=_cut(who), now=tables.now_fields(now) if now else None)
+            return {"online": online, "reason": _cut(reason), **more}
+        case Finished():
+            return {}
+        case Want():
+            others = [[name, _flat(ranges)] for name, ranges in message.more]
+            first = {"object": message.object, "ranges": _flat(message.ranges), "again": message.again}
+            return {**first, **_said(more=others)}
+
+
+def _said(**fields: Any) -> Fields:
+    """What was added later, where there is something to say: other bytes stay what they were."""
+    return {key: value for key, value in fields.items() if value}
+
+
+def _flat(ranges: Ranges) -> list[int]:
+    return [n for pair in ranges for n in pair]
+
+
+def _offered(key: str, what: Offer | None) -> Fields:
+    if isinstance(what, Boxed):
+        return {key: None, "manifest": [what.object, what.size, what.key, manifest_fields(what.box)]}
+    return {key: None if what is None else manifest_fields(what)}
+
+
+def _following(one: Manifest) -> Fields:
+    """Of one block: its hash is the object's, and the body says what is in it."""
+    return {"broadcast": None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
+
+
+def _short(value: float) -> float:
+    """A whole number takes fewer bytes, and is the same number; a larger one takes as many, or cannot be said."""
+    return int(value) if value.is_integer() and abs(value) < 1 << 32 else value
+
+
+def _measured(metrics: Mapping[str, float], known: Sequence[str]) -> Fields:
+    if not known:
+        return {"metrics": dict(metrics)}
+    places = {name: place for place, name in enumerate(known)}
+    return {
+        "metrics": {},
+        "numbers": {places[name]: _short(v) for name, v in metrics.items() if name in places},
+    }
+
+
+def decode(
+    kind: str, payload: bytes, sender: str, place: Place, metrics: Sequence[str] = ()
+) -> tuple[Message, Attachment]:
+    """The message and what is attached to it, or Rejected. `sender` and `place` come from the header, `metrics` are
+    names that the other side has been told."""
+    decoder = DECODERS.get(kind)
+    if decoder is None:
+        raise Rejected(Reason.MALFORMED, f"there is no message kind {kind[:32]!r}")
+    if len(payload) > MAX_PAYLOAD:
+        raise Rejected(Reason.TOO_LARGE, f"a payload of {len(payload)} bytes, over {MAX_PAYLOAD}")
+    _judge_place(place)
+    try:
+        fields = msgpack.unpackb(
+            payload, max_array_len=MAX_COUNTS, max_map_len=MAX_METRICS, max_ext_len=0, max_str_len=MAX_TEXT,
+            strict_map_key=False,  # numbers are keyed by places
+        )  # fmt: skip
+        if any(type(key) is not str for key in typed(fields, dict)):
+            raise TypeError("a key that is no str")
+        if kind == "update":
+            fields = _named(fields, metrics)
+        return decoder(fields, sender, place)
+    except Rejected:
+        raise
+    except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
+        raise Rejected(Reason.MALFORMED, f"{kind}: {_words(error)}") from None
+
+
+def _words(error: Exception) -> str:
+    """For whoever wrote the message, perhaps in another language than ours."""
+    if isinstance(error, KeyError):
+        return f"the key {str(error)[:80]} is missing"
+    return str(error)[:120] or "the payload is no msgpack that ends where it should"
+
+
+def _judge_place(place: Place) -> None:
+    """The header's types are right; here are its limits, as others' databases and headers repeat them."""
+    if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
+        raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
+
+
+def _named(fields: Fields, known: Sequence[str]) -> Fields:
+    """Numbers by their names; a place that nobody was told of is passed over, as a metric of another version is."""
+    try:
+        numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
+    except TypeError as error:
+        raise TypeError(f"numbers: {error}; it takes ints, places in about.metrics, to numbers") from None
+    named = {known[place]: value for place, value in numbers.items() if place < len(known)}
+    return {**fields, "metrics": {**typed(fields["metrics"], dict), **named}}
+
+
+def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    low, high = (whole(v) for v in typed(fields["protocol"], list))
+    plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
+    called = typed(fields.get("names_hash", b""), bytes)
+    if len(holds) % HASH or len(holds) > MAX_HOLDS * HASH:
+        raise TypeError(f"{len(holds)} bytes are not at most {MAX_HOLDS} SHA-256s")
+    hello = Hello(
+        device=sender,
+        classes=whole(fields["classes"]),
+        examples=whole(fields["examples"]),
+        domain=typed(fields.get("domain", ""), str),
+        software=typed(fields.get("software", ""), str),
+        protocol=(low, high),
+        plan=_hash(plan) if plan else b"",
+        counts=tuple(whole(v) for v in typed(fields.get("counts", []), list)),
+        holds=tuple(holds[i : i + HASH] for i in range(0, len(holds), HASH)),
+        round=place.round,
+        phase=place.phase,
+        base=place.base,
+        can=tables.forms(fields.get("can", [])),
+        names=tables.class_names(fields.get("names", [])),
+        names_hash=_hash(called) if called else b"",
+    )
+    return hello, None
+
+
+def _welcome(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    return Welcome(typed(fields["plan"], bytes), tables.read_about(fields.get("about", {}))), None
+
+
+def _task(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    follows = fields.get("follows")
+    manifest = _boxed(fields) or _manifest(fields["broadcast"]) if follows is None else _follower(follows)
+    wants = tables.read_wanted(fields.get("wants", []))
+    return Task(
+        place.round, place.phase, manifest, number(fields["seconds"]), wants, follows is not None
+    ), None
+
+
+def _follower(value: object) -> Manifest:
+    name, size, *key = typed(value, list)
+    name, size = _hash(name), whole(size)
+    if not 0 < size <= MAX_BLOCK:
+        raise Rejected(Reason.MALFORMED, f"a block of {size} bytes follows, not 1 to {MAX_BLOCK}")
+    return Manifest(name, size, size, (name[:SHORT_HASH],), (), _hash(key[0]) if key else b"")
+
+
+def _update(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    metrics = {typed(k, str): number(v) for k, v in typed(fields["metrics"], dict).items()}
+    attachment: Attachment = _boxed(fields)
+    if attachment is None:
+        attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
+    examples = whole(fields["examples"])
+    return Update(sender, place.round, place.phase, examples, place.base, {}, metrics), attachment
+
+
+def _receipt(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    said = typed(fields["verdict"], str), typed(fields["reason"], str)
+    return Receipt(place.round, place.phase, *said), None
+
+
+def _state(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    who = typed(fields.get("who", ""), str)
+    now = tables.read_now(fields["now"]) if "now" in fields else None
+    said = typed(fields["online"], bool), typed(fields.get("reason", ""), str)
+    return State(*said, who, now), None
+
+
+def _refusal(fields: Fields) -> Refusal:
+    answers = tuple(whole(v) for v in typed(fields.get("answers", []), list))
+    if len(answers) not in (0, 2):
+        raise TypeError(f"{len(answers)} numbers are not a boot and a sequence")
+    return Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0)), answers)
+
+
+def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+    more = [typed(item, list) for item in typed(fields.get("more", []), list)]
+    if len(more) > MAX_ASKED:  # each costs work, even if it asks for nothing
+        raise Rejected(Reason.MALFORMED, f"a want for {len(more)} further objects, over {MAX_ASKED}")
+    others = tuple((_hash(name), _ranges(asked)) for name, asked, *_ in more)
+    ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
+    if sum(stop - start for asked in (ranges, *(r for _, r in others)) for start, stop in asked) > MAX_ASKED:
+        raise Rejected(Reason.MALFORMED, f"a want for more than {MAX_ASKED} blocks")
+    return Want(_hash(fields["object"]), ranges, again, others), None
+
+
+def _ranges(value: object) -> Ranges:
+    flat = [whole(v) for v in typed(value, list)]
+    ranges = tuple(zip(flat[::2], flat[1::2], strict=True))
+    ascending = all(a < b for a, b in ranges) and flat == sorted(flat)  # so no block is asked for twice
+    if len(ranges) > MAX_RANGES or not ascending or max(flat, default=0) > MAX_BLOCKS:
+        raise Rejected(Reason.MALFORMED, f"{len(ranges)} ranges: too many, too high or out of order")
+    return ranges
+
+
+DECODERS: Final[dict[str, Callable[[Fields, str, Place], tuple[Message, Attachment]]]] = {
+    "hello": _hello,
+    "welcome": _welcome,
+    "task": _task,
+    "update": _update,
+    "receipt": _receipt,
+    "refusal": lambda fields, sender, place: (_refusal(fields), None),
+    "state": _state,
+    "bye": lambda fields, sender, place: (Bye(typed(fields["reason"], str)), None),
+    "finished": lambda fields, sender, place: (Finished(place.round), None),
+    "want": _want,
+}
+
+
+def manifest_fields(manifest: Manifest, key: bool = True) -> list[object]:
+    hashes, parts = b"".join(manifest.hashes), [list(part) for part in manifest.parts]
+    plain = [manifest.object, manifest.size, manifest.block, hashes, parts]
+    return [*plain, manifest.key] if key and manifest.key else plain
+
+
+def _boxed(fields: Fields) -> Boxed | None:
+    if (value := fields.get("manifest")) is None:
+        return None
+    name, size, key, box, *_ = typed(value, list)
+    if not isinstance(inside := _manifest(box), Manifest):
+        raise TypeError("no manifest of the manifest")
+    return Boxed(_hash(name), whole(size), _hash(key) if key else b"", inside)
+
+
+def read_manifest(packed: bytes) -> Manifest:
+    """One that was packed alone. Rejected where it is none."""
+    try:
+        found = _manifest(msgpack.unpackb(packed, max_array_len=MAX_PARTS, max_map_len=0, max_ext_len=0))
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise Rejected(Reason.MALFORMED, f"no manifest: {type(error).__name__} {str(error)[:80]}") from None
+    if found is None:
+        raise Rejected(Reason.MALFORMED, "no manifest")
+    return found
+
+
+def _manifest(fields: object) -> Manifest | None:
+    if fields is None:
+        return None
+    name, size, block, packed, parts, *more = typed(fields, list)
+    packed, parts = typed(packed, bytes), [typed(part, list) for part in typed(parts, list)]
+    hashes = tuple(packed[i : i + SHORT_HASH] for i in range(0, len(packed), SHORT_HASH))
+    sizes = tuple((typed(kind, str), whole(n)) for kind, n in parts)
+    key = _hash(more[0]) if more else b""
+    manifest = Manifest(_hash(name), whole(size), whole(block), hashes, sizes, key)
+    blocks = -(-manifest.size // manifest.block) if manifest.block else 0
+    if not 0 < blocks == len(hashes) <= MAX_BLOCKS or len(hashes[-1]) != SHORT_HASH:
+        raise Rejected(Reason.MALFORMED, f"{len(hashes)} block hashes for {blocks} blocks of {block}")
+    if manifest.block > MAX_BLOCK:
+        raise Rejected(Reason.MALFORMED, f"blocks of {manifest.block} bytes, over {MAX_BLOCK}")
+    if any(kind != "control" and kind not in arrays.KINDS for kind, _ in manifest.parts):
+        raise Rejected(Reason.MALFORMED, "a part of a kind that does not exist")
+    if sum(n for _, n in manifest.parts) != manifest.size or len(manifest.parts) > MAX_PARTS:
+        raise Rejected(Reason.MALFORMED, f"the parts do not add up to {manifest.size} bytes")
+    return manifest
+
+
+def _hash(value: object) -> bytes:
+    if type(value) is not bytes or len(value) != HASH:
+        raise TypeError("not a SHA-256")
+    return value
+
+
+def _cut(reason: str) -> str:
+    """Words for a person: better shortened than refused by whom they are meant for."""
+    return reason.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

@@ -1,0 +1,24 @@
+"""What parties are called: in topics, envelopes, file names and certificates."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+EVERYBODY: Final = "*"
+COORDINATOR: Final = "coordinator"
+NAME: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+
+
+def valid_name(name: str) -> str:
+    """The name itself. It stands in topics, file names and certificates, so all three set the rule."""
+    if re.fullmatch(NAME, name):
+        return name
+    rule = "1 to 64 of A-Z a-z 0-9 _ . -, the first a letter or a digit"
+    raise ValueError(f"{name!r} is no name; names are {rule}")
+
+
+def valid_device(name: str) -> str:
+    if name == COORDINATOR:
+        raise ValueError(f"a device cannot be called {name!r}; that name is the coordinator's")
+    return valid_name(name)

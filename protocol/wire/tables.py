@@ -1,0 +1,143 @@
+"""What messages of minor version 1 carry beside their scalars: what informs of a run, what an answer must hold, and
+where the coordinator is. Each to what msgpack packs and back, strictly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from protofleet.protocol.wire.messages import MOST_NAMED, About, Now, Wanted
+
+MAX_FORMS: Final = 16  # names of added forms
+MAX_FORM: Final = 32  # bytes of one
+MAX_NAMES: Final = 4096  # of classes
+MAX_LETTERS: Final = 64  # of a class's name, or of a metric's
+MAX_WANTED: Final = 4096  # rows
+MAX_RULES: Final = 8
+SHORT_NAME: Final = 4  # bytes of a device's name, hashed
+
+TYPES: Final[dict[type, str]] = {
+    bool: "bool",
+    str: "str",
+    bytes: "bin",
+    list: "array",
+    dict: "map",
+}  # of msgpack
+
+T = TypeVar("T")
+
+
+def typed(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{str(value)[:40]!r} is no {TYPES[kind]}")
+    return value
+
+
+def whole(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise TypeError(f"{str(value)[:40]!r} is not a whole number from 0")
+    return value
+
+
+def number(value: object) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{str(value)[:40]!r} is not a number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def forms(value: object) -> tuple[str, ...]:
+    """Names of added forms."""
+    return _texts(value, MAX_FORMS, MAX_FORM)
+
+
+def class_names(value: object) -> tuple[str, ...]:
+    """Names that a line of a log can show."""
+    found = _texts(value, MAX_NAMES, MAX_LETTERS)
+    if odd := [name for name in found if not name or not name.isprintable()]:
+        raise TypeError(f"{odd[0][:40]!r} is no name of a class")
+    return found
+
+
+def about_fields(about: About) -> dict[str, object]:
+    """Without what is not said."""
+    said = {
+        "can": list(about.can), "uses": list(about.uses), "names": list(about.names), "embedding": about.embedding,
+        "metrics": list(about.metrics), "counts": about.counts,
+    }  # fmt: skip
+    return {key: value for key, value in said.items() if value}
+
+
+def read_about(value: object) -> About:
+    table = typed(value, dict)
+    return About(
+        can=forms(table.get("can", [])),
+        uses=forms(table.get("uses", [])),
+        names=class_names(table.get("names", [])),
+        embedding=whole(table.get("embedding", 0)),
+        metrics=_texts(table.get("metrics", []), MAX_NAMES, MAX_LETTERS),
+        counts=typed(table.get("counts", False), bool),
+    )
+
+
+def wanted_rows(rows: tuple[Wanted, ...]) -> list[list[object]]:
+    return [_row(row) for row in rows]
+
+
+def _row(row: Wanted) -> list[object]:
+    shape = None if row.shape is None else list(row.shape)
+    return [
+        row.name, row.dtype, shape, row.most, row.low, row.high, row.norm, row.finite, list(row.rules)
+    ]  # fmt: skip
+
+
+def read_wanted(value: object) -> tuple[Wanted, ...]:
+    rows = typed(value, list)
+    if len(rows) > MAX_WANTED:
+        raise TypeError(f"{len(rows)} rows, over {MAX_WANTED}")
+    return tuple(_wanted(typed(row, list)) for row in rows)
+
+
+def _wanted(row: list[object]) -> Wanted:
+    name, dtype, shape, most, low, high, norm, finite, rules, *_ = row
+    return Wanted(
+        typed(name, str), _maybe(dtype, lambda v: typed(v, str)), _maybe(shape, _shape), _maybe(most, whole),
+        _maybe(low, number), _maybe(high, number), _maybe(norm, number), typed(finite, bool),
+        _texts(rules, MAX_RULES, MAX_LETTERS),
+    )  # fmt: skip
+
+
+def _shape(value: object) -> tuple[int | str, ...]:
+    return tuple(dim if isinstance(dim, str) else whole(dim) for dim in typed(value, list))
+
+
+def now_fields(now: Now) -> dict[str, object]:
+    waits = "all" if now.waits is None else b"".join(now.waits)
+    return {"round": now.round, "phase": now.phase, "attempt": now.attempt, "waits": waits}
+
+
+def read_now(value: object) -> Now:
+    table = typed(value, dict)
+    waits = table["waits"]
+    if waits != "all":
+        packed = typed(waits, bytes)
+        if len(packed) % SHORT_NAME or len(packed) > MOST_NAMED * SHORT_NAME:
+            raise TypeError(f"{len(packed)} bytes are not at most {MOST_NAMED} short names")
+        waits = tuple(packed[i : i + SHORT_NAME] for i in range(0, len(packed), SHORT_NAME))
+    return Now(
+        whole(table["round"]),
+        typed(table["phase"], str),
+        whole(table["attempt"]),
+        None if waits == "all" else waits,
+    )
+
+
+def _texts(value: object, most: int, letters: int) -> tuple[str, ...]:
+    found = tuple(typed(text, str) for text in typed(value, list))
+    if len(found) > most or any(len(text.encode()) > 4 * letters or len(text) > letters for text in found):
+        raise TypeError(f"{len(found)} texts; {most} at most, of {letters} letters")
+    return found
+
+
+def _maybe(value: object, read: Callable[[object], T]) -> T | None:
+    return None if value is None else read(value)

@@ -1,0 +1,115 @@
+"""Every topic of the wire: one table for names, subscriptions and the broker's access rules."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from protofleet.protocol.wire.names import COORDINATOR, NAME, valid_device, valid_name
+
+PREFIX: Final = "protofleet/1"
+
+Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
+Party: TypeAlias = Literal["coordinator", "device"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`{device}` is the one device that writes or reads; `{digest}` is a broadcast's SHA-256 in hex."""
+
+    kind: Kind
+    pattern: str
+    writer: Party
+    reader: Party
+    echoes: bool = False  # its writer hears it too: who else speaks in its name
+    retired: bool = False  # nobody says it any more; devices of minor version 0 subscribe to it
+
+
+TABLE: Final = (
+    Row("coord_state", "coord/state", "coordinator", "device", echoes=True),
+    Row("device_state", "dev/{device}/state", "device", "coordinator"),
+    Row("round", "round", "coordinator", "device", retired=True),
+    Row("down", "down/{device}", "coordinator", "device"),
+    Row("up", "up/{device}", "device", "coordinator"),
+    Row("now", "bcast/now", "coordinator", "device"),
+    Row("bcast", "bcast/{digest}", "coordinator", "device"),
+)
+
+_DIGEST: Final = r"[0-9a-f]{16,64}"
+_SHAPES: Final = tuple(
+    (row.kind, re.compile(row.pattern.format(device=f"(?P<device>{NAME})", digest=f"(?P<digest>{_DIGEST})")))
+    for row in TABLE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a topic says by itself; the envelope inside must say the same."""
+
+    kind: Kind
+    device: str = ""
+    digest: str = ""
+
+
+class Topics:
+    """The topics of one federation."""
+
+    def __init__(self, federation: str) -> None:
+        self.federation = valid_name(federation)
+        self.prefix = f"{PREFIX}/{federation}/"
+
+    @property
+    def coord_state(self) -> str:
+        return self._topic("coord_state")
+
+    @property
+    def round(self) -> str:
+        return self._topic("round")
+
+    @property
+    def broadcast_now(self) -> str:
+        """Of one block, for everybody who hears it without asking."""
+        return self._topic("now")
+
+    def device_state(self, device: str) -> str:
+        return self._topic("device_state", device=valid_device(device))
+
+    def down(self, device: str) -> str:
+        return self._topic("down", device=valid_device(device))
+
+    def up(self, device: str) -> str:
+        return self._topic("up", device=valid_device(device))
+
+    def broadcast(self, hash_hex: str) -> str:
+        if not re.fullmatch(_DIGEST, hash_hex):
+            raise ValueError(f"{hash_hex!r} is no hash; broadcasts are named by 16 to 64 of 0-9 a-f")
+        return self._topic("bcast", digest=hash_hex)
+
+    def device_subscriptions(self, device: str) -> tuple[str, ...]:
+        """What a device always hears. A broadcast is subscribed to while it is being fetched."""
+        mine = valid_device(device)
+        rows = [row for row in TABLE if row.reader == "device" and row.kind != "bcast" and not row.retired]
+        return tuple(self.prefix + row.pattern.format(device=mine) for row in rows)
+
+    def coordinator_subscriptions(self) -> tuple[str, ...]:
+        rows = [row for row in TABLE if row.reader == "coordinator" or row.echoes]
+        return tuple(self.prefix + row.pattern.format(device="+") for row in rows)
+
+    def parse(self, topic: str) -> Place | None:
+        """The place a topic names in this federation, or None."""
+        if not topic.startswith(self.prefix):
+            return None
+        for kind, shape in _SHAPES:
+            if found := shape.fullmatch(topic[len(self.prefix) :]):
+                return _place(kind, found.groupdict())
+        return None
+
+    def _topic(self, kind: Kind, **parts: str) -> str:
+        pattern = next(row.pattern for row in TABLE if row.kind == kind)
+        return self.prefix + pattern.format(**parts)
+
+
+def _place(kind: Kind, parts: dict[str, str]) -> Place | None:
+    place = Place(kind, **parts)
+    return None if place.device == COORDINATOR else place

@@ -1,0 +1,44 @@
+"""Who a process is and whom it knows: by enrolment, or by bare keys that somebody has carried about."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from protofleet.protocol.security.enrolment import CURRENT, Enrolled, KnownRecords, load_enrolled
+from protofleet.protocol.security.keys import Keyring, Keys, load_keyring, load_keys, load_public
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import COORDINATOR
+
+
+def of_coordinator(enrolled: str, federation: str, key: str, devices: str) -> tuple[Keys, Keyring]:
+    """`devices` is a folder: of <name>.record files where the coordinator is enrolled, else of <name>.pub."""
+    if not enrolled:
+        return load_keys(Path(key)), load_keyring(Path(devices))
+    own = _own(Path(enrolled), federation, COORDINATOR)
+    return _keys(own), KnownRecords(Path(devices), own.trust, follow=Path(enrolled))
+
+
+def of_device(
+    enrolled: str, federation: str, name: str, key: str, coordinator_key: str
+) -> tuple[Keys, Keyring]:
+    if not enrolled:
+        return load_keys(Path(key)), {COORDINATOR: load_public(Path(coordinator_key))}
+    own, folder = _own(Path(enrolled), federation, name), Path(enrolled)
+    return _keys(own), KnownRecords(folder / CURRENT, own.trust, role="coordinator", follow=folder)
+
+
+def _own(folder: Path, federation: str, name: str) -> Enrolled:
+    if not (folder / CURRENT).exists():
+        raise SettingsError(f"{folder} holds no enrolment; `protofleet enrol install` puts one there")
+    found = load_enrolled(folder / CURRENT, time.time())
+    mine = (found.record.federation, found.record.name)
+    if mine != (federation, name):
+        raise SettingsError(
+            f"{folder} holds the enrolment of {mine[1]} in {mine[0]}, the settings are for {name} in {federation}"
+        )
+    return found
+
+
+def _keys(own: Enrolled) -> Keys:
+    return Keys(own.identity, own.receive, own.record.serial, own.record.not_before)

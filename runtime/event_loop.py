@@ -1,0 +1,123 @@
+"""The shell that both programs share: one thread owns everything, and all that happens comes as an item."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Connected, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire.reasons import Farewell
+from protofleet.runtime.health import Pulse
+
+log = logging.getLogger("protofleet")
+
+T = TypeVar("T")
+TURN_SECONDS = 5.0  # how long a loop that has nothing to do may be without a sign of life
+
+
+class Party(Protocol):
+    """An Agent or a Service: told what happens and what time it is, never asking."""
+
+    @property
+    def wake_at(self) -> float: ...
+    @property
+    def finished(self) -> bool: ...
+    def take(self, item: Item, now: float) -> None: ...
+    def wake(self, now: float) -> None: ...
+
+
+class Worker(Protocol):
+    """Where long work goes. `then` is called on the owner's thread with the result, or with the error."""
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
+
+
+class ThreadWorker:
+    """One thread: one piece of work at a time, in the order of submission."""
+
+    def __init__(self, inbox: queue.SimpleQueue[Item], pulse: Pulse | None = None) -> None:
+        self._inbox, self._pulse = inbox, pulse or Pulse()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="worker", daemon=True).start()
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        self._jobs.put(partial(self._do, work, then))
+
+    def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        result: T | Exception
+        self._pulse.beat("work")
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
+            result = error
+        finally:
+            self._pulse.rest("work")
+        self._inbox.put(Done(partial(then, result)))
+
+    def _run(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+def wait_for_broker(
+    inbox: queue.SimpleQueue[Item], seconds: float, alive: Callable[[], None] = lambda: None
+) -> None:
+    """Return when the first connection stands (its item stays in the inbox), or say why it does not.
+
+    `alive` is called every few seconds. A device that is to work offline waits for `inf` seconds.
+    """
+    words, deadline = "", time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        alive()
+        try:
+            item = inbox.get(timeout=min(left, 5.0))
+        except queue.Empty:
+            continue
+        match item:
+            case Connected():
+                inbox.put(item)
+                return
+            case Disconnected(reason, final):
+                if final:
+                    raise BrokerError(reason)
+                if reason != words:
+                    log.warning("%s; trying again for %.0f s", reason, left)
+                words = reason
+    raise BrokerError(f"{words or 'no answer from the broker'}; gave up after {seconds:.0f} s")
+
+
+def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> threading.Event:
+    """An interrupt from the terminal or from the service manager ends a party in good order. The event is for what
+    takes no item meanwhile."""
+    stopped = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        stopped.set()
+        inbox.put(Stop(f"{Farewell.SIGNAL.value}: {signal.Signals(number).name}"))
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return stopped
+
+
+def serve(
+    party: Party, inbox: queue.SimpleQueue[Item], clock: Callable[[], float], pulse: Pulse | None = None
+) -> None:
+    """Feed a party until it has finished."""
+    pulse = pulse or Pulse()
+    while not party.finished:
+        pulse.beat("loop")
+        wait = party.wake_at - clock()
+        with contextlib.suppress(queue.Empty):
+            party.take(inbox.get(timeout=max(0.0, min(wait, TURN_SECONDS))), clock())
+        if party.wake_at <= clock():
+            party.wake(clock())
+    pulse.rest("loop")

@@ -1,0 +1,47 @@
+"""What coordinator and device both show Prometheus of the place they run in: version, certificate, disk."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from cryptography.x509 import load_pem_x509_certificate
+from prometheus_client.core import GaugeMetricFamily
+
+from protofleet.protocol.transport.address import BrokerAddress
+
+
+class Place:
+    """Read when somebody asks: certificates are renewed and disks fill while a process runs."""
+
+    def __init__(self, software: str, role: str, folder: Path, broker: BrokerAddress) -> None:
+        self._labels = [software or "unknown", role]
+        self._folder, self._tls = folder, broker.tls
+
+    @staticmethod
+    def describe() -> list[GaugeMetricFamily]:
+        return [
+            GaugeMetricFamily(
+                "protofleet_build_info", "What runs here: always 1", labels=["version", "role"]
+            ),
+            GaugeMetricFamily("protofleet_disk_available_bytes", "Free where state is kept"),
+            GaugeMetricFamily(
+                "protofleet_certificate_expiry_timestamp_seconds",
+                "When the TLS certificate ends, and the record that was made with it",
+            ),
+        ]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        info, available, expiry = self.describe()
+        info.add_metric(self._labels, 1)
+        yield info
+        with contextlib.suppress(OSError):
+            available.add_metric([], shutil.disk_usage(self._folder).free)
+            yield available
+        if self._tls is not None and self._tls.cert is not None:
+            with contextlib.suppress(OSError, ValueError):
+                certificate = load_pem_x509_certificate(Path(self._tls.cert).read_bytes())
+                expiry.add_metric([], certificate.not_valid_after_utc.timestamp())
+                yield expiry

@@ -1,0 +1,163 @@
+"""What a Link's meter holds, for Prometheus: read when it is scraped, so that nothing is counted twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily
+
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.settings.bounds import OptionalPort
+from protofleet.protocol.transport.callbacks import Failures
+from protofleet.protocol.wire.reasons import Reason
+from protofleet.runtime.health import Check
+from protofleet.runtime.metrics_server import Page, Request, Response, bound, serving
+
+LOOPBACK: Final = "127.0.0.1"  # where nobody else is told of
+HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9a-fA-F:.]{2,45}(%[A-Za-z0-9_.-]+)?")
+
+
+class MetricsError(RuntimeError):
+    """Metrics cannot be served. The message says why, and the way out."""
+
+
+class MeterCollector:
+    """Bytes by method, direction and kind; messages by direction, kind and result."""
+
+    def __init__(self, meter: Meter, method: str) -> None:
+        self._meter, self._method = meter, method
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        each = ["direction", "kind", "method"]
+        return [
+            CounterMetricFamily(
+                "protofleet_message_bytes",
+                "Tensor bytes, each once; kind is weights, prototypes, anchors, classifier, amplifier, features, "
+                "labels or counts",
+                labels=each,
+            ),
+            CounterMetricFamily(
+                "protofleet_message_wire_bytes",
+                "Every byte of every PUBLISH packet, repeats included; headers, tables, signatures and topics are "
+                "of the kind control",
+                labels=each,
+            ),
+            CounterMetricFamily(
+                "protofleet_messages",
+                "Messages and blocks: sent, or what became of a received one: accepted, duplicate, for_others (on a "
+                "topic that many share), or the reason for which it was rejected",
+                labels=["direction", "kind", "result"],
+            ),
+            CounterMetricFamily(
+                "protofleet_rejected",
+                "What was received and not used: frames, and hellos and answers whose frame was good; every reason "
+                "of docs/protocol.md, section 7, from the start",
+                labels=["reason"],
+            ),
+        ]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        payload, wire, messages, rejected = self.describe()
+        for family, counter in ((payload, self._meter.payload), (wire, self._meter.wire)):
+            for (direction, kind), size in still(counter).items():
+                family.add_metric([direction, kind, self._method], size)
+            yield family
+        for key, number in still(self._meter.messages).items():
+            messages.add_metric(list(key), number)
+        yield messages
+        for reason in Reason:  # those that have not happened too, so that an alert has a series to watch
+            rejected.add_metric([reason.value], self._meter.rejected[reason])
+        yield rejected
+
+
+class ConnectionErrors:
+    """Of ours, and the connection goes on or is made again."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = (
+            "Errors in handling what the broker said, and connections that broke over it; the log has a traceback of "
+            "each place an hour"
+        )
+        return [CounterMetricFamily("protofleet_connection_errors", words)]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        family.add_metric([], self._failures.count)
+        yield family
+
+
+def still(counter: Counter[Any]) -> dict[Any, int]:
+    """A copy taken while another thread may be adding a key."""
+    while True:
+        try:
+            return dict(counter)
+        except RuntimeError:  # it grew in the middle; it does so a few times in its life
+            continue
+
+
+def pages(registry: CollectorRegistry, checks: Mapping[str, Check]) -> dict[str, Page]:
+    """/metrics, and /health: each check with what is wrong, as JSON; 503 where anything is."""
+
+    written = make_wsgi_app(registry)
+
+    def metrics(request: Request) -> Response:
+        told: list[Any] = []
+        body = b"".join(written(request.environ(), lambda *words: told.extend(words)))
+        return Response(told[0], tuple(told[1]), body)
+
+    def health(request: Request) -> Response:
+        found = {name: check() for name, check in checks.items()}
+        status = "503 Service Unavailable" if any(found.values()) else "200 OK"
+        return Response(status, (("Content-Type", "application/json"),), json.dumps(found).encode())
+
+    return {"/metrics": metrics, "/health": health}
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a party shows its metrics and its health: `metrics_host` and `metrics_port` of its settings."""
+
+    host: str
+    port: OptionalPort  # 0: nowhere
+
+    def __post_init__(self) -> None:
+        if not HOST.fullmatch(self.host):
+            raise ValueError(
+                f"metrics_host is {self.host!r}, it must be an address of this machine, or 0.0.0.0 for all of them"
+            )
+
+    def url(self, path: str) -> str:
+        """As this machine itself reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{path}"
+
+
+@contextlib.contextmanager
+def exposed(
+    registry: CollectorRegistry, at: Endpoint, checks: Mapping[str, Check] | None = None
+) -> Iterator[None]:
+    """Serve a registry and the health checks while the `with` lasts."""
+    if not at.port:
+        yield
+        return
+    try:
+        listening = bound(at.host, at.port)
+    except OSError as error:
+        raise MetricsError(
+            f"metrics_host {at.host} with metrics_port {at.port} cannot be used ({error.strerror}); "
+            "take another port, or 0 for none"
+        ) from None
+    with serving(listening, pages(registry, checks or {})):
+        yield

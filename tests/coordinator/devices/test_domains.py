@@ -1,0 +1,56 @@
+"""Who counts for which domain, whatever is said in whatever order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.coordinator.devices.domains import domain_of, settle
+
+SHARED = {"street": ("board-*", "kerb"), "field": ("kerb",)}
+DEVICES = ("board-1", "board-2", "kerb", "liar", "street")
+CLAIMS = ("", "street", "field", "garden", "street (board-1)", "garden (kerb)", "kerb", "board-1", "x")
+
+
+def settled(*said, shared=SHARED):
+    known = {}
+    for device, claim in said:
+        settle(device, claim, known, shared)
+    return known
+
+
+def test_who_is_listed_shares_a_domain_and_who_is_not_is_shown_beside_it():
+    known = settled(("liar", "street"), ("board-1", "street"), ("board-2", "street"))
+    assert known == {"liar": "street (liar)", "board-1": "street", "board-2": "street"}
+
+
+def test_a_domain_that_is_not_listed_is_for_who_said_it_first():
+    known = settled(("a", "garden"), ("b", "garden"), ("c", ""), ("b", "else"), shared={})
+    assert known == {"a": "garden", "b": "garden (b)", "c": "c"}
+
+
+def test_settings_that_were_changed_between_two_lives_hold():
+    known = {"board-2": "street (board-2)", "liar": "street"}
+    settle("board-2", "street", known, SHARED)
+    settle("liar", "street", known, SHARED)
+    assert known == {"board-2": "street", "liar": "street (liar)"}
+
+
+def test_what_is_passed_over_is_said_once_with_the_way_out(caplog):
+    settled(("a", "garden"), ("b", "garden"), ("b", "garden"), ("b", "shed"), shared={})
+    (record,) = caplog.records
+    assert "b says that its data are of the domain 'garden'" in record.message
+    assert "add it to limits.domains" in record.message
+
+
+@given(st.lists(st.tuples(st.sampled_from(DEVICES), st.sampled_from(CLAIMS)), max_size=40))
+def test_no_order_of_hellos_takes_a_domain_from_another_or_makes_more_than_one_each(said):
+    known, names = {}, {}
+    for device, claim in said:
+        before = dict(known)
+        settle(device, claim, known, SHARED)
+        names.setdefault(device, set()).add(known[device])
+        assert {d: known[d] for d in before if d != device} == {d: before[d] for d in before if d != device}
+    shared = {d for d, domain in known.items() if domain in SHARED}
+    assert all(domain_of(d, known[d], known, SHARED) == known[d] for d in shared), "who is listed"
+    alone = [domain for domain in known.values() if domain not in SHARED]
+    assert len(alone) == len(set(alone)), "what is not listed is one device's"
+    assert all(len(own - SHARED.keys()) <= 1 for own in names.values())

@@ -1,0 +1,224 @@
+"""An error in handling what one peer says ends that peer's say; what is ours raises; what watches costs nothing."""
+
+import errno
+import logging
+
+import pytest
+
+import protofleet.coordinator.service
+from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.gate.door import Door
+from protofleet.coordinator.gate.intake import Intake
+from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.spool.index import FencedError
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.protocol.link.broadcast import Broadcast
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.fetch import Fetch
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.messages import Task, Want
+from protofleet.runtime.faults import OurFault
+from tests.worlds import simulation
+
+BAD = "device-1"
+POLICY = Policy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
+
+
+class Planted(Exception):
+    pass
+
+
+def plant(monkeypatch, place, name, when=lambda *given: True, times=10**9, what=Planted):
+    """The method raises, for the device that was chosen, so often."""
+    honest, left = getattr(place, name), [times]
+
+    def raises(*given, **more):
+        if left[0] and when(*given):
+            left[0] -= 1
+            raise what("planted")
+        return honest(*given, **more)
+
+    monkeypatch.setattr(place, name, raises)
+
+
+def of_update(gate, update, *rest):
+    return update.device == BAD
+
+
+HANDLERS = {
+    "hello": (protofleet.coordinator.service, "unfit", lambda hello, *rest: hello.device == BAD),
+    "bye": (Farewells, "bidden", lambda farewells, device, *rest: device == BAD),
+    "update": (Door, "admit", of_update),
+    "a broken body": (Door, "judged", of_update),
+    "claims": (Intake, "problem_with", of_update),
+    "room": (Intake, "reserve", lambda intake, device, size: device == BAD),
+    "arrays": (ObjectStore, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
+    "want": (Broadcast, "wanted", lambda broadcast, device, *rest: device == BAD),
+    "decoding": (CoordinatorLink, "open", lambda link, topic, frame: BAD in topic),
+    "what it is sent": (CoordinatorLink, "say", lambda link, topic, message, recipient="", *rest: recipient == BAD),
+    "its task": (CoordinatorLink, "say", lambda link, t, message, recipient="", *rest: (
+        recipient == BAD and isinstance(message, Task))),
+    "its fetch": (ObjectStore, "begin", lambda store, manifest: store.folder.parts[-2:] == ("updates", BAD)),
+}  # fmt: skip
+
+
+def asking(monkeypatch):
+    """Devices of minor version 0, which ask for all that they get."""
+    monkeypatch.setattr("protofleet.edge_client.conversation.greeting.FORMS", ())
+
+
+def in_blocks(run, monkeypatch):
+    """Honest answers of the tiny network travel as objects too."""
+    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
+    for agent in run.agents.values():
+        agent.link.inline = 64
+        agent.link.adapt = lambda *limits: None
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, caplog, handler):
+    if handler == "want":
+        asking(monkeypatch)
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    in_blocks(run, monkeypatch)
+    if handler == "bye":
+        run.world.at(1.0, lambda: run.agents[BAD].hold("paused"))
+    plant(monkeypatch, *HANDLERS[handler])
+    with caplog.at_level(logging.ERROR):
+        run.run()
+    assert run.service.finished and not run.service.stopped
+    assert run.service.guard.cut_off >= 1
+    assert BAD in run.service.bans.unheard
+    said = [record for record in caplog.records if record.exc_info and record.exc_info[0] is Planted]
+    assert said and BAD in said[0].getMessage()
+    assert BAD not in run.service.machine.roster
+
+
+@pytest.mark.parametrize("moment", ["take", "wake", "fill"])
+def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment):
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    in_blocks(run, monkeypatch)
+
+    class Fetched(Fetch):
+        """Of the coordinator, not of a device."""
+
+    if moment == "wake":
+        Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
+    plant(monkeypatch, Fetched, moment, times=1)
+    monkeypatch.setattr("protofleet.protocol.link.coordinator.Fetch", Fetched)
+    run.world.run(lambda: run.service.guard.cut_off > 0, run.world.now + 60)
+    assert run.service.guard.cut_off == 1 and len(run.service.bans.unheard) == 1
+    assert not run.service.stopped
+
+
+def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, monkeypatch, caplog):
+    """One device asks late, so blocks wait a while for it, and go out in nobody's turn."""
+    asking(monkeypatch)
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    link = run.agents[BAD].link
+    send = link.send
+    link.send = lambda message: None if isinstance(message, Want) and run.world.now < 4.0 else send(message)
+    plant(monkeypatch, CoordinatorLink, "send_block", times=1)
+    run.run()
+    assert run.service.finished and not run.service.stopped and run.service.guard.cut_off == 1
+    (said,) = [record.getMessage() for record in caplog.records if record.exc_info]
+    assert said.startswith("an error with device-") and BAD not in said
+
+
+def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    in_blocks(run, monkeypatch)
+    begun, taken = [], []
+    honest, take = ObjectStore.begin, Fetch.take
+
+    def begin(store, manifest):
+        begun.append(store.folder)
+        return honest(store, manifest)
+
+    def error_meanwhile(fetch, *given):
+        taken.append(fetch)
+        run.service.guard.leaves("")
+        return take(fetch, *given)
+
+    monkeypatch.setattr(ObjectStore, "begin", begin)
+    monkeypatch.setattr(Fetch, "take", error_meanwhile)
+    run.run()
+    of_answers = [folder for folder in begun if "updates" in folder.parts]
+    assert run.service.finished and len(taken) > len(of_answers) == 2 * len(run.agents), "each is begun once"
+
+
+def test_who_was_cut_off_is_heard_again_after_a_while_that_doubles(tmp_path, monkeypatch):
+    bans = Bans(tmp_path)
+    assert [bans.pause(BAD, 1000.0 * n) for n in range(3)] == [60.0, 120.0, 240.0]
+    assert bans.drops(BAD) and not bans.drops("device-2")
+    assert bans.look(2100.0) == 1 and bans.drops(BAD)
+    bans.look(2241.0)
+    assert not bans.drops(BAD) and bans.wake_at == float("inf")
+
+
+class Faulty:
+    """A watcher or a sink that always raises."""
+
+    def __init__(self):
+        self.called = 0
+
+    def happened(self, *given):
+        self.called += 1
+        raise Planted
+
+    answered = stepped = happened
+
+
+def test_an_observer_that_raises_costs_no_command_and_no_other_observer(tmp_path):
+    class Counts:
+        def __init__(self):
+            self.called = 0
+
+        def happened(self, *given):
+            self.called += 1
+
+        answered = stepped = happened
+
+    faulty, counts = Faulty(), Counts()
+    run = simulation(tmp_path, "fedavg", policy=POLICY, watchers=[faulty, counts]).run()
+    assert run.service.finished and len(run.service.machine.roster) == 3
+    assert run.service.aside.errors == faulty.called == counts.called > 10
+
+
+@pytest.mark.parametrize("what", [FencedError, OSError, MemoryError])
+@pytest.mark.parametrize("place", [(Door, "admit"), (CoordinatorLink, "open"), (Spool, "accept")])
+def test_what_is_ours_raises_whoever_spoke_when_it_came_up(tmp_path, monkeypatch, place, what):
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    plant(monkeypatch, *place, what=lambda words: what(errno.EIO, words) if what is OSError else what(words))
+    with pytest.raises(what):
+        run.run()
+
+
+@pytest.mark.parametrize("step", ["save", "close", "accept"])
+def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    plant(monkeypatch, Spool, step)
+    with pytest.raises(OurFault, match="could not be carried out"):
+        run.run()
+    assert run.service.guard.cut_off == 0
+
+
+def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
+    class Vanishing(dict):
+        """A folder of records: each is there for one look."""
+
+        def __getitem__(self, name):
+            return self.pop(name)
+
+        def get(self, name, default=None):
+            return self.pop(name, default)
+
+    run = simulation(tmp_path, "fedavg", policy=POLICY)
+    run.run(until=lambda: len(run.service.machine.roster) == 3)
+    link = run.service.link
+    link.keyring = Vanishing(link.keyring)
+    before = link.meter.messages.total()
+    for _ in range(2):
+        link.send(BAD, Task(1, "train"))
+    assert link.meter.messages.total() == before + 1 and run.service.guard.cut_off == 0

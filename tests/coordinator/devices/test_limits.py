@@ -1,0 +1,131 @@
+"""What is believed of a device, and what is kept of one that was not believed."""
+
+import numpy as np
+import torch
+
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.observe.ledger import Ledger
+from protofleet.coordinator.observe.metrics import Names
+from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.methods.contract.wants import SLICE, Want, problem_with
+from protofleet.protocol.wire.arrays import Body, encode
+from protofleet.protocol.wire.reasons import Reason
+from tests.malice import in_world
+from tests.test_malice import METHOD, POLICY, D, good
+from tests.worlds import simulation
+
+
+class Watched:
+    """A body that notes which of its bytes are read."""
+
+    def __init__(self, arrays):
+        self.body, self.reads = b"".join(encode(arrays)), []
+
+    def read(self, start, stop):
+        self.reads.append(stop - start)
+        return bytearray(self.body[start:stop])
+
+    def payload(self):
+        found = LazyPayload(Body(self.read, len(self.body)))
+        self.reads.clear()
+        return found
+
+
+def test_no_number_is_read_of_an_answer_whose_last_array_has_a_wrong_shape():
+    watched = Watched({"a": np.zeros(1000, np.float32), "b": np.zeros((2, 3), np.int8)})
+    wants = {"a": Want(("n",)), "b": Want((3, 2), "int8")}
+    assert problem_with(wants, watched.payload()).reason is Reason.WRONG_SHAPE
+    assert watched.reads == []
+
+
+def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
+    numbers = np.zeros(2 * SLICE + 5, np.float32)
+    wants = {"features": Want(("n",), low=-1, high=1, most=1 << 30)}
+    watched = Watched({"features": numbers})
+    assert problem_with(wants, watched.payload()) is None
+    assert max(watched.reads) == 4 * SLICE and sum(watched.reads) == numbers.nbytes
+    for bad, reason in (
+        (np.nan, Reason.NOT_FINITE),
+        (2.0, Reason.OUT_OF_BOUNDS),
+        (-2.0, Reason.OUT_OF_BOUNDS),
+    ):
+        numbers[-1] = bad
+        assert problem_with(wants, Watched({"features": numbers}).payload()).reason is reason
+
+
+def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
+    """One device must not outweigh all others. Squares of what is allowed would overflow a float32."""
+    wants = {"weights": Want(("n",), most=1 << 30)}
+    numbers = np.full(2 * SLICE, 3.0, np.float32)
+    norm = float(np.linalg.norm(numbers.astype(np.float64)))
+    for bound, reason in ((norm * 1.001, None), (norm * 0.999, Reason.OUT_OF_BOUNDS), (np.inf, None)):
+        problem = problem_with(wants, Watched({"weights": numbers}).payload(), norm=bound)
+        assert (problem and problem.reason) == reason
+    assert problem_with({"weights": Want((1,))}, {"weights": torch.tensor([1e30])}, norm=1e29).reason
+    assert problem_with({"weights": Want((1,))}, {"weights": torch.tensor([1e30])}, norm=1e31) is None
+
+
+def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
+    run = simulation(tmp_path, METHOD, policy=POLICY, limits=Limits(norm=500.0))
+    liar = in_world(run)
+    boosted = good(prototypes=np.full((3, D), 1e3, np.float32))
+    liar.answers = lambda liar, place: liar.update(place, boosted)
+    run.run()
+    assert run.service.finished
+    assert {verdict for verdict, _ in liar.verdicts()} == {"refused"}
+    assert "a norm of" in liar.verdicts()[0][1] and run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS]
+
+
+def test_counts_are_compared_with_the_examples_only_where_they_count_samples():
+    counts = {"counts": torch.tensor([5, 6])}
+    for of_examples, examples, reason in ((True, 11, None), (True, 10, Reason.BAD_CLAIM), (False, 10, None)):
+        problem = problem_with({"counts": Want((2,), "int64", of_examples=of_examples)}, counts, examples)
+        assert (problem and problem.reason) == reason
+
+
+def test_a_liar_makes_no_series_without_end():
+    names = Names(3)
+    assert [names.label(f"view-{i}") for i in range(5)] == ["view-0", "view-1", "view-2", "other", "other"]
+    assert names.label("view-1") == "view-1"
+
+
+def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
+    told = []
+
+    class Watcher:
+        def answered(self, service, update, now):
+            told.append(update.device)
+
+        def happened(self, *what):
+            pass
+
+        stepped = happened
+
+    def lie(liar, place):
+        if place[1] == "train":
+            liar.update(place, good(labels=np.array([0, 1, 9])), metrics={"accuracy.test.global": 1.0})
+
+    run = simulation(tmp_path, METHOD, policy=POLICY, watchers=[Watcher()])
+    in_world(run, answers=lie)
+    run.run()
+    assert set(told) == {"device-0", "device-1", "device-2"}
+
+
+def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tmp_path):
+    spool = Spool(tmp_path, durable=False)
+    kept, gone = spool.store("a").put_bytes(b"kept"), spool.store("a").put_bytes(b"gone")
+    spool.accept(1, "train", Accepted("a", b"", kept, 5, {}))
+    spool.refuse("a", kept)
+    spool.refuse("a", gone)
+    assert spool.store("a").names() == [kept]
+    assert spool.bytes_of_answers() == 4
+    spool.shut()
+
+
+def test_a_number_that_sqlite_cannot_hold_ends_the_ledger_and_not_the_run(tmp_path, caplog):
+    ledger = Ledger(tmp_path / "ledger.sqlite", 1, "test", "{}")
+    ledger.moment("dropped", {"round": 1 << 63})
+    assert "not written any more" in caplog.text
+    ledger.moment("dropped", {"round": 1})
+    ledger.close()

@@ -1,0 +1,427 @@
+"""What a run leaves behind says what happened: records, summary, ledger, metrics, events."""
+
+import errno
+import gc
+import json
+import math
+import sqlite3
+import tracemalloc
+import urllib.request
+from dataclasses import asdict, replace
+
+import pytest
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.devices.doubts import OUTCOMES
+from protofleet.coordinator.observe.journal import Journal, RoundFile, RoundRecord, read_rounds
+from protofleet.coordinator.observe.ledger import PER_DEVICE, Ledger, records_in
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.observers import model_bytes
+from protofleet.coordinator.observe.summary import best, curve, summarise, totals
+from protofleet.coordinator.round.events import Phase
+from protofleet.coordinator.spool.crossed import read_crossed
+from protofleet.coordinator.spool.index import seal
+from protofleet.protocol.storage.disk import Disk
+from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed
+from tests.fleets import free_port
+from tests.worlds import POLICY, simulation
+
+
+class Moments:
+    def __init__(self):
+        self.seen = []
+
+    def moment(self, what, details):
+        self.seen.append((what, details))
+
+    def round_ended(self, record):
+        self.seen.append(("round", record))
+
+
+def observed(folder, method="fedavg", sinks=(), **more):
+    run = simulation(folder / "world", method, **more)
+    rounds = RoundFile(folder / "rounds.jsonl")
+    journal = Journal(run.service, [rounds, *sinks], model_bytes(run.service))
+    run.service.watchers.append(journal)
+    return run, rounds
+
+
+def settings():
+    return CoordinatorSettings(name="test", rounds=3, classes=3, method={"name": "fedavg"}, size=8)
+
+
+def test_a_line_a_round_and_one_for_the_final_evaluation(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.run()
+    found = read_rounds(tmp_path / "rounds.jsonl")
+    assert [(line["round"], line["kind"]) for line in found] == [
+        (1, "training"), (2, "training"), (3, "training"), (4, "evaluation"),
+    ]  # fmt: skip
+    assert all(line["participants"] == ["device-0", "device-1", "device-2"] for line in found)
+    assert found[0]["accuracy"]["global"]["domain-1"] < found[-1]["accuracy"]["global"]["domain-1"] == 1.0
+    assert found[0]["phases"][0]["answered"] and found[0]["phases"][0]["seconds"] >= 1.0
+
+
+def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.run()
+    meter = run.service.link.meter
+    sums = totals(rounds.records, "payload")
+    for way in ("up", "down"):
+        assert sums[way].get("weights", 0) == meter.payload[way, "weights"]
+    weights = sum(
+        v.nbytes for v in run.agents["device-0"].half.model.state_dict().values() for v in [v.numpy()]
+    )
+    assert rounds.records[0]["payload"]["up"]["weights"] == 3 * weights
+    assert 3 * weights < rounds.records[0]["fedavg"]["up"] < 3 * weights + 3000
+
+
+def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):
+    run, _ = observed(tmp_path)
+    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.boot_coordinator()
+    journal = Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], model_bytes(run.service))
+    run.service.watchers.append(journal)
+    run.run()
+    found = read_rounds(tmp_path / "rounds.jsonl")
+    assert [line["round"] for line in found] == [1, 2, 3, 4]
+    assert [line["resumed"] for line in found] == [False, True, False, False]
+    assert len(found[1]["accuracy"]["global"]) == 3  # answers of the earlier life are in it
+
+
+def resumed_at(tmp_path, moment, method="fedavg"):
+    """The lines of an unbroken run, and those of one whose coordinator died at that moment and came back."""
+    found = []
+    for name in ("whole", "broken"):
+        run, _ = observed(folder := tmp_path / name, method)
+        if name == "broken":
+            run.world.run(lambda: moment(run.service.machine))
+            run.kill("coordinator")
+            run.boot_coordinator()
+            rounds = RoundFile(folder / "rounds.jsonl")
+            run.service.watchers.append(Journal(run.service, [rounds], model_bytes(run.service)))
+        run.run()
+        found.append(read_rounds(folder / "rounds.jsonl"))
+    return found
+
+
+def test_the_bytes_of_a_round_whose_coordinator_died_after_its_answers_are_those_of_an_unbroken_one(tmp_path):
+    whole, broken = resumed_at(
+        tmp_path, lambda m: m.round == 2 and m.phase is Phase.THINKING and not m._missing
+    )
+    for way, kinds in whole[1]["payload"].items():
+        assert broken[1]["payload"][way] == kinds, way
+        assert sum(broken[1]["wire"][way].values()) >= sum(whole[1]["wire"][way].values())
+    assert broken[1]["resumed"] and broken[1]["seconds"] >= whole[1]["seconds"]
+    assert [line["payload"] for line in broken[2:]] == [line["payload"] for line in whole[2:]]
+
+
+def test_no_answer_of_a_round_that_was_resumed_goes_uncounted(tmp_path):
+    whole, broken = resumed_at(tmp_path, lambda m: m.round == 2 and len(m.answered) == 2)
+    assert broken[1]["payload"]["up"]["weights"] >= whole[1]["payload"]["up"]["weights"]
+    assert totals(broken, "payload")["up"]["weights"] >= totals(whole, "payload")["up"]["weights"]
+
+
+def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp_path):
+    run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=1e6))
+    run.world.run(lambda: run.service.machine.asked == "train")
+    run._workers["device-2"].alive = False  # and so the round stays open
+    run.world.run(lambda: len(run.service.machine.answered) == 2)
+    before = sum(run.service.link.meter.wire.values())
+    run.world.run(lambda: run.world.now > 1000)
+    (row,) = run.service.spool.index.db.execute("SELECT counts FROM crossed WHERE round = 1")
+    noted = read_crossed(row[0])
+    now = sum(run.service.link.meter.wire.values())
+    assert before < sum(noted.wire.values()) <= now and noted.seconds > 900
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    path.write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert [line["round"] for line in read_rounds(path)] == [1, 2]
+
+
+def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
+    run, rounds = observed(tmp_path)
+    run.run()
+    path, honest = tmp_path / "rounds.jsonl", rounds.records
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 97):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        assert len(read_rounds(path)) >= 2 and all(record in honest for record in read_rounds(path)), at
+    RoundFile(path)
+    assert "was damaged; the 3 whole lines of it are kept" in caplog.text
+    assert path.read_bytes() in whole and len(read_rounds(path)) == 3
+
+
+def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1, "kind": "training"}\n{"rounc": 2}\n')
+    (table,) = read_rounds(tmp_path / "rounds.jsonl")
+    assert table == asdict(RoundRecord(1, 0, "training"))
+
+
+def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
+    run, rounds = observed(tmp_path)
+    run.run()
+    found = summarise(run.service, settings(), rounds.records, "1.0")
+    assert found["reports"] == "global" and found["security"] == "sealed"
+    assert found["accuracy"]["final"]["mean"] == 1.0
+    assert len(curve(rounds.records, "global", "accuracy")) == 4
+    json.dumps(found)
+    test = [{"a": 0.9}, {"a": 0.5}, {"a": 0.7}]
+    assert best(test, [{"a": 0.1}, {"a": 0.8}, {"a": 0.8}])["point"] == 1
+
+
+def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):
+    run, rounds = observed(tmp_path, hyper={"final_fit": True})
+    run.run()
+    found = summarise(run.service, settings(), rounds.records, "1.0")
+    assert found["reports"] == "personal" and found["accuracy"] == found["views"]["personal"]
+
+
+def test_the_ledger_holds_every_round_and_every_answer(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite", 1, "1.0", "{}")
+    run, rounds = observed(tmp_path, sinks=[ledger])
+    run.run()
+    ledger.close()
+    db = sqlite3.connect(tmp_path / "ledger.sqlite")
+    assert db.execute("SELECT COUNT(*) FROM rounds").fetchone() == (4,)
+    assert db.execute("SELECT COUNT(*) FROM moments WHERE what = 'answered'").fetchone() == (12,)
+    up = db.execute("SELECT SUM(payload) FROM bytes WHERE direction = 'up' AND kind = 'weights'").fetchone()[
+        0
+    ]
+    assert up == run.service.link.meter.payload["up", "weights"]
+
+
+def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path, caplog):
+    ledger = Ledger(tmp_path / "no such folder" / "ledger.sqlite", 1, "1.0", "{}")
+    run, rounds = observed(tmp_path, sinks=[ledger])
+    assert run.run().service.finished and len(rounds.records) == 4
+    assert sum("ledger is not written" in r.message for r in caplog.records) == 1
+
+
+def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(tmp_path, caplog):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, 1, "1.0", "{}")
+    ledger.moment("asked", {"phase": "before"})
+    ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
+    for _ in range(100):
+        ledger.moment("asked", {"phase": "meanwhile" * 100})
+    assert sum("ledger is not written" in r.message for r in caplog.records) == 1
+    ledger._db.execute("PRAGMA max_page_count = 1000000")
+    ledger.moment("asked", {"phase": "after"})
+    ledger.close()
+    db = sqlite3.connect(path)
+    kept = [row[0] for row in db.execute("SELECT details FROM moments WHERE what = 'asked'")]
+    (gap,) = db.execute("SELECT details FROM moments WHERE what = 'gap'").fetchall()
+    assert json.loads(gap[0])["rows"] == 102 - len(kept) and "after" in kept[-1] and "before" in kept[0]
+
+
+def rows_of(path, what):
+    found = sqlite3.connect(path).execute("SELECT details FROM moments WHERE what = ?", (what,))
+    return [json.loads(details) for (details,) in found]
+
+
+def test_comings_and_goings_are_written_with_what_happens_next(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, 1, "1.0", "{}")
+    ledger.moment("joined", {"device": "a"})
+    ledger.moment("left", {"device": "a"})
+    assert rows_of(path, "joined") == []
+    ledger.moment("asked", {"phase": "train"})
+    assert rows_of(path, "joined") == rows_of(path, "left") == [{"device": "a"}]
+    ledger.moment("joined", {"device": "b"})
+    ledger.close()
+    assert rows_of(path, "joined")[-1] == {"device": "b"}
+
+
+def test_one_device_makes_so_many_rows_between_two_rounds_and_the_rest_is_counted(tmp_path):
+    path = tmp_path / "ledger.sqlite"
+    ledger = Ledger(path, 1, "1.0", "{}")
+    for number in (1, 2):
+        for _ in range(PER_DEVICE + 10 * number):
+            ledger.moment("dropped", {"device": "a", "verdict": "refused"})
+        ledger.moment("dropped", {"device": "b", "verdict": "refused"})
+        ledger.round_ended(RoundRecord(number, 0, "training"))
+    ledger.close()
+    told = [row["device"] for row in rows_of(path, "dropped")]
+    assert (told.count("a"), told.count("b")) == (2 * PER_DEVICE, 2)
+    assert rows_of(path, "left_out") == [{"a": 10}, {"a": 20}]
+
+
+def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without_them(tmp_path):
+    """As they were written where a device had measured infinity."""
+    path, table = (
+        tmp_path / "rounds.jsonl",
+        {"round": 1, "kind": "training", "loss": {"global": {"a": 1e999, "b": 2.0}}},
+    )
+    path.write_text(json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()}) + "\n")
+    assert "Infinity" in path.read_text()
+    assert read_rounds(path) == [{**table, "loss": {"global": {"b": 2.0}}}]
+
+
+def test_a_lost_line_comes_back_from_a_ledger_with_numbers_that_are_none_without_them(tmp_path):
+    """As earlier versions wrote it; a line with them cannot be written any more."""
+    path, table = tmp_path / "ledger.sqlite", {"round": 1, "kind": "training", "loss": {"a": {"b": 1e999}}}
+    Ledger(path, 1, "1.0", "{}").close()
+    text = json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()})
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO rounds (round, record) VALUES (1, ?)", (text,))
+    rounds = RoundFile(tmp_path / "rounds.jsonl", until=2, known=records_in(path))
+    assert rounds.records == [{**table, "loss": {"a": {}}}]
+
+
+def test_no_number_that_is_none_can_be_written(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RoundFile(tmp_path / "rounds.jsonl").round_ended(
+            RoundRecord(1, 0, "training", figures={"a": math.nan})
+        )
+
+
+def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_both(tmp_path):
+    """Before the second is saved, the first is written down; and replayed, it is not written again."""
+    path, lines = tmp_path / "ledger.sqlite", tmp_path / "rounds.jsonl"
+    run, _ = observed(tmp_path, sinks=[Ledger(path, 1, "1.0", "{}")])
+    save = run.service.spool.save
+    run.service.spool.save = lambda number, *more: die() if number == 2 else save(number, *more)
+
+    def die():
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run.run()
+    assert [line["round"] for line in read_rounds(lines)] == [1]
+    run.watchers.clear()
+    run.boot_coordinator()
+    ledger = Ledger(path, 2, "1.0", "{}")
+    run.service.watchers.append(Journal(run.service, [RoundFile(lines), ledger], 0))
+    run.run()
+    assert [line["round"] for line in read_rounds(lines)] == [1, 2, 3, 4]
+    db = sqlite3.connect(path)
+    assert [n for (n,) in db.execute("SELECT round FROM rounds ORDER BY rowid")] == [1, 2, 3, 4]
+    assert {n for (n,) in db.execute("SELECT round FROM bytes")} == {1, 2, 3, 4}
+
+
+def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_same(tmp_path):
+    moments = Moments()
+    run, _ = observed(tmp_path, "fedpall", sinks=[moments])
+    machine = run.service.machine
+    run.world.run(
+        lambda: machine.round == 2 and "train" in machine._closed and machine.phase is Phase.COLLECTING
+    )
+    run.boot_coordinator()
+    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    run.service.watchers.append(Journal(run.service, [rounds, moments], 0))
+    run.run()
+    counted = [details for what, details in moments.seen if what == "counted"]
+    first, again = (d["answers"] for d in counted if (d["round"], d["phase"]) == (2, "train"))
+    assert first == again and set(first) == {"device-0", "device-1", "device-2"}
+    names = {a.object for agent in run.agents.values() for a in agent.memory.book.answers}
+    assert set(counted[-1]["answers"].values()) <= names
+    assert rounds.records[1]["resumed"] and rounds.records[1]["participants"] == sorted(first)
+
+
+def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_path):
+    run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
+    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.boot_coordinator()
+    run.service.watchers.append(Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], 0))
+    run.kill("device-1")
+    run.world.run(lambda: run.service.machine.attempt == 1)
+    run.boot_device("device-1")
+    run.run()
+    second = read_rounds(tmp_path / "rounds.jsonl")[1]
+    assert (second["round"], second["attempt"], second["resumed"]) == (2, 1, True)
+
+
+def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
+    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    kept = []
+    tracemalloc.start()
+    try:
+        for number in range(1, 301):
+            rounds.round_ended(RoundRecord(number, 0, "training", wire={"up": {"weights": 10_000 + number}}))
+            if number in (100, 300):
+                gc.collect()
+                kept.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert kept[1] - kept[0] < 20_000, "200 records of more than 1,000 bytes"
+    assert [line["round"] for line in rounds.records] == list(range(1, 301))
+    again = RoundFile(tmp_path / "rounds.jsonl")
+    again.round_ended(RoundRecord(300, 0, "training"))
+    assert len(again.records) == 300
+
+
+def test_late_and_refused_answers_are_in_the_record(tmp_path):
+    moments = Moments()
+    policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=10.0)
+    run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
+    run.world.run(lambda: len(run.service.machine.roster) == 3)
+    run._workers["device-1"].seconds = 14.5
+    run.run()
+    late = [(details["device"], details["round"]) for what, details in moments.seen if what == "dropped"]
+    assert late == [("device-1", 1), ("device-1", 2)]
+    assert rounds.records[1]["participants"] == ["device-0", "device-2"]
+
+
+def sample(text, name, **labels):
+    for line in text.splitlines():
+        named = line.startswith((name + "{", name + " "))
+        if named and all(f'{k}="{v}"' in line for k, v in labels.items()):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no {name} {labels}")
+
+
+def scraped(folder):
+    """A run, and what its coordinator showed at the end."""
+    run, _ = observed(folder)
+    metrics = Metrics(run.service)
+    run.service.watchers[-1]._sinks.append(metrics)
+    run.run()
+    port = free_port()
+    with metrics.exposed(Endpoint("127.0.0.1", port)):
+        return run, urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+
+
+def test_metrics_say_what_the_meter_says(tmp_path):
+    run, text = scraped(tmp_path)
+    meter = run.service.link.meter
+    found = sample(text, "protofleet_message_bytes_total", direction="up", kind="weights", method="fedavg")
+    assert found == meter.payload["up", "weights"]
+    assert sample(text, "protofleet_round") == 4 and sample(text, "protofleet_participation_ratio") == 1
+    assert sample(text, "protofleet_accuracy_ratio", domain="domain-0", split="test", view="global") == 1
+
+
+def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tmp_path):
+    run, text = scraped(tmp_path)
+    for device in run.agents:
+        for outcome in OUTCOMES:
+            assert sample(text, "protofleet_device_wills_total", device=device, outcome=outcome) == 0
+
+
+def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
+    run, _ = observed(tmp_path)
+    port = free_port()
+    with Metrics(run.service).exposed(Endpoint("127.0.0.1", port)):
+        taken = exposed(Metrics(run.service).registry, Endpoint("127.0.0.1", port))
+        with pytest.raises(MetricsError, match=f"metrics_port {port} cannot be used.*take another"):
+            taken.__enter__()
+
+
+def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog):
+    class Full(Disk):
+        full = True
+
+        def sync(self, path):
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk, path = Full(durable=False), tmp_path / "rounds.jsonl"
+    file = RoundFile(path, disk)
+    file.round_ended(RoundRecord(1, 0, "training"))
+    assert path.read_bytes() == b"" and "it is tried again" in caplog.text
+    disk.full = False
+    file.moment("joined", {})
+    file.round_ended(RoundRecord(2, 0, "training"))
+    assert [line["round"] for line in read_rounds(path)] == [1, 2]

@@ -1,0 +1,612 @@
+"""Whatever happens, in whatever order, the round keeps its promises."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from protofleet.coordinator.round.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Answered,
+    Blame,
+    Blamed,
+    Close,
+    Dismiss,
+    Diverge,
+    Drop,
+    Finish,
+    Joined,
+    Left,
+    Phase,
+    Policy,
+    PutAside,
+    Recovered,
+    Repeat,
+    Rollback,
+    Save,
+    Send,
+    Woke,
+)
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.protocol.wire.reasons import Problem, Reason
+
+DEVICES = [f"d{i}" for i in range(5)]
+PHASES = ("train", "mix")
+POLICY = Policy(
+    rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, straggler_factor=0.0
+)  # fmt: skip
+WRONG = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
+
+
+class AnyWeather(RuleBasedStateMachine):
+    """Devices that come, go, answer late, twice and wrongly; a coordinator that dies at any moment.
+
+    The test keeps a disk of its own, filled only by the commands, as the service would.
+    """
+
+    machine_class = RoundMachine
+    policy = POLICY
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.said = 0.0, []
+        self.reborn = 0  # so much was said by earlier processes
+        self.machine = self.machine_class(self.policy)
+        self.thinking = None  # the Advance that the worker has in hand
+        self.disk = {"save": None, "closed": {}, "accepted": {}}
+        self.story = []  # (round, attempt, phase, devices) that reached the server half
+
+    def happen(self, event):
+        self.perform(self.machine.handle(event, self.now))
+
+    def perform(self, commands):
+        self.said += commands
+        for command in commands:
+            match command:
+                case Save():
+                    self.disk["save"] = command
+                    rounds = {k: v for k, v in self.disk["accepted"].items() if k[0] >= command.round}
+                    self.disk["accepted"] = rounds
+                    self.disk["closed"] = {
+                        k: v for k, v in self.disk["closed"].items() if k[0] >= command.round
+                    }
+                case Rollback():
+                    self.disk["closed"] = {}
+                case Close(round, phase, devices):
+                    self.disk["closed"][round, phase] = devices
+                case Accept(device, round, phase):
+                    self.disk["accepted"].setdefault((round, phase), {})[device] = self.machine.base
+                case Advance(round, phase, devices):
+                    self.thinking = command
+                    self.story.append((round, self.machine.attempt, phase, devices))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def join(self, device):
+        self.happen(Joined(device))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def leave(self, device):
+        self.happen(Left(device))
+
+    @rule(
+        device=st.sampled_from(DEVICES),
+        back=st.integers(0, 1),
+        phase=st.sampled_from(PHASES),
+        stale=st.booleans(),
+        problem=st.sampled_from([None, None, None, WRONG]),
+    )
+    def answer(self, device, back, phase, stale, problem):
+        base = b"?" if stale else self.base(phase)
+        self.happen(Answered(device, self.machine.round - back, phase, base, problem))
+
+    @precondition(lambda self: self.machine.phase is Phase.COLLECTING)
+    @rule()
+    def everybody_answers(self):
+        for device in self.machine.cohort:
+            if self.machine.phase is Phase.COLLECTING:
+                self.happen(Answered(device, self.machine.round, self.machine.asked, self.machine.base))
+
+    @precondition(lambda self: self.thinking is not None)
+    @rule()
+    def server_half_is_done(self):
+        done, self.thinking = self.thinking, None
+        last = done.round > self.policy.rounds or done.phase == PHASES[-1]
+        if done.phase is not None and last:
+            self.happen(Advanced(None))
+        else:
+            phase = (
+                "evaluate"
+                if done.round > self.policy.rounds
+                else PHASES[0]
+                if done.phase is None
+                else PHASES[1]
+            )
+            self.happen(Advanced(phase, self.base(phase)))
+
+    @rule(seconds=st.floats(0, 15))
+    def wait(self, seconds):
+        self.now += seconds
+        if self.machine.wake_at is not None and self.now >= self.machine.wake_at:
+            self.happen(Woke())
+
+    @rule()
+    def crash(self):
+        """Only the disk is left; devices that are there say hello again."""
+        self.reborn = len(self.said)
+        present, self.machine, self.thinking = (
+            sorted(self.machine.roster),
+            self.machine_class(self.policy),
+            None,
+        )
+        if saved := self.disk["save"]:
+            closed = {phase: d for (r, phase), d in self.disk["closed"].items() if r == saved.round}
+            accepted = {phase: d for (r, phase), d in self.disk["accepted"].items() if r == saved.round}
+            past = Recovered(saved.round, saved.attempt, saved.cohort, closed, accepted)
+            self.perform(self.machine.resume(past))
+        for device in present:
+            self.happen(Joined(device))
+
+    def base(self, phase):
+        """A broadcast depends on all that the server half has seen since the save."""
+        m = self.machine
+        seen = (m.round, phase, self.disk["closed"].get((m.round, PHASES[0])) if phase == "mix" else None)
+        return repr(seen).encode()
+
+    @invariant()
+    def saves_before_it_sends(self):
+        saved = 0
+        for command in self.said:
+            saved = max(saved, command.round) if isinstance(command, Save) else saved
+            assert not isinstance(command, Send) or command.round <= saved
+
+    @invariant()
+    def a_phase_is_durable_before_the_server_half_sees_it(self):
+        for before, command in zip([None, *self.said], self.said):
+            if isinstance(command, Advance) and command.phase is not None and isinstance(before, Close):
+                assert before.devices == command.devices
+
+    @invariant()
+    def the_server_half_hears_sorted_devices_and_never_below_quorum(self):
+        for number, _, phase, devices in self.story:
+            assert list(devices) == sorted(set(devices))
+            assert phase is None or number > self.policy.rounds or len(devices) >= self.policy.quorum
+
+    @invariant()
+    def a_phase_of_one_attempt_always_ends_with_the_same_devices(self):
+        ended = {}
+        for number, attempt, phase, devices in self.story:
+            if phase is not None:
+                assert ended.setdefault((number, attempt, phase), devices) == devices
+
+    @invariant()
+    def who_has_answered_is_not_asked_again(self):
+        """Neither after an answer that was accepted nor after a refused one, as long as the question is open."""
+        said = set()
+        for command in self.said[self.reborn :]:
+            match command:
+                case Save() | Close() | Rollback():
+                    said = set()
+                case Accept(device) | Drop(device, verdict="refused") if device in self.machine.cohort:
+                    said |= {device} if command.round == self.machine.round else set()
+                case Send(device):
+                    assert device not in said
+
+    @invariant()
+    def an_answer_is_accepted_once(self):
+        accepted = Counter(
+            (c.device, c.round, c.phase, a)
+            for c, a in zip(self.said, self.attempts())
+            if isinstance(c, Accept)
+        )
+        assert not accepted or max(accepted.values()) == 1
+
+    def attempts(self):
+        attempt = 0
+        for command in self.said:
+            attempt = attempt + 1 if isinstance(command, Rollback) else attempt
+            yield attempt
+
+    @invariant()
+    def rounds_only_go_up(self):
+        rounds = [c.round for c in self.said if isinstance(c, Save)]
+        assert rounds == sorted(rounds)
+
+    @invariant()
+    def only_who_is_there_is_invited(self):
+        assert set(self.machine.cohort) <= set(DEVICES) and len(self.machine.cohort) <= max(3, len(DEVICES))
+        if not self.machine.evaluating:
+            assert len(self.machine.cohort) <= self.policy.cohort + self.policy.spares
+
+    @invariant()
+    def says_nothing_new_after_the_end(self):
+        if self.machine.phase is Phase.FINISHED:
+            words = [c for c in self.said if not isinstance(c, Drop | Repeat | Dismiss)]
+            assert isinstance(words[-1], Finish)
+
+    @invariant()
+    def knows_when_to_wake_whenever_it_waits(self):
+        m = self.machine
+        if m.phase is Phase.COLLECTING:
+            assert m.wake_at is not None and m.wake_at <= self.now + self.policy.patience_seconds
+        if m.phase is Phase.GATHERING and len(m.roster) >= self.policy.quorum:
+            assert m.wake_at is not None
+        if m.phase in (Phase.THINKING, Phase.FINISHED):
+            assert m.wake_at is None
+
+    @invariant()
+    def never_stands_still_when_everybody_has_answered(self):
+        m = self.machine
+        assert m.phase is not Phase.COLLECTING or set(m.cohort) - m.answered - m.verdicts.refused.keys()
+
+    def teardown(self):
+        """With faults over and a quorum present, the run ends: liveness."""
+        for device in DEVICES:
+            self.happen(Joined(device))
+        for _ in range(200):
+            if self.machine.phase is Phase.FINISHED:
+                self.join(DEVICES[0])
+                assert self.machine.phase is Phase.FINISHED and isinstance(self.said[-1], Dismiss)
+                return
+            if self.thinking is not None:
+                self.server_half_is_done()
+            elif self.machine.phase is Phase.COLLECTING:
+                self.everybody_answers()
+            else:
+                self.wait(1.0)
+        raise AssertionError(f"still {self.machine.phase} in round {self.machine.round}")
+
+
+AnyWeather.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestAnyWeather = AnyWeather.TestCase
+
+
+def machine(**rules):
+    return RoundMachine(
+        Policy(**{"rounds": 2, "quorum": 2, "settle_seconds": 0.0, "straggler_factor": 0.0, **rules})
+    )
+
+
+def started(m, devices="abc", phase="train"):
+    for device in devices:
+        m.handle(Joined(device), 0.0)
+    m.handle(Woke(), 0.0)
+    return m.handle(Advanced(phase, b"base"), 0.0)
+
+
+def answer(m, device, now=1.0, **changed):
+    event = {"device": device, "round": 1, "phase": "train", "base": b"base", **changed}
+    return m.handle(Answered(**event), now)
+
+
+def test_a_round_waits_for_all_of_the_cohort():
+    m = machine(quorum=3)
+    assert [c.device for c in started(m)] == ["a", "b", "c"]
+    assert answer(m, "c") == [Accept("c", 1, "train")]
+    assert answer(m, "a") == [Accept("a", 1, "train")]
+    assert answer(m, "b")[1:] == [Close(1, "train", ("a", "b", "c")), Advance(1, "train", ("a", "b", "c"))]
+
+
+def test_the_deadline_closes_a_round_that_has_its_quorum():
+    m = machine(cohort=3, quorum=2, patience_seconds=5.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a"), answer(m, "b")
+    assert m.wake_at == 5.0 and m.handle(Woke(), 4.9) == []
+    assert m.handle(Woke(), 5.0)[0] == Close(1, "train", ("a", "b"))
+    (late,) = answer(m, "c", now=6.0)
+    assert isinstance(late, Drop) and late.verdict == "late"
+
+
+def test_too_few_answers_by_the_deadline_start_the_round_again_with_what_is_in():
+    m = machine(cohort=2, quorum=2, patience_seconds=5.0)
+    for device in "ab":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a")
+    commands = m.handle(Woke(), 5.0)
+    assert commands[0] == Rollback() and commands[1] == Save(1, 1, ("a", "b"))
+    sends = m.handle(Advanced("train", b"base"), 6.0)
+    assert [c.device for c in sends] == ["b"]  # the answer of a is good for the same question
+
+
+def test_a_round_that_begins_again_asks_everybody_its_first_phase_again():
+    """Also whoever did not answer it the first time: of the attempt that failed no phase has ended."""
+    m = machine(cohort=3, quorum=2, patience_seconds=5.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a"), answer(m, "b")
+    assert m.handle(Woke(), 5.0)[0] == Close(1, "train", ("a", "b"))
+    m.handle(Advanced("mix", b"mixed"), 6.0)
+    assert m.handle(Woke(), 11.0)[:2] == [Rollback(), Save(1, 1, ("a", "b", "c"))]
+    assert [c.device for c in m.handle(Advanced("train", b"base"), 12.0)] == ["c"]
+
+
+def test_a_device_that_left_is_waited_for_only_so_long():
+    m = machine(cohort=3, quorum=2, patience_seconds=100.0, grace_seconds=3.0, settle_seconds=1.0)
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    answer(m, "a"), answer(m, "b")
+    m.handle(Left("c"), 2.0)
+    assert m.wake_at == 5.0
+    assert m.handle(Joined("c"), 3.0) == [Send("c", 1, "train", 97.0)]  # back in time: asked again
+    assert m.wake_at == 100.0
+
+
+def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
+    m = machine(quorum=3)
+    started(m)
+    answer(m, "a")
+    assert answer(m, "a") == [Repeat("a", 1, "train")]
+    (drop,) = answer(m, "b", problem=WRONG)
+    assert drop == Drop("b", 1, "train", "refused", WRONG)
+    (drop,) = answer(m, "z")
+    assert drop.problem.words == "not in this round's cohort"
+    (drop,) = answer(m, "c", base=b"other")
+    assert drop.verdict == "late"
+
+
+def test_the_cohort_is_a_seeded_draw():
+    def draw(seed):
+        m = RoundMachine(Policy(rounds=1, quorum=2, cohort=4, settle_seconds=1.0), seed)
+        for i in range(20):
+            m.roster.add(f"d{i:02}")
+        m.handle(Woke(), 0.0), m.handle(Woke(), 1.0)
+        return m.cohort
+
+    assert draw(1) == draw(1) != draw(2) and len(draw(1)) == 4 and list(draw(1)) == sorted(draw(1))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 2, 0, 1, 3)])
+def test_a_first_round_that_waits_for_all_draws_the_same_cohort_whoever_is_quick(order):
+    m = machine(cohort=2, quorum=2, gather=5)
+    for at, number in enumerate(order):
+        assert m.phase is Phase.GATHERING
+        m.handle(Joined(f"d{number}"), float(at))
+    assert m.phase is Phase.THINKING and m.cohort == ("d2", "d4")
+
+
+def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_first_round_alone():
+    m = machine(cohort=2, quorum=2, gather=5, patience_seconds=50.0)
+    for number in range(3):
+        m.handle(Joined(f"d{number}"), 0.0)
+    assert m.phase is Phase.GATHERING and m.wake_at == 50.0
+    m.handle(Woke(), 49.0)
+    assert m.phase is Phase.GATHERING
+    m.handle(Woke(), 50.0)
+    assert m.phase is Phase.THINKING
+    later = machine(cohort=2, quorum=2, gather=5)
+    later.round = 2
+    for name in "ab":
+        later.handle(Joined(name), 0.0)
+    assert later.phase is Phase.THINKING
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"rounds": 0},
+        {"quorum": 0},
+        {"cohort": 1, "quorum": 2},
+        {"patience_seconds": 0.0},
+        {"grace_seconds": -1.0},
+        {"gather": -1},
+    ],
+)
+def test_impossible_rules_are_refused_with_their_value(rules):
+    with pytest.raises(ValueError, match="is -?[01]"):
+        Policy(**{"rounds": 1, **rules})
+
+
+def dropped_or_repeated(commands):
+    return [c for c in commands if isinstance(c, Drop | Repeat)]
+
+
+def test_a_refused_device_has_answered_and_holds_nobody_up():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    assert answer(m, "b", problem=WRONG) == [Drop("b", 1, "train", "refused", WRONG)]
+    answer(m, "a")
+    assert Close(1, "train", ("a", "c")) in answer(m, "c")
+
+
+def test_a_refused_device_is_not_asked_the_same_again_and_hears_the_same_verdict():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    answer(m, "b", problem=WRONG)
+    assert m.handle(Joined("b"), 2.0) == []
+    assert answer(m, "b", problem=WRONG) == [Repeat("b", 1, "train", WRONG)]
+    assert answer(m, "b") == [Repeat("b", 1, "train", WRONG)], "one question, one answer"
+
+
+def test_a_device_whose_answer_was_refused_is_asked_the_next_question():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    answer(m, "b", problem=WRONG), answer(m, "a"), answer(m, "c")
+    m.handle(Advanced(None), 2.0)
+    assert [c.device for c in m.handle(Advanced("train", b"next"), 2.0)] == ["a", "b", "c"]
+
+
+def test_a_round_that_refusals_leave_without_a_quorum_begins_again_with_others_first():
+    m = machine(quorum=2, cohort=2, gather=4, patience_seconds=50.0)
+    for device in "abcd":
+        m.handle(Joined(device), 0.0)
+    m.handle(Advanced("train", b"base"), 0.0)
+    first = m.cohort
+    for device in first:
+        last = answer(m, device, problem=WRONG)
+    assert Rollback() in last and not set(m.cohort) & set(first)
+    assert [c.device for c in m.handle(Advanced("train", b"base"), 2.0)] == sorted(set("abcd") - set(first))
+
+
+def test_where_everybody_is_refused_for_ever_rounds_begin_again_no_faster_than_patience():
+    m = machine(quorum=2, gather=3, patience_seconds=50.0)
+    now, attempts = 0.0, 0
+    started(m)
+    while now < 500.0:
+        for device in sorted(set(m.cohort) - m.verdicts.refused.keys()):
+            commands = answer(m, device, now=now, problem=WRONG)
+        assert m.phase is Phase.GATHERING and isinstance(commands[-1], Rollback)
+        assert "policy.quorum is 2; refused: a (means is (9, 64)" in commands[-1].why
+        now = m.wake_at
+        m.handle(Woke(), now), m.handle(Advanced("train", b"base"), now)
+        attempts += 1
+    assert attempts == 10
+
+
+def test_a_refused_and_a_silent_device_together_cost_no_more_than_the_others_pace():
+    m = machine(quorum=4, gather=5, patience_seconds=600.0, straggler_factor=2.5)
+    started(m, "abcde")
+    answer(m, "a", now=2.0), answer(m, "b", now=3.0), answer(m, "e", now=3.0, problem=WRONG)
+    assert m.wake_at == 600.0, "c and d may still make a quorum"
+    answer(m, "c", now=4.0)
+    assert m.wake_at == 600.0
+    answer(m, "d", now=4.0, problem=WRONG)
+    assert m.phase is Phase.GATHERING
+
+
+@pytest.mark.parametrize("rounds_later", [1, 2, 30])
+def test_an_accepted_answer_is_accepted_whenever_it_is_said_again(rounds_later):
+    m = machine(quorum=2, gather=3, rounds=50)
+    started(m)
+    answer(m, "a"), answer(m, "b"), answer(m, "c")
+    for number in range(2, 2 + rounds_later):
+        m.handle(Advanced(None), 2.0), m.handle(Advanced("train", b"%d" % number), 2.0)
+        for device in "ab":
+            answer(m, device, round=number, base=b"%d" % number)
+        m.handle(Left("c"), 2.0), m.handle(Woke(), 100.0)
+    assert answer(m, "c") == [Repeat("c", 1, "train")]
+    assert answer(m, "a", round=number - 1, base=b"?")[0].verdict == "late"
+    (late,) = answer(m, "c", base=b"other")
+    assert late.verdict == "late"
+
+
+def test_an_accepted_answer_is_still_accepted_after_a_crash_in_a_later_round():
+    m = machine(quorum=2)
+    m.resume(Recovered(2, 0, ("a", "b"), earlier={"c": (1, {"train": b"base"})}))
+    assert answer(m, "c") == [Repeat("c", 1, "train")]
+    m.handle(Advanced("train", b"two"), 2.0)
+    assert answer(m, "c") == [Repeat("c", 1, "train")]
+
+
+NAN = Problem(Reason.NOT_FINITE, "weights is not finite")
+
+
+def in_round_two(**rules):
+    """After a first round of all; what the disk would know of it comes with it."""
+    m = machine(**{"quorum": 3, "gather": 4, "rounds": 5, **rules})
+    started(m, "abcd")
+    for device in "abcd":
+        answer(m, device)
+    m.handle(Advanced(None), 2.0), m.handle(Advanced("train", b"two"), 2.0)
+    accepted = {"train": dict.fromkeys("abcd", b"base")}
+    return m, Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}, accepted)
+
+
+def all_nan(m, devices):
+    for device in devices:
+        commands = answer(m, device, round=m.round, base=m.base, problem=NAN)
+    return commands
+
+
+def test_where_most_answers_are_broken_the_round_before_is_blamed():
+    m, _ = in_round_two()
+    answer(m, "d", round=2, base=b"two")
+    assert not any(isinstance(c, Blame) for c in all_nan(m, "ab"))
+    (blame,) = [c for c in all_nan(m, "c") if isinstance(c, Blame)]
+    assert (
+        blame.round == 1 and "3 of 4 answers to round 2 train are broken (weights is not finite)" in blame.why
+    )
+    assert m.phase is Phase.THINKING
+
+
+def test_the_round_is_repeated_without_who_is_blamed_and_from_what_is_on_the_disk():
+    m, past = in_round_two()
+    all_nan(m, "abc")
+    commands = m.handle(Blamed(past, "train", ("d",), "too large"), 3.0)
+    assert commands == [PutAside(1, "train", ("a", "b", "c"), ("d",), "too large"), Advance(1, None, ())]
+    assert m.handle(Advanced("train", b"base"), 3.0) == [Advance(1, "train", ("a", "b", "c"))], (
+        "nobody is asked"
+    )
+    assert m.handle(Advanced(None), 3.0)[0] == Save(2, 0, ("a", "b", "c", "d"))
+
+
+def test_a_round_that_comes_to_nothing_twice_is_the_end_and_everybody_hears_it():
+    m, past = in_round_two()
+    all_nan(m, "abc")
+    m.handle(Blamed(past, "train", ("d",), "too large"), 3.0)
+    m.handle(Advanced("train", b"base"), 3.0)
+    m.handle(Advanced(None), 3.0), m.handle(Advanced("train", b"three"), 3.0)
+    commands = all_nan(m, "abc")
+    (end,) = [c for c in commands if isinstance(c, Diverge)]
+    assert "round 1 was repeated without d" in end.words
+    assert commands[-4:] == [Dismiss(d) for d in "abcd"] and m.phase is Phase.FINISHED
+
+
+def test_nobody_to_blame_is_the_end_as_well():
+    m, past = in_round_two()
+    all_nan(m, "abc")
+    assert isinstance(m.handle(Blamed(past, "train", words="none stands out"), 3.0)[0], Diverge)
+
+
+def test_a_first_phase_that_comes_to_nothing_is_the_end():
+    m = machine(quorum=2, gather=3)
+    started(m)
+    (end,) = [c for c in all_nan(m, "ab") if isinstance(c, Diverge)]
+    assert "no round was before it" in end.words
+
+
+def test_a_later_phase_that_comes_to_nothing_blames_its_own_round():
+    m, _ = in_round_two()
+    for device in "abcd":
+        answer(m, device, round=2, base=b"two")
+    m.handle(Advanced("mix", b"mixed"), 3.0)
+    for device in "abc":
+        commands = answer(m, device, round=2, phase="mix", base=b"mixed", problem=NAN)
+    assert next(c for c in commands if isinstance(c, Blame)).round == 2
+
+
+def test_a_state_that_nobody_can_go_on_from_blames_its_round():
+    m, _ = in_round_two()
+    for device in "abcd":
+        answer(m, device, round=2, base=b"two")
+    assert m.handle(Advanced(None, fault="w is not finite"), 3.0) == [
+        Blame(2, "w is not finite", server_half=True)
+    ]
+
+
+def test_after_a_restart_a_repeated_round_is_still_known_and_so_is_the_end():
+    m = machine(quorum=2)
+    m.resume(Recovered(2, 0, ("a", "b", "c"), aside={1: ("d",)}))
+    m.handle(Advanced("train", b"two"), 0.0)
+    assert any(isinstance(c, Diverge) for c in all_nan(m, "ab"))
+    m = machine(quorum=2)
+    assert m.resume(Recovered(2, 0, ("a", "b"), diverged="for good")) == [Diverge(2, "for good")]
+
+
+def test_a_last_evaluation_that_ended_without_anybody_is_not_asked_for_again_after_a_restart():
+    m = machine(rounds=2)
+    m.resume(Recovered(3, 0, ("a", "b"), {"evaluate": ()}))
+    assert m.handle(Advanced("evaluate", b"last"), 0.0) == [Advance(3, "evaluate", ())]
+
+
+def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
+    m = machine(quorum=3, gather=3, patience_seconds=10.0)
+    started(m, "abc")
+    past = Recovered(1, 0, tuple("abc"), {"train": tuple("abc")}, {"train": dict.fromkeys("abc", b"base")})
+    for device in "abc":
+        answer(m, device)
+    m.handle(Advanced("mix", b"mixed"), 2.0)
+    for device in "ab":
+        answer(m, device, phase="mix", base=b"mixed", problem=NAN)
+    m.handle(Blamed(past, "train", ("c",), "too large"), 3.0)
+    m.handle(Advanced("train", b"base"), 3.0)
+    assert [c.device for c in m.handle(Advanced("mix", b"other"), 3.0)] == ["a", "b"]
+    answer(m, "a", phase="mix", base=b"other")
+    assert Close(1, "mix", ("a", "b")) in answer(m, "b", phase="mix", base=b"other")

@@ -1,0 +1,154 @@
+"""The tests of the machine are themselves tested: each fault planted here must be found by them."""
+
+import inspect
+import sys
+import types
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import protofleet.coordinator.round.gathering
+import protofleet.coordinator.round.machine
+import protofleet.coordinator.round.stragglers
+import protofleet.coordinator.round.verdicts
+from tests.coordinator import test_bad_weather
+from tests.coordinator.round import test_machine
+from tests.coordinator.round.test_machine import AnyWeather
+
+PARTS = (
+    protofleet.coordinator.round.machine,
+    protofleet.coordinator.round.gathering,
+    protofleet.coordinator.round.stragglers,
+    protofleet.coordinator.round.verdicts,
+)
+QUICK = settings(
+    max_examples=400,
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+FAULTS = {
+    "sends before it saves": (
+        "        yield Save(self.round, self.attempt, self.cohort)\n        yield Advance(self.round, None, ())",
+        "        yield Advance(self.round, None, ())",
+    ),
+    "forgets to make a phase durable": ("        yield Close(self.round, self.asked, self.cohort)\n", ""),
+    "hands on devices in the order of a set": (
+        "tuple(sorted(self._answered))  #",
+        "tuple(sorted(self._answered, reverse=True))  #",
+    ),
+    "goes on below the quorum": (
+        "if len(self._answered) < self._quorum:\n            yield from self._again",
+        "if not self._answered:\n            yield from self._again",
+    ),
+    "takes the same answer twice": (
+        "        if self._was_accepted(event):\n            yield Repeat(*place)\n        elif",
+        "        if",
+    ),
+    "asks a refused device the same again": (
+        "set(self.cohort) - self._answered - self.verdicts.refused.keys()",
+        "set(self.cohort) - self._answered",
+    ),
+    "forgets who was refused": ("        self.refused[device] = problem\n", ""),
+    "takes answers from outside the cohort": ("elif device not in self.cohort:", "elif False:"),
+    "ignores the deadline": ("over = self.wake_at is not None and now >= self.wake_at", "over = False"),
+    "never starts again after a failed attempt": (
+        "        yield Rollback(why, missing)\n        yield from self._maybe_start(now)",
+        "        yield Rollback(why, missing)",
+    ),
+    "forgets a closed phase after a crash": ("        self._closed = dict(past.closed)\n", ""),
+    "forgets accepted answers after a crash": (
+        "        self.verdicts.begin_round(past.accepted)\n",
+        "",
+    ),
+    "draws another cohort after a crash": (
+        "past.round, past.attempt, past.cohort\n",
+        "past.round, past.attempt, tuple(sorted(self.roster))\n",
+    ),
+    "keeps the old round's answers": (
+        "        self.begin_round({})\n",
+        "",
+    ),
+    "invites more than the cohort": ("max(0, min(most, len(devices)))", "len(devices)"),
+    "stops one round early": (
+        "if self.round > self._last_round:\n            yield Save",
+        "if True:\n            yield Save",
+    ),
+    "talks after the end": (
+        "yield Dismiss(device)\n        elif",
+        "yield from self._start(now)\n        elif",
+    ),
+    "does not count a joined device": ("        self.roster.add(device)\n", ""),
+    "waits for ever for a device that came back": (
+        "            self._absent.pop(device, None)\n",
+        "            pass\n",
+    ),
+    "lets a quick half end an ask": ("cohort // 2 + 1", "(cohort + 1) // 2"),
+    "forgets how long an earlier process has waited": ("now - (earlier or 0.0)", "now"),
+    "times an answer from when the same was asked again": (
+        "self._began.setdefault((question, device), now - (earlier or 0.0))",
+        "self._began[question, device] = now - (earlier or 0.0)",
+    ),
+    "holds the end for who is silent": (
+        "        quorum = 0 if self._hopeless else self._quorum\n",
+        "        quorum = 0 if self._hopeless else 99 if self.evaluating else self._quorum\n",
+    ),
+}
+
+
+def mutant(old: str, new: str) -> type:
+    """The machine with the fault, in itself or in a part of it."""
+    sources = {part.__name__: Path(part.__file__).read_text() for part in PARTS}
+    (faulty,) = [name for name, source in sources.items() if source.count(old) == 1]
+    broken = types.ModuleType(faulty)
+    with mock.patch.dict(sys.modules, {faulty: broken}):
+        exec(compile(sources[faulty].replace(old, new), "mutant", "exec"), broken.__dict__)
+        machine = types.ModuleType("protofleet.coordinator.round.machine")
+        sys.modules["protofleet.coordinator.round.machine"] = machine
+        if faulty == "protofleet.coordinator.round.machine":
+            machine = broken
+        else:
+            exec(
+                compile(sources["protofleet.coordinator.round.machine"], "machine", "exec"), machine.__dict__
+            )
+    return machine.RoundMachine
+
+
+def stories():
+    """The tests that tell one story of the machine each, and need nothing for it."""
+    for module in (test_machine, test_bad_weather):
+        for name, test in vars(module).items():
+            if name.startswith("test_") and not inspect.signature(test).parameters:
+                yield test
+
+
+def is_found(broken: type) -> bool:
+    """By a story, or in any weather."""
+    with mock.patch.object(test_machine, "RoundMachine", broken):
+        try:
+            for story in stories():
+                story()
+            run_state_machine_as_test(
+                type("Broken", (AnyWeather,), {"machine_class": broken}), settings=QUICK
+            )
+        except Exception:  # noqa: BLE001 - an AssertionError, or whatever the fault brings about
+            return True
+    return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault):
+    assert is_found(mutant(*FAULTS[fault]))
+
+
+def test_the_machine_without_a_fault_passes_the_same_however_often_it_is_compiled():
+    """A machine of another module: what a fault is found by must not be that alone."""
+    assert not is_found(mutant("# the same devices have to answer", "# they have to answer"))

@@ -1,0 +1,271 @@
+"""A folder put back from an older copy, the coordinator's or a device's: it is said, and there is a way on."""
+
+import json
+import re
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.spool.copies import (
+    ITS_OWN,
+    OURS,
+    Copies,
+    OlderCopyError,
+    demand_newest,
+    go_on_from,
+)
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.edge_client.state.device import Memory
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.messages import Hello, Update
+from tests.deploy.local.test_run import lines, place, protofleet, start, wait_for_rounds
+from tests.worlds import POLICY, assert_same, simulation
+
+__all__ = ["place"]  # a fixture
+NAMES = ("device-0", "device-1", "device-2")
+
+
+def reached(run, number, phase="train"):
+    run.run(until=lambda: (run.service.machine.round, run.service.machine.asked) == (number, phase))
+    return run
+
+
+def last_answer(run, name):
+    return next(((a.round, a.phase) for a in reversed(run.agents[name].memory.book.answers)), None)
+
+
+def put_back(run, name, copy):
+    """The party's folder is that of an earlier moment, and the party starts again."""
+    run.kill(name)
+    if name == "coordinator":
+        run.service.spool.shut()
+    shutil.rmtree(run.folder / name)
+    shutil.copytree(copy, run.folder / name)
+    run.boot_coordinator() if name == "coordinator" else run.boot_device(name)
+
+
+def older_coordinator(folder, method):
+    """At round 2 again, with devices that have answered round 3."""
+    run = reached(simulation(folder, method, policy=replace(POLICY, rounds=6)), 2)
+    shutil.copytree(folder / "coordinator", folder / "copy")
+    reached(run, 4)
+    put_back(run, "coordinator", folder / "copy")
+    return run
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall"])
+def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there_is_a_way_on(
+    tmp_path, method
+):
+    run = older_coordinator(tmp_path, method)
+    run.run()
+    words = run.service.stopped
+    assert "coordinator is an older copy: it stands at round 2, and 3 of 3 devices" in words
+    assert "\n" not in words and run.service.machine.attempt == 0, "before a round has been tried in vain"
+    run.service.spool.shut()
+    number = int(re.search(r"go on from it with `protofleet go-on \S+ --from-round (\d+)`", words)[1])
+    go_on_from(tmp_path / "coordinator", number)
+    run.boot_coordinator()
+    assert run.service.spool.furthest == number
+    run.run()
+    assert run.service.finished and not run.service.stopped
+
+
+def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_path):
+    run = reached(simulation(tmp_path, "fedavg"), 2)
+    agent = run.agents["device-1"]
+    name = agent.memory.book.answers[-1].object
+    agent.link.send_update(Update("device-1", 3, "train", 5, bytes(32), {}, {}), bytes.fromhex(name))
+    run.run()
+    assert run.service.finished and not run.service.stopped
+    assert run.service.spool.fallbacks["folder"] == 0 and run.service.copies.counted["device-1", OURS] == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_path, caplog, devices):
+    spool = Spool(tmp_path)
+    present = ["device-1", "device-2", "device-3"]
+    copies = Copies(spool, 60.0, lambda: 3)
+    for hour in range(3):
+        for device in present[:devices]:
+            for number in range(100):  # whatever it says, and however often it starts again
+                hello = Hello(device, 3, 10, holds=(bytes([number] * 32),))
+                copies.greeted(hello, number, b"", 3600.0 * hour + number)
+                copies.answered(device, 2 + 100 * hour + number, 3600.0 * hour + number)
+                copies.verdict([], 0.0)
+    copies.verdict(present, 0.0)
+    assert spool.fallbacks["folder"] == int(devices > 1)
+    assert {device for device, _ in copies.counted} == set(present[:devices])
+    assert len(caplog.records) <= 8 * devices + 1, "each is said five times, and then once an hour"
+    spool.shut()
+
+
+@pytest.mark.parametrize(
+    ("enrolled", "says", "ends"), [(2, 1, False), (3, 1, False), (4, 2, False), (3, 2, True), (1, 1, True)]
+)
+def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away(
+    tmp_path, enrolled, says, ends
+):
+    spool = Spool(tmp_path)
+    copies = Copies(spool, 60.0, lambda: enrolled)
+    copies.begins(0.0)
+    there = [f"device-{i}" for i in range(says)]
+    for device in there:
+        copies.answered(device, 29, 1.0)
+    assert bool(copies.verdict(there, 100.0)) == ends
+    assert spool.fallbacks["folder"] == int(says > 1 or enrolled == 1), (
+        "what one of several says raises no alert"
+    )
+    spool.shut()
+
+
+def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older_copy(tmp_path):
+    run = reached(simulation(tmp_path, "fedavg"), 2)
+    demand_newest(run.service.spool, 1)
+    demand_newest(run.service.spool, 2)  # it died between the line and the next round's snapshot
+    with pytest.raises(
+        OlderCopyError, match=r"stands at round 2, and rounds.jsonl has round 3. .*--from-round 4"
+    ):
+        demand_newest(run.service.spool, 3)
+    with pytest.raises(
+        OlderCopyError, match=r"knows of no round, and .* begin the run anew under another name"
+    ):
+        demand_newest(Spool(tmp_path / "empty"), 3)
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_a_run_goes_on_only_in_a_round_that_is_yet_to_come(tmp_path, number):
+    run = reached(simulation(tmp_path, "fedavg"), 2)
+    run.service.spool.shut()
+    with pytest.raises(SettingsError, match=rf"--from-round is {number}, it must be above 2, .* at most 4"):
+        go_on_from(tmp_path / "coordinator", number)
+
+
+def test_nothing_goes_on_where_there_is_no_run(tmp_path):
+    with pytest.raises(SettingsError, match="holds no run"):
+        go_on_from(tmp_path / "coordinator", 3)
+    assert not (tmp_path / "coordinator").exists()
+
+
+def went_back(run):
+    value = Metrics(run.service).registry.get_sample_value
+    return sum(
+        value("protofleet_older_copies_total", {"device": d, "whose": ITS_OWN}) or 0 for d in run.agents
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall"])
+def test_an_older_copy_of_a_devices_folder_is_noticed_and_said_and_the_run_goes_on(tmp_path, caplog, method):
+    run = reached(simulation(tmp_path, method), 2)
+    shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
+    reached(run, 4, "evaluate")
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    said = "device-1 has answered round 3, and came back holding what it answered in round 1: its folder is an older"
+    assert said in caplog.text and went_back(run) == 1
+    assert run.service.finished and not run.service.stopped
+
+
+def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tmp_path, caplog):
+    run = reached(simulation(tmp_path, "fedpall"), 2)
+    run.kill("device-1")
+    run.boot_device("device-1")
+    reached(run, 3)
+    Memory(tmp_path / "copy").boot(50)  # a clock sees to it that its number is above the old ones
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    assert (
+        "device-1 has answered round 2, and came back holding nothing" in caplog.text and went_back(run) == 1
+    )
+
+
+def test_a_copy_from_an_earlier_phase_of_the_same_round_is_noticed(tmp_path, caplog):
+    run = simulation(tmp_path, "fedpall")
+    run.run(until=lambda: last_answer(run, "device-1") == (2, "train"))
+    shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
+    reached(run, 3)
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    said = "device-1 has answered round 2 mix, and came back holding what it answered in round 2 train: its folder"
+    assert said in caplog.text and went_back(run) == 1
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_an_older_copy_is_noticed_where_all_rounds_have_one_broadcast(tmp_path, caplog, kept):
+    """Devices that learn alone: nothing is broadcast to them, and their answers are empty."""
+    run = reached(simulation(tmp_path, "singleset"), kept)
+    shutil.copytree(tmp_path / "device-1", tmp_path / "copy")
+    reached(run, 4, "evaluate")
+    put_back(run, "device-1", tmp_path / "copy")
+    run.run()
+    held = "nothing" if kept == 1 else "what it answered in round 1"
+    assert f"device-1 has answered round 3, and came back holding {held}: its folder" in caplog.text
+    assert went_back(run) == 1 and run.service.finished
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc", "singleset"])
+def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_path, caplog, method):
+    honest = simulation(tmp_path / "honest", method).run()
+    run = simulation(tmp_path / "run", method)
+    for number in (1, 2, 3):
+        reached(run, number)
+        for name in NAMES[number - 1 :]:
+            run.kill(name)
+            run.boot_device(name)
+        run.run(until=lambda: run.service.machine.answered)
+        run.kill("coordinator")
+        run.boot_coordinator()
+    run.run()
+    assert went_back(run) == 0 and run.service.spool.fallbacks["folder"] == 0
+    assert "older copy" not in caplog.text
+    assert_same(honest, run)
+
+
+@pytest.mark.slow
+def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
+    """Of the coordinator's folder alone, of all that the coordinator writes, and of a device's."""
+    (place / "small.toml").write_text(
+        (place / "small.toml").read_text() + "[policy]\npatience_seconds = 6.0\n"
+    )
+    folder, first = place / "runs" / "small", start(place)
+    wait_for_rounds(place, 2)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=40)
+    shutil.copytree(folder, place / "copy")
+    second = start(place)
+    wait_for_rounds(place, len(lines(place)) + 3)
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=40)
+    newest = lines(place)[-1]["round"]
+    again = ("run", "small.toml", "--set", "rounds=40")
+
+    def restore(*names):
+        for name in names:
+            target = folder / name
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+            copied = place / "copy" / name
+            shutil.copytree(copied, target) if copied.is_dir() else shutil.copy(copied, target)
+
+    restore("coordinator")
+    refused = protofleet(*again, cwd=place)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert re.search(
+        rf"older copy: it stands at round \d+, and rounds.jsonl has round {newest}\. Put the newest",
+        refused.stderr,
+    )
+    restore("rounds.jsonl", "ledger.sqlite")
+    refused = protofleet(*again, cwd=place)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    told = re.search(
+        r"of \d devices \(.*\) have answered round (\d+)\..*`protofleet (go-on .* --from-round \d+)`",
+        refused.stderr,
+    )
+    assert told and int(told[1]) >= newest, refused.stderr
+    assert protofleet(*told[2].split(), cwd=place).returncode == 0
+    restore("devices/device-1")
+    done = protofleet(*again, cwd=place, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert lines(place)[-1]["round"] == 41 and json.loads((folder / "summary.json").read_text())

@@ -1,0 +1,121 @@
+"""What a spool gives back after a restart, a power cut, and a round that began again."""
+
+import numpy as np
+import pytest
+
+from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
+from protofleet.methods.contract.base import Member
+from tests.crash.platter import FrailDisk, Platter
+
+DEVICES = ("device-0", "device-1")
+MEMBERS = {name: Member(name, 5, ()) for name in DEVICES}
+BASE = bytes(32)
+
+
+@pytest.fixture
+def platter(tmp_path):
+    return Platter(tmp_path / "coordinator", tmp_path / "shelf")
+
+
+@pytest.fixture
+def spool(platter):
+    """At the start of round 1, on a disk that keeps what was synced and nothing else."""
+    spool = Spool(platter.folder, disk=FrailDisk(platter))
+    spool.start_run("spring", '{"rounds": 3}', 1)
+    save(spool, 1)
+    yield spool
+    spool.shut()
+
+
+def save(spool, round, attempt=0):
+    spool.save(round, attempt, DEVICES, MEMBERS, {"w": np.full(3, round)})
+
+
+def accept(spool, device, round, phase="train"):
+    answer = spool.store(device).put({"w": np.full(3, round + 0.5)}).object
+    spool.accept(round, phase, Accepted(device, BASE, answer, 5, {}))
+    return answer
+
+
+@pytest.fixture
+def started_again(spool):
+    again = []
+
+    def start():
+        spool.shut()
+        again.append(Spool(spool.folder, durable=False))
+        return again[0]
+
+    yield start
+    for each in again:
+        each.shut()
+
+
+def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, started_again):
+    answer = accept(spool, "device-0", 1)
+    platter.cut(None)
+    again = started_again()
+    past, _ = again.recover()
+    assert past.accepted == {"train": {"device-0": BASE}} and not again.fallbacks["answer"]
+    assert again.store("device-0").has(answer)
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["before it is saved", "once it is saved"])
+def test_a_round_that_begins_again_has_no_phase_that_ended(spool, saved, started_again):
+    accept(spool, "device-0", 1)
+    spool.close(1, "train", ["device-0"])
+    spool.rollback(1)
+    if saved:
+        save(spool, 1, attempt=1)
+    past, _ = started_again().recover()
+    assert past.closed == {} and past.accepted == {"train": {"device-0": BASE}}
+
+
+def test_going_back_in_a_round_leaves_the_one_before_as_it_ended(spool, started_again):
+    """A damaged snapshot would make the replay begin there."""
+    spool.close(1, "train", list(DEVICES))
+    save(spool, 2)
+    spool.close(2, "train", ["device-0"])
+    spool.rollback(2)
+    newest = max((spool.folder / "snapshots").glob("*.body"), key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(b"damaged")
+    past, _ = started_again().recover()
+    assert (past.round, past.closed) == (1, {"train": DEVICES})
+    assert [(ahead.round, ahead.closed) for ahead in past.ahead] == [(2, {})]
+
+
+def test_answers_are_kept_as_long_as_a_replay_may_begin_at_their_round(spool):
+    first = accept(spool, "device-0", 1)
+    save(spool, 2)
+    assert spool.store("device-0").has(first)
+    second = accept(spool, "device-0", 2)
+    save(spool, 3)
+    assert spool.store("device-0").has(second) and not spool.store("device-0").has(first)
+
+
+@pytest.fixture
+def taken_over(spool):
+    """Another coordinator has the folder now."""
+    later = Spool(spool.folder, durable=False)
+    later.start_run("spring", '{"rounds": 3}', 1)
+    yield later
+    later.shut()
+
+
+def test_who_has_been_replaced_writes_nothing_more(spool, taken_over):
+    with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
+        save(spool, 2)
+    with pytest.raises(FencedError):
+        spool.close(1, "train", ["device-0"])
+    past, _ = taken_over.recover()
+    assert (past.round, past.closed) == (1, {})
+
+
+def test_a_file_that_a_later_coordinator_has_removed_is_said_to_be_its_work(spool, taken_over):
+    with pytest.raises(FencedError, match="has taken over"), spool.index.alone():
+        (spool.folder / "updates" / "device-0" / "tidied away").read_bytes()
+
+
+def test_a_file_that_is_gone_though_nobody_has_taken_over_is_missed_as_what_it_is(spool):
+    with pytest.raises(FileNotFoundError, match="never there"), spool.index.alone():
+        (spool.folder / "never there").read_bytes()

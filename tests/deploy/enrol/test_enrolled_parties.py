@@ -1,0 +1,93 @@
+"""Processes that are known by their enrolment, and what the end of an enrolment does to a run that goes on."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.deploy.enrol.fleet import enrol_fleet, join
+from protofleet.deploy.enrol.operator import revoke
+from protofleet.deploy.enrol.party import install, read_approval_file
+from protofleet.protocol.security.enrolment import KnownRecords, load_trust
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime import credentials
+from tests.worlds import POLICY, simulation
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return enrol_fleet(tmp_path / "fleet", "lab", ["a", "b"])
+
+
+def of_coordinator(fleet, federation="lab"):
+    records = fleet.root / "records"
+    return credentials.of_coordinator(str(fleet.party(COORDINATOR)), federation, "", str(records))
+
+
+def of_device(fleet, name, federation="lab"):
+    return credentials.of_device(str(fleet.party(name)), federation, name, "", "")
+
+
+def test_enrolled_parties_know_each_other_and_nobody_else(fleet):
+    keys, ring = of_coordinator(fleet)
+    for name in "ab":
+        own, known = of_device(fleet, name)
+        public = own.public
+        assert (ring[name].sign, ring[name].receive) == (public.sign, public.receive)
+        assert (known[COORDINATOR].sign, known[COORDINATOR].receive) == (
+            keys.public.sign,
+            keys.public.receive,
+        )
+        assert list(known) == [COORDINATOR]
+    assert sorted(ring) == ["a", "b"] and "c" not in ring and COORDINATOR not in ring
+
+
+def test_an_enrolment_for_another_name_or_federation_is_refused_in_words(fleet):
+    with pytest.raises(
+        SettingsError, match=r"holds the enrolment of a in lab, the settings are for a in sea"
+    ):
+        of_device(fleet, "a", "sea")
+    with pytest.raises(SettingsError, match=r"the enrolment of b in lab, the settings are for a in lab"):
+        credentials.of_device(str(fleet.party("b")), "lab", "a", "", "")
+
+
+def test_a_folder_that_nobody_has_enrolled_is_refused_in_words(tmp_path):
+    with pytest.raises(SettingsError, match=r"gone holds no enrolment; `protofleet enrol install`"):
+        credentials.of_device(str(tmp_path / "gone"), "lab", "a", "", "")
+
+
+def test_a_device_that_joins_while_a_run_goes_on_is_known_at_once(fleet):
+    _, ring = of_coordinator(fleet)
+    assert "c" not in ring
+    join(fleet.authority(), fleet.party("c"), "c", 30.0)
+    assert "c" in ring
+
+
+def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_at_once(fleet, tmp_path):
+    """Even where the record's file is still there: the list is what counts."""
+    kept = tmp_path / "records"
+    kept.mkdir()
+    for name in "ab":
+        (kept / f"{name}.record").write_bytes((fleet.root / "records" / f"{name}.record").read_bytes())
+    folder = fleet.party(COORDINATOR)
+    ring = KnownRecords(kept, load_trust(folder / "current"), follow=folder)
+    assert "a" in ring and "b" in ring
+    authority = fleet.authority()
+    revoke(authority, "a", "stolen")
+    assert "a" in ring, "nothing has been installed yet"
+    approval = read_approval_file(fleet.root / "approvals" / f"{COORDINATOR}.approval")
+    install(folder, approval, lambda seen: False, authority.now(), durable=False)
+    assert "a" not in ring and "b" in ring
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedpall"])
+def test_a_device_whose_enrolment_ends_is_in_no_later_cohort_and_the_run_goes_on(tmp_path, method):
+    run = simulation(tmp_path, method, policy=replace(POLICY, quorum=2))
+    run.run(until=lambda: run.service.machine.round == 2)
+    del run._ring["device-2"]
+    run.run()
+    assert run.service.finished and not run.service.stopped
+    assert (
+        list(run.service.machine.cohort) == ["device-0", "device-1"]
+        and "device-2" not in run.service.machine.roster
+    )

@@ -1,0 +1,154 @@
+"""What an operator's lists of revoked certificates say over years: whoever holds one takes every later one."""
+
+import shutil
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofleet.deploy.enrol import operator, party
+from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
+from protofleet.deploy.enrol.fleet import join
+from protofleet.deploy.enrol.register import load_register, save_register
+from protofleet.protocol.security.enrolment import load_trust
+from protofleet.protocol.security.records import Revocations
+from protofleet.protocol.security.statements import read_armoured
+from protofleet.protocol.security.trust import Trust, first_roots
+from tests.enrolling import enrol_in
+
+FEDERATION = "lab"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """With a root, a coordinator and a request of d1."""
+    authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
+    join(authority, tmp_path / "coordinator", "coordinator", 30)
+    party.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
+    return tmp_path
+
+
+@pytest.fixture
+def process(folder):
+    """Runs `protofleet enrol ...` there, each command as a process of its own."""
+
+    return partial(enrol_in, folder)
+
+
+def test_a_list_that_outlives_what_it_revokes_is_still_taken_later(process, folder):
+    """By commands: a device of some seconds is revoked, its certificate ends, and whoever holds the list goes on."""
+    process("approve d1/pending/request --root root --yes --days 0.00003")
+    ends = load_register(folder / "root").latest("d1").not_after
+    process("revoke d1 --root root")
+    process("install root/approvals/coordinator.approval --folder coordinator")
+    held = load_trust(folder / "coordinator/current").revoked
+    assert len(held.serials) == 1
+    while time.time() <= ends + 1:
+        time.sleep(0.1)
+    process("renew coordinator --root root")
+    process("install root/approvals/coordinator.approval --folder coordinator")
+    assert load_trust(folder / "coordinator/current").revoked == held, "one version, one list"
+
+
+class Years:
+    """An operator's folder through what may happen to it, and a party that takes every list that is published."""
+
+    def __init__(self, folder):
+        self.now = 1_800_000_000.0
+        make_authority(folder, FEDERATION, 40, durable=False, clock=self.clock)
+        self.folder, self.names, self.seen = folder, 0, {}
+        self.trust = None
+        self.copy = folder.parent / "copy"
+        self.save_copy()
+
+    def clock(self):
+        return self.now
+
+    def opened(self):
+        return Authority(self.folder, durable=False, clock=self.clock)
+
+    def enrol(self, days):
+        self.names += 1
+        join(self.opened(), self.folder.parent / f"p{self.names}", f"p{self.names}", days)
+
+    def revoke(self, canary):
+        authority = self.opened()
+        name = next((e.name for e in authority.register.holding(self.now)), None)
+        if name is None:
+            return
+        also = []
+        if canary:
+            key = party.load_keys(self.folder.parent / name / "current").tls.public_key()
+            also = [authority.issue_check("check", key, 600)[0]]
+            authority.save()
+        operator.revoke(authority, name, "", also)
+
+    def save_copy(self):
+        shutil.rmtree(self.copy, ignore_errors=True)
+        shutil.copytree(self.folder, self.copy)
+
+    def restore_and_revoke(self):
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.copy, self.folder)
+        self.now += 60  # a copy takes longer
+        self.enrol(2)  # so that there is somebody, however old the copy is
+        self.revoke(canary=True)
+
+    def published(self):
+        """Whatever an approval would carry now is taken, and no version ever says two things."""
+        authority = self.opened()
+        authority.save()
+        told = read_armoured("revocations", self.folder / "revoked.statement")
+        roots = read_armoured("roots", self.folder / "roots.statement")
+        for data in (told, authority.revoked_statement()):
+            if self.trust is None:
+                self.trust = Trust(first_roots(roots), Revocations(FEDERATION))
+            self.trust = self.trust.with_roots(roots).with_revocations(data)
+            held = self.trust.revoked
+            assert self.seen.setdefault(held.version, held.serials) == held.serials
+        good = {e.serial for e in authority.register.entries if e.revoked_at and self.now <= e.not_after}
+        assert good <= held.serials, "what is revoked and has not ended is in the list"
+
+
+DEEDS = st.one_of(
+    st.tuples(st.just("wait"), st.sampled_from([0.2, 60, 700, 3 * DAY])),
+    st.tuples(st.just("enrol"), st.sampled_from([0.01, 2, 300])),
+    st.tuples(st.just("revoke"), st.booleans()),
+    st.tuples(st.sampled_from(["copy", "restore"]), st.none()),
+)
+
+
+@given(st.lists(DEEDS, max_size=8))
+@settings(max_examples=8, deadline=None)
+def test_whatever_an_operator_does_every_later_list_is_taken(tmp_path_factory, deeds):
+    years = Years(tmp_path_factory.mktemp("years") / "root")
+    years.published()
+    for deed, value in [("enrol", 2), *deeds, ("revoke", True), ("wait", 700), ("wait", 3 * DAY)]:
+        match deed:
+            case "wait":
+                years.now += value
+            case "enrol":
+                years.enrol(value)
+            case "revoke":
+                years.revoke(value)
+            case "copy":
+                years.save_copy()
+            case "restore":
+                years.restore_and_revoke()
+        years.published()
+
+
+def test_a_register_of_an_earlier_form_goes_on_with_lists_that_everybody_takes(process, folder):
+    """Its version may have said two things already; the next one says one."""
+    process("approve d1/pending/request --root root --yes")
+    process("revoke d1 --root root")
+    register = load_register(folder / "root")
+    save_register(folder / "root", replace(register, listed=None), durable=False)
+    old = Authority(folder / "root").revoked_statement()
+    trust = load_trust(folder / "coordinator/current").with_revocations(old)
+    assert trust.revoked.version > register.version and trust.revoked.serials == set(register.listed)
+    process("renew coordinator --root root")
+    process("install root/approvals/coordinator.approval --folder coordinator")

@@ -1,0 +1,75 @@
+"""How a board does, by the files of a Jetson and by those of a machine that has none of them."""
+
+from protofleet.edge_client.host.sensors import Board
+from tests.deploy.fleet.boards import jetson_files
+
+
+def told(board):
+    """name without its prefix -> {label or "": value}"""
+    return {
+        family.name.removeprefix("protofleet_device_"): {
+            next(iter(sample.labels.values()), ""): sample.value for sample in family.samples
+        }
+        for family in board.collect()
+    }
+
+
+def test_a_jetson_says_all_that_it_knows(tmp_path):
+    found = told(Board(jetson_files(tmp_path / "board")))
+    assert found["temperature_celsius"] == {
+        "thermal_zone0:cpu-thermal": 48.5,
+        "thermal_zone1:gpu-thermal": 51.25,
+    }
+    assert found["cooling_ratio"] == {
+        "cooling_device0:pwm-fan": 0.5,
+        "cooling_device1:thermal-cpufreq-0": 0.0,
+    }
+    assert found["throttled"] == {"": 0.0}, "a fan that turns slows nothing down"
+    assert found["power_watts"] == {"hwmon3:VDD_IN": 6.0}
+    assert (found["power_mode"], found["mains"], found["gpu_load_ratio"]) == ({"": 2}, {"": 1}, {"": 0.75})
+    assert found["memory_available_bytes"] == {"": 5000 * 1024} and found["swap_used_bytes"] == {
+        "": 300 * 1024
+    }
+    assert found["disk_written_bytes"] == {"": 4096}
+    assert Board(tmp_path / "board").hottest() == 51.25
+
+
+def test_a_board_that_is_slowed_for_its_heat_says_so(tmp_path):
+    root = jetson_files(tmp_path)
+    (root / "sys/class/thermal/cooling_device1/cur_state").write_text("3\n")
+    assert told(Board(root))["throttled"] == {"": 1.0}
+
+
+def test_chips_that_measure_power_themselves_are_read_too(tmp_path):
+    chip = tmp_path / "sys/class/hwmon/hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "power1_input").write_text("2500000\n")
+    assert dict(Board(tmp_path).rails()) == {"hwmon0:power1": 2.5}
+
+
+def test_what_a_board_does_not_have_or_does_not_say_is_left_out(tmp_path):
+    found = told(Board(tmp_path))
+    assert found == {
+        "temperature_celsius": {},
+        "cooling_ratio": {},
+        "throttled": {"": 0.0},
+        "power_watts": {},
+    }
+    zone = tmp_path / "sys/class/thermal/thermal_zone0"
+    zone.mkdir(parents=True)
+    (zone / "type").write_text("cpu\n")
+    (zone / "temp").write_text("nonsense\n")
+    assert told(Board(tmp_path))["temperature_celsius"] == {} and Board(tmp_path).hottest() == float("-inf")
+
+
+def test_a_board_of_a_thousand_zones_fills_no_metrics(tmp_path):
+    for i in range(200):
+        zone = tmp_path / f"sys/class/thermal/thermal_zone{i}"
+        zone.mkdir(parents=True)
+        (zone / "type").write_text("z\n")
+        (zone / "temp").write_text("1000\n")
+    assert len(told(Board(tmp_path))["temperature_celsius"]) == 64
+
+
+def test_this_machine_is_read_without_a_fault():
+    assert told(Board())["memory_available_bytes"][""] > 0

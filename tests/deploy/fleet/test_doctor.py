@@ -1,0 +1,181 @@
+"""Each check, broken and whole, by facts that no test machine has."""
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.fleet.checks import Use, examine, failures
+from protofleet.deploy.fleet.commands import tell
+from protofleet.deploy.fleet.device.facts import SCRIPT, Docker, Probe, read_facts
+from protofleet.protocol.settings.reader import SettingsError
+from tests.deploy.fleet.boards import NOW, deployed, jetson
+
+CONTAINERS = Use("container")
+PROBE = jetson().probe
+
+
+def verdict(name, use=None, now=NOW, **changes):
+    found = {c.name: c for c in examine(jetson(**changes), use or Use(), now)}
+    return found[name].verdict if name in found else None
+
+
+def test_a_jetson_in_good_order_passes_everything():
+    checks = examine(jetson(), Use("container", needs_gpu=True), NOW)
+    assert {c.verdict for c in checks} == {"PASS"}
+    assert {c.name for c in checks} >= {
+        "architecture", "L4T", "root", "rsync", "systemd", "disk", "storage", "memory", "swap", "clock",
+        "temperature", "nvpmodel", "torch", "broker", "certificate", "docker", "nvidia runtime",
+    }  # fmt: skip
+
+
+BROKEN = [
+    ("architecture", "FAIL", {"arch": "armv7l"}),
+    ("L4T", "WARN", {"l4t": "32.7.4"}),
+    ("root", "FAIL", {"uid": 1000}),
+    ("rsync", "FAIL", {"tools": frozenset({"python3"})}),
+    ("systemd", "FAIL", {"systemd": 0, "systemd_state": ""}),
+    ("systemd", "FAIL", {"systemd_state": "offline"}),
+    ("python", "FAIL", {"python": "3.6.9"}),
+    ("python", "FAIL", {"python": "3.14.0"}),
+    ("python", "FAIL", {"python": ""}),
+    ("venv", "FAIL", {"venv": False}),
+    ("disk", "FAIL", {"disk_free": 300_000_000}),
+    ("disk", "FAIL", {"state_free": 0}),
+    ("disk", "WARN", {"disk_free": 4_000_000_000}),
+    ("storage", "WARN", {"storage": "/dev/mmcblk0p1"}),
+    ("memory", "FAIL", {"ram": 500_000_000}),
+    ("memory", "WARN", {"ram": 2_000_000_000}),
+    ("swap", "WARN", {"swap": 0}),
+    ("clock", "FAIL", {"now": 12}),
+    ("clock", "FAIL", {"now": NOW - 4000}),
+    ("clock", "FAIL", {"now": NOW + 4000}),
+    ("clock", "WARN", {"clock_synced": False}),
+    ("temperature", "WARN", {"temperatures": (("gpu", 88.0),)}),
+    ("temperature", "FAIL", {"temperatures": (("cpu", 50.0), ("gpu", 101.0))}),
+    ("nvpmodel", "WARN", {"nvpmodel": ""}),
+    ("torch", "FAIL", {"probe": replace(PROBE, torch="")}),
+    ("torch", "WARN", {"probe": replace(PROBE, cuda=False)}),
+    ("broker", "FAIL", {"probe": replace(PROBE, broker="it wants a client certificate")}),
+    ("broker", "FAIL", {"probe": replace(PROBE, broker="", broker_tcp=False)}),
+    ("certificate", "WARN", {"probe": replace(PROBE, cert_until=NOW + 20 * 86_400)}),
+    ("certificate", "FAIL", {"probe": replace(PROBE, cert_until=NOW + 86_400)}),
+    ("certificate", "FAIL", {"probe": replace(PROBE, cert_until=NOW - 5)}),
+]
+
+
+@pytest.mark.parametrize(("name", "expected", "changes"), BROKEN)
+def test_what_is_broken_is_said_with_a_reason_and_a_fix(name, expected, changes):
+    assert verdict(name) == "PASS"
+    assert verdict(name, **changes) == expected
+    check = next(c for c in examine(jetson(**changes), Use(), NOW) if c.name == name)
+    assert check.reason and check.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("docker", {"docker": None}),
+        ("docker", {"docker": Docker("")}),
+        ("docker", {"docker": Docker("28.0.1", ("nvidia",))}),
+        ("docker", {"docker": Docker("19.03.6", ("nvidia",))}),
+        ("nvidia runtime", {"docker": Docker("27.5.1", ("runc",))}),
+        ("iptables", {"iptables_works": False}),
+    ],
+)
+def test_containers_need_an_engine_that_works_here(name, changes):
+    assert verdict(name, CONTAINERS, **changes) == "FAIL"
+    assert verdict(name, **changes) is None, "without containers nobody asks"
+
+
+def test_the_newest_docker_is_taken():
+    assert verdict("python3", CONTAINERS, tools=frozenset({"rsync"})) == "FAIL", "who else checks signatures?"
+    assert verdict("docker", CONTAINERS, docker=Docker("28.5.2", ("nvidia",))) == "PASS"
+
+
+def test_a_gpu_that_was_asked_for_has_to_be_there():
+    blind = {"probe": replace(PROBE, cuda=False)}
+    assert verdict("torch", Use(needs_gpu=True), **blind) == "FAIL"
+    assert verdict("torch", Use(needs_gpu=True)) == "PASS"
+    assert verdict("torch", probe=Probe(torch="2.13.0+cpu", cuda=False), l4t="") == "PASS", "a CPU is enough"
+
+
+def test_a_disk_has_to_hold_torch_where_torch_is_fetched():
+    some = {"disk_free": 6_000_000_000, "state_free": 6_000_000_000}
+    assert verdict("disk", **some) == "PASS"
+    assert verdict("disk", Use(fetches_torch=True), **some) == "FAIL"
+    assert verdict("disk", Use(fetches_torch=True), installed=deployed(), **some) == "PASS", (
+        "it has it already"
+    )
+
+
+def test_a_desktop_is_not_asked_for_what_only_a_jetson_has():
+    checks = examine(jetson(arch="x86_64", l4t="", nvpmodel="", ram=64_000_000_000, swap=0), Use(), NOW)
+    assert not failures(checks) and not {"L4T", "nvpmodel", "swap"} & {c.name for c in checks}
+
+
+def test_exit_codes_tell_failures_from_warnings(capsys):
+    warned = examine(jetson(swap=0), Use(), NOW)
+    assert tell(warned, strict=False) == 0 and tell(warned, strict=True) == 1
+    assert tell(examine(jetson(uid=5), Use(), NOW), strict=False) == 1
+    assert "FAIL  root" in capsys.readouterr().out
+
+
+def test_this_machine_is_told_about(capsys):
+    assert main(["doctor"]) in (0, 1)
+    said = capsys.readouterr().out
+    assert "architecture" in said and "python" in said and "clock" in said
+
+
+def test_an_address_that_is_none_is_misuse(capsys):
+    assert main(["doctor", "--broker", "nowhere"]) == 2
+    assert "HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.fixture
+def facts_of(tmp_path):
+    """Runs facts.sh with some tools replaced by others."""
+
+    def run(**tools):
+        for name, text in tools.items():
+            path = tmp_path / name
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(
+            ["sh", SCRIPT, "quick"], env=environment, capture_output=True, text=True, timeout=60
+        )
+        return read_facts(done.stdout)
+
+    return run
+
+
+def test_facts_of_this_machine_are_what_it_says_itself(facts_of):
+    facts = facts_of()
+    assert (facts.arch, facts.uid) == (os.uname().machine, os.getuid())
+    assert facts.ram == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert abs(facts.now - time.time()) < 60 and "python3" in facts.tools
+
+
+def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
+    facts = facts_of(
+        docker="exit 1", timedatectl="echo what", nvpmodel="echo NV Power Mode: MAXN", uname="echo riscv64"
+    )
+    assert facts.docker == Docker("") and facts.clock_synced is None
+    assert (facts.nvpmodel, facts.arch) == ("MAXN", "riscv64")
+
+
+def test_facts_that_broke_off_are_no_facts():
+    with pytest.raises(SettingsError, match="not told all"):
+        read_facts("arch=x86_64\nuid=0\nnow=5\n")
+
+
+def test_the_probe_finds_a_whole_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "protofleet.deploy.fleet.device.probe", "self"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

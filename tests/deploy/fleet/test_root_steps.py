@@ -1,0 +1,133 @@
+"""What root does on a device whose own process was taken over: real root, a real user, links wherever it writes."""
+
+import hashlib
+import os
+
+import pytest
+
+from tests.deploy.fleet.root_board import NoBoardError, RootBoard
+
+RELEASE = "a" * 16
+SECRET = "-----BEGIN PROTOFLEET REQUEST----- the secret of another -----END PROTOFLEET REQUEST-----"
+PROGRAM = """#!/bin/sh
+id -un >>/opt/ran-as
+for open in /proc/self/fd/*; do readlink "$open"; done >/var/lib/protofleet/open 2>/dev/null
+exit 0
+"""
+VICTIM = "/etc/victim"  # of root, as is all in it
+NAMES = ("request", "tls.crt", "roots", "coordinator.record", "root.key", "status.json")
+ALL = " ".join(NAMES)
+HOME, KEYS, SHOWN = "/var/lib/protofleet", "/var/lib/protofleet/keys", "/run/protofleet"
+LINKS = {
+    "all keys": f"rm -rf {KEYS}; ln -s {VICTIM} {KEYS}",
+    "the keys in use": f"mkdir -p {KEYS}; ln -s {VICTIM} {KEYS}/current",
+    "a set of keys": f"mkdir -p {KEYS}; ln -s {VICTIM} {KEYS}/set-1",
+    "pending keys": f"mkdir -p {KEYS}; ln -s {VICTIM} {KEYS}/pending",
+    "the request": f"mkdir -p {KEYS}/pending; ln -s {VICTIM}/request {KEYS}/pending/request",
+    "the status": f"ln -s {VICTIM}/status.json {SHOWN}/status.json",
+    "single files": f"mkdir -p {KEYS}/current; for n in {ALL}; do ln -s {VICTIM}/$n {KEYS}/current/$n; done",
+}
+STEPS = {
+    "prepare": lambda board: board.step("prepare", check=False),
+    "request": lambda board: board.step("request", RELEASE, "board-1", "lab", check=False),
+    "state": lambda board: board.step("state", check=False),
+    "forget": lambda board: board.step("forget", check=False),
+    "facts": lambda board: board.run("sh", "-s", "--", "quick", stdin=facts_script(), check=False),
+    "deep facts": lambda board: board.run("sh", "-s", "--", "deep", stdin=facts_script(), check=False),
+}
+
+
+def facts_script():
+    from protofleet.deploy.fleet.device.facts import SCRIPT
+
+    return SCRIPT.read_text()
+
+
+@pytest.fixture
+def board():
+    try:
+        made = RootBoard()
+    except NoBoardError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+    made.step("prepare")
+    release = f"/opt/protofleet/releases/{RELEASE}"
+    made.sh(f"install -d {release}/bin; : >{release}/.complete; install -m 0666 /dev/null /opt/ran-as")
+    for program in ("protofleet", "python"):
+        made.run(
+            "sh", "-c", f"cat >{release}/bin/{program}; chmod 755 {release}/bin/{program}", stdin=PROGRAM
+        )
+    made.sh(
+        f"ln -sfn releases/{RELEASE} /opt/protofleet/current; install -d -o protofleet -g protofleet {SHOWN}"
+    )
+    made.sh(
+        f"install -d {VICTIM}; for n in {ALL}; do echo '{SECRET}' >{VICTIM}/$n; chmod 600 {VICTIM}/$n; done"
+    )
+    yield made
+    made.close()
+
+
+def outside(board):
+    """All that is not the user's own: owner, mode, size, target, time of change; and what root alone may touch."""
+    return board.sh(
+        f"find /opt/protofleet /etc/protofleet {VICTIM} /etc/shadow -printf '%p %u %g %m %s %l %C@\\n' | sort"
+    )
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_root_follows_no_link_that_the_devices_user_has_planted(board, link):
+    board.as_user(LINKS[link])
+    before = outside(board)
+    digest = hashlib.sha256(f"{SECRET}\n".encode()).hexdigest()
+    for name, step in STEPS.items():
+        said = step(board)
+        told = said.stdout + said.stderr
+        assert SECRET not in told and digest not in told, f"{name} tells what only root may read"
+        assert outside(board) == before, f"{name} has changed what is not the user's own"
+    assert board.sh(f"test -e {KEYS} || test -L {KEYS}; echo $?") == "1", "the keys, or the link, are gone"
+
+
+def test_what_never_ends_holds_up_no_step(board):
+    """A pipe that nobody writes to, and a file without an end."""
+    board.as_user(
+        f"mkdir -p {KEYS}/current {KEYS}/pending; mkfifo {KEYS}/current/tls.crt {SHOWN}/status.json"
+    )
+    board.as_user(f"ln -s /dev/zero {KEYS}/current/roots; ln -s /dev/zero {KEYS}/pending/request")
+    assert "end=yes" in board.facts()
+    assert "agent" in board.step("state").stdout
+    assert len(board.step("request", RELEASE, "board-1", "lab").stdout) <= 1 << 20
+
+
+def test_the_users_programs_get_neither_roots_lock_nor_its_script(board):
+    board.step("request", RELEASE, "board-1", "lab")
+    assert set(board.sh("cat /opt/ran-as").split()) == {"protofleet"}, "no program of a release runs as root"
+    told = board.sh(f"cat {HOME}/open").split()
+    assert told[0] == "/dev/null" and not [name for name in told if name.endswith(".lock")], told
+
+
+def test_no_program_of_a_release_runs_as_root(board):
+    for name in ("deep facts", "request"):
+        STEPS[name](board)
+    assert set(board.sh("cat /opt/ran-as").split()) == {"protofleet"}
+
+
+@pytest.mark.parametrize("name", ["../../../var/lib/protofleet/evil", "", "a b", "aaaa/../b"])
+def test_a_release_is_a_name_and_no_path(board, name):
+    """What a device tells of itself comes back as an argument of a step."""
+    board.as_user(f"mkdir -p {HOME}/evil/bin; touch {HOME}/evil/.complete")
+    before = outside(board)
+    for step in ("build", "load", "request", "enrol", "check", "switch", "block", "allow"):
+        said = board.step(step, name, check=False)
+        assert said.returncode == 1 and "is no release's name" in said.stderr, step
+    assert outside(board) == before
+    assert board.sh("readlink /opt/protofleet/current") == f"releases/{RELEASE}"
+
+
+@pytest.mark.parametrize("groups", ["video:x:44:", "video:x:44:\nrender:x:105:", ""])
+def test_what_the_devices_user_holds_is_seen_whatever_groups_the_board_has(board, groups):
+    board.sh(f"sed -i '/^video:/d; /^render:/d' /etc/group; echo '{groups}' | grep . >>/etc/group; true")
+    board.as_user(
+        f"mkdir -p {KEYS}/current; echo held >{KEYS}/current/tls.crt; echo '{{}}' >{SHOWN}/status.json"
+    )
+    told = board.facts().splitlines()
+    digest = hashlib.sha256(b"held\n").hexdigest()
+    assert f"tls={digest}" in told and "status={}" in told

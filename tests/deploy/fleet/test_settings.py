@@ -1,0 +1,31 @@
+"""What a fleet's file makes of each device's settings."""
+
+import pytest
+
+from protofleet.deploy.fleet.settings import Fleet, settings_of
+from protofleet.protocol.settings.reader import SettingsError, decode
+
+METRICS = {"metrics_port": 9101}
+
+
+def shipped(address, device=METRICS, own=None):
+    fleet = decode(
+        Fleet, {"root": "root", "device": device, "hosts": {"b": {"address": address, "device": own or {}}}}
+    )
+    return settings_of(fleet, "lab", "b")
+
+
+@pytest.mark.parametrize("address", ["10.0.0.11", "fd00::11"])
+def test_metrics_are_served_where_the_file_knows_the_device(address):
+    assert shipped(address).metrics_host == address
+
+
+def test_a_host_with_a_name_says_itself_where_it_is_scraped():
+    """On the device the name may be the loopback, as Debian has it, or nothing at all."""
+    with pytest.raises(
+        SettingsError, match=r"its address is the name 'board-1'; set metrics_host to the address"
+    ):
+        shipped("board-1")
+    assert shipped("board-1", own={"metrics_host": "10.0.0.11"}).metrics_host == "10.0.0.11"
+    assert shipped("board-1", {**METRICS, "metrics_host": "0.0.0.0"}).metrics_host == "0.0.0.0"
+    assert shipped("board-1", {}).metrics_host == "127.0.0.1", "there are no metrics to serve"

@@ -1,0 +1,251 @@
+"""What comes to a device is what the federation's root has signed, until it runs: with real root and real users."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.operator import begin_rotation, finish_rotation
+from protofleet.deploy.fleet.device import verify
+from protofleet.deploy.fleet.execute import Performer, StepError
+from protofleet.deploy.fleet.manifest import files_of, issue_manifest
+from protofleet.deploy.fleet.operator import Operator
+from protofleet.deploy.fleet.plan import Build, Configure, Prepare, Ship, Switch
+from protofleet.deploy.fleet.settings import Fleet, Host, Software
+from protofleet.deploy.fleet.software import PACKAGES, SOURCE, make_release
+from protofleet.deploy.fleet.ssh import Said
+from tests.deploy.fleet.boards import jetson
+from tests.deploy.fleet.root_board import NoBoardError, RootBoard
+
+UNIT = "/etc/systemd/system/protofleet-device.service"
+TOP = "/opt/protofleet"
+
+
+class Direct:
+    """What `Ssh` does, to a board that is reached without a network."""
+
+    name = "board-1"
+
+    def __init__(self, board):
+        self.board = board
+
+    def run(self, script, *words, seconds=60.0):
+        done = self.board.run("sh", "-s", "--", *words, stdin=script, check=False)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    def send(self, source, target, seconds=0.0):
+        self.board.sh(
+            f"rm -rf {target}; mkdir -m 755 {target}; cp -L {source}/* {target}; chmod 644 {target}/*"
+        )
+        return Said(0, "", "")
+
+
+@pytest.fixture
+def board():
+    try:
+        made = RootBoard()
+    except NoBoardError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(error))
+    yield made
+    made.close()
+
+
+def our_wheel(folder):
+    """Of this checkout, without a build: its sources, and what pip asks for."""
+    folder.mkdir()
+    info = "protofleet-0.1.0.dist-info"
+    with zipfile.ZipFile(folder / "protofleet-0.1.0-py3-none-any.whl", "w") as made:
+        for path in (p for name in PACKAGES for p in (SOURCE / name).rglob("*") if p.is_file()):
+            if "__pycache__" not in path.parts:
+                inside = path.relative_to(SOURCE)
+                made.write(path, inside if inside.parts[0] == "protofleet" else Path("protofleet") / inside)
+        made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: protofleet\nVersion: 0.1.0\n")
+        made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(
+            f"{info}/entry_points.txt", "[console_scripts]\nprotofleet = protofleet.deploy.cli.main:main\n"
+        )
+        made.writestr(f"{info}/RECORD", "")
+    return str(folder)
+
+
+def operator_of(folder, wheels, name="root"):
+    make_authority(folder / name, "lab", 10)
+    software = Software(dependencies="system", wheels=wheels, python="/usr/bin/python3")
+    device = {"broker": {"host": "broker.example"}, "data": {"source": "digits"}}
+    fleet = Fleet(str(folder / name), {"board-1": Host("board.example")}, software=software, device=device)
+    release = make_release(software, folder / f"release-{name}")
+    return Operator(fleet, release, lambda name, fingerprint: True)
+
+
+def performer_of(operator, board):
+    return Performer(Direct(board), operator, operator.target("board-1", jetson()), print)
+
+
+@pytest.fixture
+def operator(tmp_path):
+    return operator_of(tmp_path, our_wheel(tmp_path / "wheels"))
+
+
+@pytest.fixture
+def performer(operator, board):
+    made = performer_of(operator, board)
+    made.perform(Prepare(), jetson())
+    made.perform(Ship(operator.release.name, ""), jetson())
+    return made
+
+
+def with_torch(board):
+    """This interpreter's packages, as a vendor's own; they have to fit the Python of the system."""
+    version = subprocess.run(
+        ["/usr/bin/python3", "--version"], capture_output=True, text=True
+    ).stdout.split()[-1]
+    if version.split(".")[:2] != [str(part) for part in sys.version_info[:2]]:
+        pytest.skip(
+            f"the system's Python is {version}, whose packages are not those of {sys.version.split()[0]}"
+        )
+    site = sysconfig.get_paths()["purelib"]
+    note = "import os, pwd, sys; sys.path.insert(0, '/mnt/vendor'); "
+    note += "open('/run/who', 'a').write(pwd.getpwuid(os.getuid()).pw_name + chr(10))"
+    board.sh(f"mkdir /mnt/vendor; mount --bind {site} /mnt/vendor; install -m 666 /dev/null /run/who")
+    board.run("sh", "-c", "cat >/usr/lib/python3/dist-packages/vendor.pth", stdin=f"{note}\n")
+
+
+@pytest.mark.slow
+def test_a_release_is_built_by_nobody_and_belongs_to_root(performer, board):
+    with_torch(board)
+    release = performer.operator.release.name
+    where = f"{TOP}/releases/{release}"
+    performer.perform(Build(release), jetson())
+    assert set(board.sh("cat /run/who").split()) == {"protofleet", "protofleet-build"}, (
+        "nothing of others as root"
+    )
+    assert board.sh(f"find {where} ! -type l '(' ! -user root -o ! -group root -o -perm /7022 ')'") == ""
+    assert board.sh(f"stat -c %a {where} {TOP} {TOP}/releases /etc/protofleet").split() == ["755"] * 4
+    performer.do("switch", release, "board-1")
+    assert board.sh(f"readlink {TOP}/current") == f"releases/{release}"
+
+    code = f"$(find {where} -name machine.py | head -n 1)"
+    link = f"ln -sf /bin/sh {where}/bin/python"
+    for harm in (f"echo '# mine' >>{code}", f"echo >{where}/lib/new.py", f"rm {code}", link):
+        board.sh(f"rm -rf /opt/kept; cp -a {where} /opt/kept; {harm}")
+        with pytest.raises(
+            StepError, match=f"in release {release} was changed since it was built; deploy again"
+        ):
+            performer.do("switch", release, "board-1")
+        assert board.sh(f"test -e {where}/.complete; echo $?") == "1", (
+            "so the next deployment builds it again"
+        )
+        board.sh(f"rm -rf {where}; mv /opt/kept {where}")
+    performer.do("switch", release, "board-1")
+
+
+HARMS = {
+    "a byte": ("printf x >>{}/protofleet-0.1.0-py3-none-any.whl", "is not what the signed manifest lists"),
+    "a file less": ("rm {}/how", "is missing, which the signed manifest lists"),
+    "a file more": ("echo >{}/torch-9.whl", "torch-9.whl is not in the signed manifest"),
+    "a link": ("mv {0}/how /opt/how; ln -s /opt/how {0}/how", "is not what the signed manifest lists"),
+    "no manifest": ("rm {}/manifest", "manifest cannot be read"),
+    "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "was damaged on its way"),
+    "a manifest with another byte": ("sed -i '3s/^./\\\\n/;3s/^.*$/AAAA&/' {}/manifest", "."),
+    "an empty manifest": (": >{}/manifest", "is no manifest"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_is_not_as_it_was_signed_is_not_built(performer, board, harm):
+    release = performer.operator.release
+    deed, words = HARMS[harm]
+    board.sh(deed.format(f"{TOP}/wheels/{release.name}"))
+    with pytest.raises(StepError, match=words):
+        performer.perform(Build(release.name), jetson())
+    assert board.sh(f"ls -A {TOP}/releases") == ""
+
+
+def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(performer):
+    release = performer.operator.release
+    with pytest.raises(StepError, match="is not to be installed like this"):
+        performer.do("build", release.name, release.python, "index")
+
+
+def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(performer, board, tmp_path):
+    release = performer.operator.release
+    where = f"{TOP}/wheels/{release.name}"
+    board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
+    with pytest.raises(StepError, match="is of release .* not of release bbbb"):
+        performer.do("build", "b" * 16, *release.how)
+    stranger = [Ed25519PrivateKey.generate()]
+    stranger = issue_manifest("lab", f"release {release.name}", files_of(release.folder), stranger)
+    board.run("sh", "-c", f"cat >{where}/manifest", stdin=stranger)
+    with pytest.raises(StepError, match="which is no root of this device"):
+        performer.perform(Build(release.name), jetson())
+
+
+def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(performer, board):
+    release, incoming = performer.operator.release.name, f"{TOP}/incoming"
+    board.sh(f"mkdir -p {TOP}/releases/{release}/bin; cp /bin/true {TOP}/releases/{release}/bin/python")
+    board.sh(f"touch {TOP}/releases/{release}/.complete")
+    performer.perform(Configure(""), jetson())
+    board.sh(f"cp -r {incoming} /opt/incoming")
+    for harm in (
+        "sed -i s/User=protofleet/User=root/ {}/unit",
+        "rm {}/unit",
+        "rm {}/manifest",
+        "echo >{}/approval",
+    ):
+        board.sh(f"rm -rf {incoming}; cp -r /opt/incoming {incoming}; {harm.format(incoming)}")
+        for step in ("check", "switch"):
+            with pytest.raises(StepError, match=r"manifest"):
+                performer.do(step, release, "board-1")
+    board.sh(f"rm -rf {incoming}; cp -r /opt/incoming {incoming}")
+    with pytest.raises(StepError, match="is of device board-1 in lab, not of device board-2"):
+        performer.do("switch", release, "board-2")
+    assert board.sh(f"test -e {UNIT} || test -e /etc/protofleet/device.settings; echo $?") == "1"
+    performer.perform(Switch(release), jetson())
+    assert "User=protofleet" in board.sh(f"cat {UNIT}") and board.sh(f"ls -A {incoming}") == ""
+    assert board.sh(f"stat -c %a {UNIT} /etc/protofleet/device.settings").split() == ["644", "644"]
+
+
+def test_the_roots_of_a_device_are_followed_and_not_exchanged(performer, board, operator, tmp_path):
+    authority = Authority(Path(operator.fleet.root))
+    begin_rotation(authority, 10.0)
+    later = Operator(operator.fleet, operator.release, lambda name, fingerprint: True)
+    made = performer_of(later, board)
+    made.perform(Prepare(), jetson())
+    both = later.roots()
+    assert board.sh("cat /etc/protofleet/roots") == both.strip()
+    finish_rotation(Authority(Path(operator.fleet.root)), force=True)
+    last = performer_of(Operator(operator.fleet, operator.release, lambda name, fingerprint: True), board)
+    last.perform(Prepare(), jetson())
+    assert board.sh("cat /etc/protofleet/roots") == last.operator.roots().strip()
+    stranger = operator_of(tmp_path, operator.fleet.software.wheels, "other")
+    for other in (stranger, operator_like(both, last.operator)):
+        with pytest.raises(StepError, match="remove /etc/protofleet/roots there first"):
+            performer_of(other, board).perform(Prepare(), jetson())
+    assert board.sh("cat /etc/protofleet/roots") == last.operator.roots().strip()
+
+
+def operator_like(roots, operator):
+    """The same, but it offers these roots."""
+    made = Operator(operator.fleet, operator.release, lambda name, fingerprint: True)
+    made.roots = lambda: roots
+    return made
+
+
+def test_signatures_are_judged_as_by_cryptography():
+    for number in range(12):
+        key, message = Ed25519PrivateKey.generate(), os.urandom(number * 7)
+        public, good = key.public_key().public_bytes_raw(), key.sign(message)
+        assert verify.signed(public, good, message)
+        assert not verify.signed(public, good, message + b"x")
+        for at in (0, 31, 32, 63):
+            other = good[:at] + bytes([good[at] ^ 1 << number % 8]) + good[at + 1 :]
+            assert not verify.signed(public, other, message)
+        assert not verify.signed(public[:7] + bytes([public[7] ^ 4]) + public[8:], good, message)
+        again = good[:32] + (int.from_bytes(good[32:], "little") + verify.ORDER).to_bytes(32, "little")
+        assert not verify.signed(public, again, message), "a second form of the same signature"

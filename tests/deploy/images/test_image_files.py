@@ -1,0 +1,135 @@
+"""What images are made of and built upon, without an engine."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from protofleet.deploy.images.build import Build, base_of, build_context, moving
+from protofleet.deploy.images.built import note
+from protofleet.deploy.locks.lockfile import read_lock
+from protofleet.deploy.stack.__main__ import parser, stack_of
+from tests.deploy.locks.test_locks import SOURCE, wheel_of
+
+ID = "sha256:" + "0" * 64
+DIGEST = f"python@{ID}"
+# Of each image the engine's id, as docker tells it: files beside it.
+DOCKER = """\
+#!/bin/sh
+cd "$(dirname "$0")"
+[ "$1" = compose ] && exit 0
+for name; do :; done
+cat "ids/$(basename "${name%:latest}")" 2>/dev/null || { echo "Error: No such image: $name" >&2; exit 1; }
+"""
+
+
+def test_packages_of_an_image_come_by_their_hashes_but_for_those_that_are_pinned_elsewhere(tmp_path):
+    wheel_of(tmp_path, "rich", "99.0")
+    with build_context([tmp_path], [("torch", "2.7.1"), ("msgpack", "1.0.8")]) as context:
+        locked = {package.name: package for package in read_lock((context / "locks/device.txt").read_text())}
+        assert "msgpack" not in locked and locked["rich"].version == "99.0" and "numpy" in locked
+        assert (context / "locks/pins.txt").read_text() == "msgpack==1.0.8\n"
+        text = (context / "Dockerfile").read_text().replace("\\\n", "")
+    installs = [line for line in text.splitlines() if " install " in line and "/locks/" in line]
+    hashed = [line for line in installs if "/locks/device.txt" in line or "/locks/data.txt" in line]
+    assert len(hashed) == 2 and all("--require-hashes" in line and "--only-binary" in line for line in hashed)
+
+
+def test_an_image_that_a_tag_alone_names_is_said():
+    assert base_of(Build("edge")) == "python:3.11-slim-bookworm" and base_of(Build("edge", DIGEST)) == DIGEST
+    assert moving([DIGEST, ID]) == ""
+    assert moving(["protofleet/edge"]).startswith("protofleet/edge: a tag"), (
+        "ours, too, unless it was built here"
+    )
+    assert moving(["edge@sha256:0"]) != ""
+    assert moving(["b:1", DIGEST, "a:2"]).startswith("a:2, b:1: tags, which may be moved; name@sha256:")
+
+
+def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
+    command = [sys.executable, "-m", "protofleet.deploy.images", "build", "edge", "--pinned"]
+    done = subprocess.run(command, cwd=SOURCE, capture_output=True, text=True)
+    assert done.returncode == 1 and "python:3.11-slim-bookworm: a tag, which may be moved" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--cluster"]])
+def test_a_stack_knows_every_image_that_it_starts(words):
+    images = stack_of(parser().parse_args(["up", *words])).images
+    assert ("rabbitmq:4.1" in images) == bool(words) and ("eclipse-mosquitto:2.0.22" in images) != bool(words)
+    assert "grafana/grafana:12.1.0" in moving(images)
+    assert {"protofleet/coordinator", "protofleet/demo"} <= set(images)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """`up(*words)` against an engine that has a coordinator and a demo, which were built here."""
+    (tmp_path / "ids").mkdir()
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    for name, digit in (("coordinator", "1"), ("demo", "2")):
+        (tmp_path / "ids" / name).write_text(f"sha256:{digit * 64}\n")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for name in ("coordinator", "demo"):
+        note(f"protofleet/{name}", tmp_path / "built.json", environment)
+
+    def up(*words):
+        place = ["--folder", str(tmp_path / "s"), "--built", str(tmp_path / "built.json")]
+        command = [sys.executable, "-m", "protofleet.deploy.stack", "up", *place, "--devices", "1", *words]
+        env = {**os.environ, **environment}
+        return subprocess.run(command, cwd=SOURCE, env=env, capture_output=True, text=True)
+
+    return up
+
+
+def images_of(folder):
+    lines = (folder / "s/compose.env").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "_IMAGE=" in line)
+
+
+def test_a_stack_starts_ours_by_the_ids_that_were_built(engine, tmp_path):
+    done = engine()
+    assert done.returncode == 0 and "protofleet" not in done.stderr, done.stderr
+    told = images_of(tmp_path)
+    assert told["COORDINATOR_IMAGE"] == "sha256:" + "1" * 64
+    assert told["DEVICE_IMAGE"] == "sha256:" + "2" * 64
+    assert told["BROKER_IMAGE"] == "eclipse-mosquitto:2.0.22", "what is not ours stays as it is named"
+    given = "COORDINATOR_IMAGE=protofleet/coordinator:latest"
+    assert engine("--with", given).returncode == 0
+    assert images_of(tmp_path) == told, "the same name at more length"
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (
+            "sha256:" + "3" * 64,
+            f"protofleet/demo is another image than was built here: sha256:{'3' * 64}, not",
+        ),
+        ("", f"protofleet/demo, built here as sha256:{'2' * 64}, is not in this engine"),
+    ],
+)
+def test_another_image_under_a_name_of_ours_is_not_started(engine, tmp_path, now, words):
+    (tmp_path / "ids/demo").write_text(now) if now else (tmp_path / "ids/demo").unlink()
+    done = engine()
+    assert done.returncode == 1 and done.stderr.startswith(f"stack: {words}") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "s").exists(), "nothing was made"
+    assert engine("--with", f"DEVICE_IMAGE={ID}").returncode == 0, "whoever wants it names it by its id"
+    assert images_of(tmp_path)["DEVICE_IMAGE"] == ID
+
+
+def test_an_image_of_ours_of_which_nothing_is_known_is_a_tag_like_others(engine, tmp_path):
+    (tmp_path / "built.json").unlink()
+    done = engine()
+    assert done.returncode == 0 and "protofleet/coordinator, protofleet/demo: tags" in done.stderr
+    fixed = [f"{name}_IMAGE={DIGEST}" for name in ("BROKER", "PROMETHEUS", "GRAFANA")]
+    done = engine("--pinned", *(word for text in fixed for word in ("--with", text)))
+    assert done.returncode == 1 and "protofleet/coordinator, protofleet/demo: tags" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"protofleet/demo": "demo:1"}'])
+def test_a_broken_list_of_what_was_built_is_said_in_one_line(engine, tmp_path, text):
+    (tmp_path / "built.json").write_text(text)
+    done = engine()
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "built.json" in done.stderr and "remove it, `make images` writes it anew" in done.stderr

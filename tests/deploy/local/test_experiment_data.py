@@ -1,0 +1,70 @@
+"""The papers' Digits as the experiment files say them, on small files in the published formats."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.deploy.local.experiment import read_experiment
+from protofleet.edge_client.data.shard import load
+from tests.edge_client.data.files import write_class_folders, write_mnist, write_svhn, write_usps
+
+FOLDER = Path(__file__).parents[3] / "experiments"
+SIZES = {"mnist": (400, 60), "usps": (800, 40), "svhn": (600, 80)}  # of training and test
+PICTURES = {"synth": "test", "mnistm": "test", "syn": "val"}  # 200 for training and 20 in this half
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    """The shards of an experiment of a person whose home has all of Digits."""
+    home = tmp_path_factory.mktemp("home")
+    cache = home / ".cache" / "protofleet"
+    write_mnist(cache / "mnist", *SIZES["mnist"])
+    for source in ("usps", "svhn"):
+        (cache / source).mkdir()
+    dice = np.random.default_rng(0)
+    for name, n in zip(("usps.bz2", "usps.t.bz2"), SIZES["usps"], strict=True):
+        write_usps(cache / "usps" / name, dice.uniform(-1, 1, (n, 256)), np.arange(n) % 10)
+    for name, n in zip(("train", "test"), SIZES["svhn"], strict=True):
+        images = dice.integers(0, 256, (n, 32, 32, 3), np.uint8)
+        write_svhn(cache / "svhn" / f"{name}_32x32.mat", images, np.arange(n) % 10)
+    for domain, half in PICTURES.items():
+        for where, n in (("train", 20), (half, 2)):
+            write_class_folders(cache / "digits-5" / domain / where, {str(digit): n for digit in range(10)})
+
+    def loaded(file):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(home))
+            patch.delenv("PROTOFLEET_DATA", raising=False)
+            shards = read_experiment(FOLDER / file, ["data.size=8"]).shards()
+            return {name: load(data) for name, data in shards.items()}
+
+    return loaded
+
+
+def sizes(shards):
+    return {name: (len(s.train.y), len(s.validation.y), len(s.test.y)) for name, s in shards.items()}
+
+
+def test_fedlsas_ten_devices_have_a_hundredth_of_a_domain_and_the_published_test(loaded):
+    assert sizes(loaded("fedlsa/table2-digits-fedlsa.toml")) == {
+        "mnist": (4, 0, 60),
+        **{f"usps-{i}": (8, 0, 40) for i in (1, 2, 3, 4)},
+        **{f"svhn-{i}": (6, 0, 80) for i in (1, 2)},
+        **{f"syn-{i}": (2, 0, 20) for i in (1, 2, 3)},
+    }
+
+
+def test_fedplccs_five_devices_have_300_samples_of_all_digits_alike_and_the_published_test(loaded):
+    found = loaded("fedplcc/table2-digit5-fedplcc.toml")
+    assert sizes(found) == {
+        "mnist": (300, 0, 60), "usps": (300, 0, 40), "svhn": (300, 0, 80),
+        "synth": (200, 0, 20), "mnistm": (200, 0, 20),
+    }  # fmt: skip
+    assert found["usps"].counts().tolist() == [30] * 10
+
+
+def test_fedpalls_five_devices_test_on_a_fifth_of_all_and_learn_from_a_tenth_of_the_rest(loaded):
+    found = sizes(loaded("fedpall/table1-digits-fedpall.toml"))
+    everything = {**{name: sum(both) for name, both in SIZES.items()}, "synth": 220, "mnistm": 220}
+    assert found == {name: (round(0.08 * n), 0, round(0.2 * n)) for name, n in everything.items()}

@@ -1,0 +1,170 @@
+"""The experiment files can be run as they stand, and a file may rest on another, its base."""
+
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.local.experiment import Experiment, coordinator_settings, read_experiment
+from protofleet.methods.nets import catalog as nets
+from protofleet.protocol.settings.reader import SettingsError, tomllib
+from protofleet.protocol.transport.address import BrokerAddress
+
+FOLDER = Path(__file__).parents[3] / "experiments"
+FILES = sorted(path for path in FOLDER.rglob("*.toml") if path.parent.name != "base")
+BASES = sorted(FOLDER.rglob("base/*.toml"))
+PAPERS = sorted({path.parent for path in FILES} - {FOLDER, FOLDER / "digits"})
+of_every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def networks_are_built_once():
+    """Nineteen files have the same eight networks, of which GoogLeNet alone takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nets, "build", cache(nets.build))
+        yield
+
+
+@cache
+def read(path: Path) -> Experiment:
+    return read_experiment(path, [])
+
+
+@of_every_file
+def test_a_file_says_a_run_that_can_start(path):
+    experiment = read(path)  # decodes, and checks every device's settings
+    plan = coordinator_settings(experiment, BrokerAddress(), Path("runs"), "").plan()
+    with torch.device("meta"):
+        assert plan.model().classes == experiment.classes
+
+
+@of_every_file
+def test_a_run_is_named_after_its_file(path):
+    own = path.stem.startswith(path.parent.name) or path.parent == FOLDER
+    assert read(path).name == (path.stem if own else f"{path.parent.name}-{path.stem}")
+
+
+@of_every_file
+def test_a_file_begins_by_saying_what_it_is(path):
+    assert path.read_text().startswith("# ")
+
+
+def test_no_two_files_are_runs_of_one_name():
+    names = [read(path).name for path in FILES]
+    assert len(set(names)) == len(names)
+
+
+def test_nobody_is_waited_for_in_vain():
+    """A [policy] without a quorum would go on with the first answer."""
+    for path in FILES:
+        experiment = read(path)
+        asked = experiment.rules().cohort or len(experiment.shards())
+        assert experiment.rules().quorum == asked, path
+
+
+def root_of(path: Path) -> Path:
+    """The base of its base ..."""
+    base = tomllib.loads(path.read_text()).get("base")
+    return root_of((path.parent / base).resolve()) if base else path
+
+
+@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder):
+    rows = defaultdict(list)
+    for path in folder.glob("*.toml"):
+        table = root_of(path) if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
+        rows[table].append(read(path))
+    for table, experiments in rows.items():
+        shared = [(e.shards(), e.rounds, e.seed, e.rules()) for e in experiments]
+        assert all(one == shared[0] for one in shared), table
+        assert len({e.devices.networks for e in experiments} - {()}) <= 1, table
+
+
+@pytest.mark.parametrize("folder", PAPERS, ids=lambda folder: folder.name)
+def test_every_paper_has_runs_on_the_digits_that_need_no_download(folder):
+    found = {path.stem.removesuffix("-digits"): read(path) for path in folder.glob("*-digits.toml")}
+    assert folder.name in found
+    assert {"singleset", "fedavg", "fedprox", "fedproto"} == {
+        path.stem for path in (FOLDER / "digits").iterdir()
+    }
+    for experiment in found.values():
+        assert (experiment.data.source, experiment.data.root) == ("digits", "")
+        assert {data.domain for data in experiment.shards().values()} in ({""}, SIX)
+
+
+SIX = {"mnist", "optdigits", "mfeat", "synth", "mnistm", "street"}
+
+
+def test_every_base_is_one():
+    used = {path.parent / tomllib.loads(path.read_text()).get("base", "") for path in [*FILES, *BASES]}
+    assert set(BASES) <= {path.resolve() for path in used}
+
+
+# How a file rests on another
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_tables_are_merged_key_by_key_and_all_else_is_replaced(write):
+    write("base/common.toml", 'rounds = 9\n[method]\nname = "fedprox"\nmu = 0.5\nlr = 0.1\n[data]\nsize = 16')
+    write("base/two.toml", 'base = "common.toml"\nseed = 3\n[devices]\nclients = { mnist = 1, synth = 1 }')
+    row = write("row.toml", 'base = "base/two.toml"\nname = "row"\nseed = 4\n[method]\nmu = 0.2\nepochs = 1')
+    found = read_experiment(row, [])
+    assert found == Experiment(
+        "row", 9, {"name": "fedprox", "mu": 0.2, "lr": 0.1, "epochs": 1}, seed=4,
+        data=found.data, devices=found.devices,
+    )  # fmt: skip
+    assert found.data.size == 16
+    assert found.devices.clients == {"mnist": 1, "synth": 1}
+
+
+def test_a_base_is_found_beside_the_file_that_names_it(write, monkeypatch):
+    path = write("deep/row.toml", 'base = "../whole.toml"')
+    write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedavg" }')
+    monkeypatch.chdir(path.parent.parent)
+    assert read_experiment(Path("deep/row.toml"), []) == read_experiment(Path("whole.toml"), [])
+
+
+def test_what_the_command_line_sets_is_on_top(write):
+    write("whole.toml", 'name = "whole"\nrounds = 1\nmethod = { name = "fedprox", mu = 1.0 }')
+    row = write("row.toml", 'base = "whole.toml"\n[method]\nmu = 2.0')
+    assert read_experiment(row, ["method.mu=3.0"]).method["mu"] == 3.0
+
+
+def test_bases_in_a_circle_are_refused(write):
+    first = write("first.toml", 'base = "second.toml"')
+    write("second.toml", 'base = "./first.toml"')
+    with pytest.raises(SettingsError, match="circle: first.toml -> second.toml -> first.toml"):
+        read_experiment(first, [])
+
+
+@pytest.mark.parametrize("base", ["7", '"none.toml"', '""', '["a.toml"]', "{ a = 1 }"])
+def test_a_base_that_is_no_file_is_refused(write, base):
+    path = write("row.toml", f"base = {base}\nrounds = 1")
+    with pytest.raises(SettingsError, match=r"row.toml: base is .*, it must be a TOML file's path"):
+        read_experiment(path, [])
+
+
+def test_a_mistake_in_a_base_names_the_base(write):
+    path = write("row.toml", 'base = "broken.toml"')
+    write("broken.toml", "rounds = ")
+    with pytest.raises(SettingsError, match=r"broken.toml is not TOML"):
+        read_experiment(path, [])
+
+
+def test_the_data_of_a_file_with_a_base_can_be_asked_for(capsys):
+    few = ["--set", "data.samples=20", "--set", "data.test_samples=5"]
+    assert main(["data", str(FOLDER / "fedlsa" / "ablation-no-sep-digits.toml"), *few]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(SIX)

@@ -1,0 +1,112 @@
+"""A run that is killed with all its processes goes on to the same bits; and nothing else is taken for it."""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from protofleet.coordinator.observe.journal import read_rounds
+from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
+
+__all__ = ["place"]  # a fixture
+SEED = int(
+    os.environ.get("PROTOFLEET_TEST_SEED", time.time_ns() % 100_000)
+)  # another moment in every session
+
+
+def bits(folder):
+    """Names of the objects that the run has come to: they are hashes."""
+    with sqlite3.connect(folder / "coordinator" / "spool.sqlite") as db:
+        server = db.execute("SELECT object FROM checkpoint ORDER BY round DESC, id DESC").fetchone()[0]
+    books = {
+        p.parent.name: json.loads(p.read_text())["book"] for p in (folder / "devices").glob("*/device.json")
+    }
+    return server, {
+        name: (book["half"], [a["object"] for a in book["answers"]]) for name, book in books.items()
+    }
+
+
+def children(pid):
+    found = subprocess.run(
+        ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True
+    ).stdout.split()
+    return [int(child) for child in found]
+
+
+def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place):
+    (place / "small.toml").write_text(
+        SMALL.format(data=place / "data", broker="auto").replace("count = 3", "count = 2")
+    )
+    arguments = [
+        "run",
+        "small.toml",
+        "--set",
+        "rounds=6",
+        "--set",
+        "method.name=fedpall",
+        "--set",
+        "method.epochs=1",
+    ]
+    whole = protofleet(*arguments, "--runs", "whole", cwd=place, timeout=200)
+    assert whole.returncode == 0, whole.stderr
+    run = subprocess.Popen(
+        command(*arguments), cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_for_rounds(place, 1)
+    time.sleep(random.Random(SEED).random() * 1.5)  # anywhere in what is left of it, mostly
+    family = children(run.pid)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert wait_until(lambda: not any(alive(child) for child in family)), "its processes end with it"
+    again = protofleet(*arguments, "--resume", cwd=place, timeout=200)
+    if "is finished" not in again.stderr:  # on a fast machine it may have come to its end
+        assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
+    assert bits(place / "runs" / "small") == bits(place / "whole" / "small"), f"PROTOFLEET_TEST_SEED={SEED}"
+    assert [line["round"] for line in lines(place)] == list(range(1, 8))
+    for one, other in zip(lines(place), read_rounds(place / "whole" / "small" / "rounds.jsonl"), strict=True):
+        assert sum(one["payload"]["up"].values()) >= sum(other["payload"]["up"].values()), "none is lost"
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if true():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [("nothing", "runs/small does not exist"), ("a finished run", "runs/small is finished")],
+)
+def test_resume_begins_no_new_run(place, left, words):
+    if left == "a finished run":
+        folder = place / "runs" / "small"
+        folder.mkdir(parents=True)
+        (folder / "experiment.toml").write_text("")
+        (folder / "summary.json").write_text("{}")
+    done = protofleet("run", "small.toml", "--resume", cwd=place)
+    assert done.returncode == 2 and "there is nothing to resume" in done.stderr and words in done.stderr
+    assert left != "nothing" or not (place / "runs").exists()
+
+
+def test_resume_is_for_one_run_and_not_for_a_fresh_one(place):
+    done = protofleet("run", "small.toml", "--resume", "--fresh", cwd=place)
+    assert done.returncode == 2 and "not allowed with" in done.stderr
+    done = protofleet("run", "small.toml", "--resume", "--seeds", "1", "2", cwd=place)
+    assert done.returncode == 2 and "--resume goes on with one run" in done.stderr

@@ -1,0 +1,239 @@
+"""The command as a person uses it: whole runs in real processes, and every mistake in one clear line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SMALL = """
+name = "small"
+rounds = 2
+classes = 3
+[method]
+name = "fedavg"
+epochs = 1
+batch = 8
+[network]
+name = "mlp"
+[data]
+source = "folder"
+root = "{data}"
+size = 8
+split = "iid"
+[devices]
+count = 3
+[broker]
+kind = "{broker}"
+"""
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "protofleet", *map(str, arguments)]
+
+
+def protofleet(*arguments, cwd, timeout=120):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command(*arguments), cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+
+
+@pytest.fixture
+def place(tmp_path):
+    return furnished(tmp_path)
+
+
+def furnished(tmp_path):
+    """A folder with data and an experiment."""
+    from PIL import Image
+
+    dice = np.random.default_rng(0)
+    for label in ("circle", "line", "square"):
+        folder = tmp_path / "data" / label
+        folder.mkdir(parents=True)
+        base = dice.integers(0, 255, (8, 8, 3))
+        for i in range(40):
+            noisy = np.clip(base + dice.integers(-20, 20, base.shape), 0, 255).astype(np.uint8)
+            Image.fromarray(noisy).save(folder / f"{i}.png")
+    (tmp_path / "small.toml").write_text(SMALL.format(data=tmp_path / "data", broker="auto"))
+    return tmp_path
+
+
+def lines(place, name="small"):
+    return [json.loads(line) for line in (place / "runs" / name / "rounds.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
+def test_a_run_leaves_its_results_and_its_report(place, broker):
+    (place / "small.toml").write_text(SMALL.format(data=place / "data", broker=broker))
+    done = protofleet("run", "small.toml", cwd=place)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [r["round"] for r in lines(place)] == [1, 2, 3]
+    run = place / "runs" / "small"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["method"] == "fedavg" and summary["rounds"] == 2
+    assert "<svg" in (run / "report.html").read_text()
+    assert {"experiment.toml", "ledger.sqlite"} <= {p.name for p in run.iterdir()}
+    assert "Traceback" not in done.stderr + "".join(p.read_text() for p in (run / "logs").glob("*.log"))
+
+
+def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place):
+    wild = ("method.lr=1000.0", "method.momentum=0.99", "method.epochs=40")
+    options = ("small.toml", *(part for change in wild for part in ("--set", change)))
+    done = protofleet("run", *options, cwd=place)
+    assert done.returncode == 4, done.stderr + done.stdout
+    assert done.stderr.splitlines()[-1].startswith("protofleet: the run has diverged: ")
+    assert "Traceback" not in done.stderr
+    run = place / "runs" / "small"
+    assert "This run has diverged: " in (run / "report.html").read_text()
+    again = protofleet("run", *options, "--seeds", "0", cwd=place)
+    assert again.returncode == 1 and "failed: small-s0: the run has diverged: " in again.stdout
+    once_more = protofleet("run", *options, "--seeds", "0", cwd=place)
+    assert "diverged: " in once_more.stdout and "already" in once_more.stdout and once_more.returncode == 1
+
+
+def start(place):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command("run", "small.toml", "--set", "rounds=40"),
+        cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for_rounds(place, number):
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        try:
+            if len(lines(place)) >= number:
+                return
+        except FileNotFoundError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"no {number} rounds after 90 s")
+
+
+def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
+    first = start(place)
+    wait_for_rounds(place, 3)
+    first.send_signal(signal.SIGINT)
+    out, err = first.communicate(timeout=40)
+    assert first.returncode == 1 and "continues" in err and "Traceback" not in err
+    before = len(lines(place))
+    assert 3 <= before < 41
+    second = start(place)
+    out, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert "continuing" in out
+    assert [r["round"] for r in lines(place)] == list(range(1, 42))
+
+
+def test_a_finished_run_is_put_aside_and_other_settings_are_not_mixed_into_an_unfinished_one(place):
+    run = place / "runs" / "small"
+    run.mkdir(parents=True)
+    (run / "experiment.toml").write_text("rounds = 99\n")
+    done = protofleet("run", "small.toml", cwd=place)
+    assert done.returncode == 2 and "--fresh puts it aside" in done.stderr
+    (run / "summary.json").write_text("{}")
+    done = protofleet("run", "small.toml", cwd=place)
+    assert done.returncode == 0 and (place / "runs" / "small.1" / "experiment.toml").exists()
+
+
+MISTAKES = {
+    "unknown key": (["run", "small.toml", "--set", "method.tua=1"], 2, "method.tua is not a setting"),
+    "wrong type": (["run", "small.toml", "--set", "rounds=many"], 2, 'rounds is "many", but must be a whole number'),
+    "impossible value": (["run", "small.toml", "--set", "method.lr=-1"], 2, "lr is -1"),
+    "unknown method": (["run", "small.toml", "--set", "method.name=fedmagic"], 2, "no method 'fedmagic'; there are"),
+    "unknown network": (["run", "small.toml", "--set", "network.name=vgg"], 2, "no network 'vgg'; there are"),
+    "unknown source": (["run", "small.toml", "--set", "data.source=moon"], 2, "moon"),
+    "no such file": (["run", "none.toml"], 2, "there is no file none.toml"),
+    "not TOML": (["run", "data/circle/1.png"], 2, "cannot be read"),
+    "quorum too large": (["run", "small.toml", "--set", "policy.quorum=9"], 2, "policy.quorum is 9"),
+    "no broker": (
+        ["run", "small.toml", "--set", "broker.kind=external", "--set", "broker.address.port=1"], 1,
+        "nothing listens there",
+    ),
+    "empty data folder": (["run", "small.toml", "--set", "data.root={empty}"], 1, "{empty}"),
+    "other classes": (["run", "small.toml", "--set", "classes=4"], 2, "classes is 4, but "),
+    "no report": (["report", "nowhere"], 1, "nowhere"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_clear_line_with_its_exit_code(place, mistake):
+    arguments, code, words = MISTAKES[mistake]
+    empty = place / "empty"
+    empty.mkdir()
+    done = protofleet(*(a.replace("{empty}", str(empty)) for a in arguments), cwd=place)
+    said = done.stderr + done.stdout
+    assert done.returncode == code, said
+    assert words.replace("{empty}", str(empty)) in said, said
+    assert "Traceback" not in said
+    assert len([line for line in done.stderr.splitlines() if line.startswith("protofleet: ")]) == 1
+
+
+DEVICE = """
+name = "a"
+key = "keys/a.key"
+coordinator_key = "keys/coordinator.pub"
+patience_seconds = 1.0
+[broker]
+port = {port}
+[data]
+source = "folder"
+root = "data"
+size = 8
+"""
+
+
+def test_a_device_without_a_broker_or_a_key_says_so(place):
+    (place / "device.toml").write_text(DEVICE.format(port=1))
+    done = protofleet("device", "device.toml", cwd=place)
+    assert done.returncode == 2 and "there is no key file keys/a.key" in done.stderr
+    assert protofleet("keys", "coordinator", "a", cwd=place).returncode == 0
+    assert (place / "keys" / "a.key").stat().st_mode & 0o777 == 0o600
+    done = protofleet("device", "device.toml", cwd=place)
+    assert done.returncode == 1 and "127.0.0.1:1" in done.stderr and "gave up after 1 s" in done.stderr
+    assert not re.search("Traceback", done.stderr)
+
+
+def test_keys_are_never_overwritten(place):
+    assert protofleet("keys", "a", cwd=place).returncode == 0
+    done = protofleet("keys", "a", cwd=place)
+    assert done.returncode == 2 and "exists" in done.stderr
+
+
+def mount(place, size):
+    """A small disk of its own; only root may make one."""
+    place.mkdir(exist_ok=True)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
+
+
+def test_a_full_disk_is_one_clear_line_and_the_run_continues_when_there_is_room(place):
+    runs = place / "runs"
+    mount(runs, "3m")
+    try:
+        done = protofleet(
+            "run", "small.toml", "--set", "rounds=3", "--set", "network.feature_size=400", cwd=place
+        )
+        assert done.returncode == 1 and "is full; make room" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+        subprocess.run(["mount", "-o", "remount,size=100m", str(runs)], check=True)
+        done = protofleet(
+            "run", "small.toml", "--set", "rounds=3", "--set", "network.feature_size=400", cwd=place
+        )
+        assert done.returncode == 0, done.stderr
+        assert [r["round"] for r in lines(place)] == [1, 2, 3, 4]
+    finally:
+        subprocess.run(["umount", str(runs)], check=True)

@@ -1,0 +1,67 @@
+"""The broker of `protofleet run`: everybody enrolled and in TLS, unless the settings say otherwise."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.local.experiment import Experiment
+from protofleet.deploy.local.run import local_broker, make_way
+from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
+from protofleet.protocol.transport.address import preflight
+
+TABLE = {
+    "name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"},
+    "devices": {"clients": {"mnist": 2}},
+}  # fmt: skip
+
+
+def experiment(**broker):
+    return decode(Experiment, {**TABLE, "broker": broker})
+
+
+@pytest.mark.parametrize("choice", [{"kind": "mosquitto"}, {"kind": "mosquitto", "tls": "on"}])
+def test_a_mosquitto_takes_the_parties_of_the_run_and_nobody_else(tmp_path, broker, choice):
+    with local_broker(experiment(**choice), tmp_path) as reached:
+        assert "TLS 1.3" in reached.words
+        for name in ("coordinator", "mnist-1", "mnist-2"):
+            assert preflight(reached.by(name)) is None
+            assert f"/{name}/" in reached.by(name).tls.cert
+        bare = replace(reached.address, tls=None)
+        assert preflight(bare) is not None
+    before = reached.by("mnist-1")
+    with local_broker(experiment(**choice), tmp_path) as again:  # a run that is continued keeps its keys
+        assert again.by("mnist-1").tls == before.tls and preflight(again.by("mnist-1")) is None
+
+
+def test_a_run_in_the_clear_has_to_be_asked_for(tmp_path, broker):
+    with local_broker(experiment(kind="mosquitto", tls="off"), tmp_path) as reached:
+        assert reached.by("mnist-1").tls is None and "TLS" not in reached.words
+        assert preflight(reached.address) is None
+    assert (tmp_path / "enrolled" / "devices").exists(), "messages are sealed all the same"
+
+
+def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedded):
+    with local_broker(experiment(kind="embedded"), tmp_path) as reached:
+        assert reached.by("mnist-1").tls is None and preflight(reached.address) is None
+    for kind, words in (("embedded", "has none"), ("external", r"has what address\.tls says")):
+        with pytest.raises(SettingsError, match=words):
+            experiment(kind=kind, tls="on")
+
+
+def test_a_device_that_bears_the_brokers_name_is_told(tmp_path):
+    with pytest.raises(SettingsError, match="cannot be called 'broker'"):
+        enrol_fleet(tmp_path, "tiny", ["d1", "broker"])
+
+
+def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
+    """It wrote its settings without those that have come since."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    lines = write_toml(encode(experiment())).splitlines()
+    earlier = "\n".join(line for line in lines if not line.startswith("metrics_host"))
+    (folder / "experiment.toml").write_text(earlier)
+    make_way(experiment(), tmp_path, fresh=False)
+    assert "continuing the unfinished run" in capsys.readouterr().out
+    with pytest.raises(SettingsError, match="unfinished run with other settings"):
+        make_way(replace(experiment(), rounds=2), tmp_path, fresh=False)

@@ -1,0 +1,208 @@
+"""Each alert is raised by what it is for, and by nothing else: Prometheus' own rule tests, from one table."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "deploy" / "compose" / "prometheus"
+RULES = FOLDER / "rules"
+DAY = 86_400
+PROMTOOL = shutil.which("promtool")
+
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool here; make container-tools installs it"
+)
+
+# Rounds of 10 seconds: the buckets that the 95th percentile is taken from. One sample a minute.
+ROUNDS = {
+    'protofleet_round_duration_seconds_bucket{job="coordinator", le="8"}': "0x10000",
+    'protofleet_round_duration_seconds_bucket{job="coordinator", le="16"}': "0+6x10000",
+    'protofleet_round_duration_seconds_bucket{job="coordinator", le="+Inf"}': "0+6x10000",
+}
+RUNNING = {"protofleet_round": "5x10000", "protofleet_rounds_planned": "100x10000"}
+LAST = "protofleet_round_last_commit_timestamp_seconds"
+SEEN = 'protofleet_device_last_seen_timestamp_seconds{device="d1"}'
+END = 'protofleet_certificate_expiry_timestamp_seconds{instance="c"}'
+DISK = 'protofleet_disk_available_bytes{instance="c"}'
+REJECTED = 'protofleet_rejected_total{job="coordinator", reason="%s"}'
+LATE, GOOD = (f'protofleet_updates_total{{verdict="{verdict}"}}' for verdict in ("late", "accepted"))
+CONNECTED, OUTBOX = (f'protofleet_device_{name}{{device="d1"}}' for name in ("connected", "outbox_answers"))
+WIRE, TENSORS = (
+    f'protofleet_message_{w}bytes_total{{job="coordinator", kind="weights"}}' for w in ("wire_", "")
+)
+ROUND, PLANNED = 'protofleet_round{instance="c"}', 'protofleet_rounds_planned{instance="c"}'
+VERSION = 'protofleet_build_info{version="%s", role="%s"}'
+ACCURACY = 'protofleet_accuracy_ratio{split="test", domain="m", view="global"}'
+UP = 'up{job="coordinator", instance="c"}'
+
+
+# alert -> (series that raise it, series that do not, minutes after which one looks)
+CASES = {
+    "RoundStalled": ({LAST: "60x10000", **RUNNING, **ROUNDS}, {LAST: "0+60x10000", **RUNNING, **ROUNDS}, 30),
+    "QuorumLost": (
+        {"protofleet_devices_present": "1x100", "protofleet_quorum": "2x100"},
+        {"protofleet_devices_present": "2x100", "protofleet_quorum": "2x100"}, 30,
+    ),
+    "ParticipationDrop": (
+        {"protofleet_participation_ratio": "1x120 0.7x120"}, {"protofleet_participation_ratio": "1x120 0.9x120"}, 200,
+    ),
+    "LateAnswers": (
+        {LATE: "0+1x100", GOOD: "0+2x100"},
+        {LATE: "0+1x100", GOOD: "0+9x100"}, 90,
+    ),
+    "DomainAccuracyDrop": ({ACCURACY: "0.9x60 0.7x20"}, {ACCURACY: "0.9x60 0.85x20"}, 70),
+    "BytesPerRoundAnomaly": (
+        {'protofleet_round_wire_bytes{direction="up"}': "100x300 300x60"},
+        {'protofleet_round_wire_bytes{direction="up"}': "100x300 150x60"}, 320,
+    ),
+    "RejectedUpdates": ({REJECTED % "bad_signature": "0x10 1x20"}, {REJECTED % "late": "0x10 1x20"}, 15),
+    "ClockAhead": ({REJECTED % "boot_ahead": "0x10 1x20"}, {REJECTED % "stale_boot": "0x10 1x20"}, 15),
+    "MessagesMissing": (
+        {'protofleet_device_messages_missing{device="d1"}': "3x60"},
+        {'protofleet_device_messages_missing{device="d1"}': "3x9 0 3x9 0 3x9 0 3x9 0x60"}, 45,
+    ),
+    "CoordinatorSilent": (
+        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "1x60"},
+        {'protofleet_device_coordinator_silent{device="d1"}': "1x60", 'up{job="coordinator"}': "0x60"}, 15,
+    ),
+    "AnswerPutAside": (
+        {"protofleet_answers_aside_total": "0x10 1x20"}, {"protofleet_answers_aside_total": "1x30"}, 15,
+    ),
+    "RoundTakenBack": (
+        {"protofleet_rounds_taken_back_total": "0x10 1x20"}, {"protofleet_rounds_taken_back_total": "1x30"}, 15,
+    ),
+    "FloodOfRejected": ({REJECTED % "flood": "0+120x60"}, {REJECTED % "flood": "0+30x60"}, 30),
+    "TwoCoordinators": (
+        {'protofleet_rejected_total{job="devices", reason="stale_epoch"}': "0x10 1x20"},
+        {'protofleet_coordinator_epoch{instance="c"}': "3x30"}, 15,
+    ),
+    "CertificateExpiring": ({END: f"{20 * DAY}x200"}, {END: f"{40 * DAY}x200"}, 90),
+    "CertificateExpiringNow": ({END: f"{1 * DAY}x200"}, {END: f"{5 * DAY}x200"}, 90),
+    "DeviceMissing": ({SEEN: "60x100", **ROUNDS}, {SEEN: "0+60x100", **ROUNDS}, 60),
+    "DeviceCutOff": (
+        {CONNECTED: "0x60"}, {CONNECTED: "1x5 0x3 1x60"}, 15,
+    ),
+    "DeviceHot": (
+        {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "90x60"},
+        {'protofleet_device_temperature_celsius{device="d1", zone="gpu"}': "70x60"}, 15,
+    ),
+    "WillsNotDue": (
+        {'protofleet_device_wills_total{device="d1", outcome="refuted"}': "0+1x100"},
+        {'protofleet_device_wills_total{device="d1", outcome="left"}': "0+1x100"}, 60,
+    ),
+    "DeviceThrottled": (
+        {'protofleet_device_throttled{device="d1"}': "1x60"},
+        {'protofleet_device_throttled{device="d1"}': "1x5 0 1x5 0x60"}, 15,
+    ),
+    "TrainingDies": (
+        {'protofleet_device_training_deaths_total{device="d1"}': "0x10 1x10 2x10 3x60"},
+        {'protofleet_device_training_deaths_total{device="d1"}': "0x10 1x60"}, 40,
+    ),
+    "DeviceMemoryLow": (
+        {'protofleet_device_memory_available_bytes{device="d1"}': "1000000x60"},
+        {'protofleet_device_memory_available_bytes{device="d1"}': "1000000000x60"}, 15,
+    ),
+    "OutboxStuck": (
+        {OUTBOX: "1x60", CONNECTED: "1x60"},
+        {OUTBOX: "1x9 0 1x60", CONNECTED: "1x60"}, 22,
+    ),
+    "DiskFull": (
+        {'protofleet_device_disk_full{instance="d1"}': "1x60"},
+        {'protofleet_device_disk_full{instance="d1"}': "0x60", 'protofleet_disk_full{instance="c"}': "0x60"}, 15,
+    ),
+    "FilesDamaged": (
+        {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "1x60"},
+        {'protofleet_checkpoint_fallbacks_total{instance="c", what="snapshot"}': "0x60",
+         'protofleet_device_fallbacks{instance="d1"}': "0x60"}, 15,
+    ),
+    "OlderCopies": (
+        {'protofleet_older_copies_total{instance="c", device="d1", whose="coordinator"}': "0x10 1x50"},
+        {'protofleet_older_copies_total{instance="c", device="d1", whose="coordinator"}': "1x60"}, 30,
+    ),
+    "DeviceBanned": (
+        {'protofleet_banned_devices{instance="c"}': "1x60"}, {'protofleet_banned_devices{instance="c"}': "0x60"}, 15,
+    ),
+    "OwnErrors": (
+        {'protofleet_peers_cut_off_total{instance="c"}': "0x10 1x50"},
+        {'protofleet_peers_cut_off_total{instance="c"}': "1x60",
+         'protofleet_observer_errors_total{instance="c"}': "0x60"}, 30,
+    ),
+    "DiskWillFill": ({DISK: "8000000000-10000000x300"}, {DISK: "8000000000-100000x300"}, 240),
+    "VersionSkew": (
+        {VERSION % ("1", "device"): "1x3000", VERSION % ("2", "device"): "1x3000"},
+        {VERSION % ("1", "device"): "1x3000", VERSION % ("1", "coordinator"): "1x3000"}, 1500,
+    ),
+    "BrokerDropping": (
+        {WIRE: "0+150x100",
+         TENSORS: "0+100x100"},
+        {WIRE: "0+105x100",
+         TENSORS: "0+100x100"}, 60,
+    ),
+    "CoordinatorAbsent": (
+        {UP: "1x5 0x60", ROUND: "5x5", PLANNED: "10x5"},
+        {UP: "1x5 0x60", ROUND: "11x5", PLANNED: "10x5"}, 30,
+    ),
+    "DevicesAbsent": ({'up{job="devices", device="d1"}': "0x60"}, {'up{job="devices", device="d1"}': "1x60"}, 30),
+    "Watchdog": ({}, None, 1),
+}  # fmt: skip
+
+
+def names():
+    return re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text())
+
+
+def test_every_alert_has_a_case():
+    assert sorted(CASES) == sorted(names())
+
+
+def test_every_alert_is_explained_to_whoever_is_called_by_it():
+    text = (FOLDER.parent.parent.parent / "docs" / "operations.md").read_text()
+    assert [name for name in names() if f"`{name}`" not in text] == []
+
+
+@needs_promtool
+def test_prometheus_takes_the_settings(tmp_path):
+    copy = shutil.copytree(FOLDER, tmp_path / "prometheus")
+    (copy / "targets").mkdir()
+    (copy / "targets" / "devices.json").write_text('[{"targets": ["d1:9100"], "labels": {"device": "d1"}}]')
+    done = subprocess.run(
+        [PROMTOOL, "check", "config", str(copy / "prometheus.yml")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("raised", [True, False], ids=["raises", "does_not_raise"])
+def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, raised):
+    """promtool compares all of an alert's labels; here only its name counts: ALERTS is asked as any other series."""
+    tests = []
+    for name, (guilty, innocent, minutes) in CASES.items():
+        series = guilty if raised else innocent
+        if series is None:
+            continue
+        tests.append({
+            "interval": "1m", "name": name,
+            "input_series": [{"series": s, "values": v} for s, v in series.items()],
+            "promql_expr_test": [{
+                "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) > bool 0',
+                "eval_time": f"{minutes}m",
+                "exp_samples": [{"labels": "{}", "value": 1}] if raised else [],
+            }],
+        })  # fmt: skip
+    # The groups are evaluated in the order of group_eval_order: recorded figures first.
+    order = re.findall(
+        r"- name: (\S+)", (RULES / "recording.yml").read_text() + (RULES / "alerts.yml").read_text()
+    )
+    file = tmp_path / "tests.json"
+    table = {
+        "rule_files": [str(p) for p in sorted(RULES.glob("*.yml"))],
+        "evaluation_interval": "1m",
+        "tests": tests,
+    }
+    file.write_text(json.dumps(table | {"group_eval_order": order}))
+    done = subprocess.run([PROMTOOL, "test", "rules", str(file)], capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]

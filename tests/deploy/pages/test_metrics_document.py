@@ -1,0 +1,118 @@
+"""docs/metrics.md is what the code writes, and says of all that a run shows what Prometheus is told of it."""
+
+import re
+import time
+from itertools import chain
+
+import pytest
+
+from protofleet.coordinator.observe.journal import Journal
+from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.pages.metrics import PAGE, meaning, written
+from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.metrics import DeviceMetrics
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.runtime.host_metrics import Place
+from tests.deploy.fleet.boards import jetson_files
+from tests.worlds import simulation
+
+ROWS = re.findall(
+    r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\| (.+) \|$", PAGE.read_text(), re.MULTILINE
+)
+DOCUMENTED = {name: (kind, tuple(filter(None, labels.split(", ")))) for name, kind, labels, _ in ROWS}
+MEANINGS = {name: words for name, _, _, words in ROWS}
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """What a coordinator and a device show after a run, with everything there is to be read."""
+    folder = tmp_path_factory.mktemp("metrics")
+    run = simulation(folder / "run", "fedavg")
+    board = Board(jetson_files(folder / "board"))
+    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())), board)
+    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    run.run()
+    tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
+    metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
+    return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
+
+
+def named(families):
+    for family in families:
+        yield family.name + ("_total" if family.type == "counter" else ""), family
+
+
+def test_the_page_is_the_one_that_the_source_writes():
+    """If not: python -m protofleet.deploy.pages.metrics"""
+    assert PAGE.read_text() == written()
+
+
+def test_every_metric_that_is_shown_is_on_the_page_with_its_type_labels_and_meaning(shown):
+    for name, family in named(chain(*shown.values())):
+        assert name in DOCUMENTED, (
+            f"{name} is not on the page: deploy/pages/metrics.py does not know who shows it"
+        )
+        kind, labels = DOCUMENTED[name]
+        assert (kind, MEANINGS[name]) == (family.type, meaning(family.documentation)), name
+        for sample in family.samples:
+            assert {*sample.labels} - {"le"} == {*labels}, f"{name} has the labels {sorted(sample.labels)}"
+
+
+def test_nothing_is_on_the_page_that_nobody_shows(shown):
+    assert DOCUMENTED.keys() - {name for name, _ in named(chain(*shown.values()))} == set()
+    assert len(ROWS) == len(DOCUMENTED), "a name is on the page twice"
+
+
+def test_a_devices_name_is_a_label_on_two_gauges_and_two_counters_only():
+    """As the page says."""
+    assert [kind for kind, labels in DOCUMENTED.values() if "device" in labels] == [
+        "gauge",
+        "gauge",
+        "counter",
+        "counter",
+    ]
+
+
+def test_no_process_shows_a_name_twice(shown):
+    for who, families in shown.items():
+        names = [family.name for family in families]
+        assert {name for name in names if names.count(name) > 1} == set(), who
+
+
+def test_the_certificates_end_is_shown_as_it_is(shown):
+    name = "protofleet_certificate_expiry_timestamp_seconds"
+    ends = next(family for family in shown["coordinator"] if family.name == name).samples[0].value
+    assert 364 < (ends - time.time()) / 86_400 < 366
+
+
+def series(metrics, name):
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
+    run = simulation(tmp_path, "fedhp")
+    metrics = Metrics(run.service)
+    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    run.run()
+    held = {}
+    for agent in run.agents.values():
+        for number in agent.data.train.y.unique().tolist():
+            held[str(number),] = held.get((str(number),), 0) + 1
+    assert {k: v for k, v in series(metrics, "protofleet_class_holders").items() if v} == held
+
+
+def test_an_answer_to_an_earlier_round_is_as_many_rounds_behind(tmp_path):
+    run = simulation(tmp_path, "fedavg").run()
+    metrics = Metrics(run.service)
+    late = {"device": "d", "phase": "train", "verdict": "late", "reason": ""}
+    for behind in (0, 2):
+        metrics.moment("dropped", {**late, "round": run.service.machine.round - behind})
+    metrics.moment("answered", {"device": "d", "round": 1, "phase": "train"})
+    assert series(metrics, "protofleet_update_staleness_rounds_sum") == {(): 2.0}
+    assert series(metrics, "protofleet_update_staleness_rounds_count") == {(): 3.0}

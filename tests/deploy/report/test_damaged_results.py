@@ -1,0 +1,121 @@
+"""What a run has come to, on a disk that rots: no figure that is not what was written, and it is said."""
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from protofleet.coordinator.observe.ledger import records_in
+from protofleet.deploy.errors import RunError
+from protofleet.deploy.report.finished import read_run
+from protofleet.deploy.report.page import final_table, write_report
+from tests.deploy.local.test_run import furnished, protofleet
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of real processes."""
+    made = furnished(tmp_path_factory.mktemp("finished"))
+    done = protofleet("run", "small.toml", cwd=made)
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    """A copy of it, to be spoiled."""
+    shutil.copytree(finished, tmp_path / "place")
+    return tmp_path / "place" / "runs" / "small"
+
+
+def flips(data):
+    """One bit of each byte, another one from byte to byte."""
+    for at, byte in enumerate(data):
+        yield data[:at] + bytes([byte ^ (1 << (5 * at % 8))]) + data[at + 1 :]
+
+
+def test_no_flipped_bit_of_a_summary_is_a_figure(run):
+    path, honest = run / "summary.json", read_run(run).summary
+    for spoiled in flips(path.read_bytes()):
+        path.write_bytes(spoiled)
+        try:
+            found = read_run(run).summary
+        except RunError as error:
+            assert "put it back from a copy, or remove it and run the same command again" in str(error)
+            assert "\n" not in str(error)
+        else:
+            assert found == honest
+
+
+@pytest.mark.parametrize("ledger", [True, False])
+def test_no_flipped_bit_of_a_line_is_a_figure_and_what_is_lost_is_said(run, ledger):
+    path, honest = run / "rounds.jsonl", read_run(run).rounds
+    if not ledger:
+        (run / "ledger.sqlite").unlink()
+    for spoiled in list(flips(path.read_bytes()))[::7]:
+        path.write_bytes(spoiled)
+        found = read_run(run)
+        assert all(line in honest for line in found.rounds)
+        assert len(found.rounds) == len(honest) or "nothing is known of rounds" in found.faults
+        assert list(found.rounds) == list(honest) or not ledger
+        assert found.faults or list(found.rounds) == list(honest)
+
+
+def test_a_line_that_is_gone_is_said(run):
+    path = run / "rounds.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True)[:-1]))
+    assert read_run(run).faults == "rounds 3 are taken from the ledger"
+    (run / "ledger.sqlite").unlink()
+    assert "nothing is known of rounds 3" in read_run(run).faults
+
+
+def test_a_damaged_row_of_the_ledger_takes_no_lines_place(run):
+    honest = records_in(run / "ledger.sqlite")
+    with sqlite3.connect(run / "ledger.sqlite") as db:
+        db.execute("UPDATE rounds SET record = replace(record, '\"payload\"', '\"payl0ad\"') WHERE round = 2")
+        db.execute(
+            "UPDATE rounds SET record = replace(record, '\"attempt\": 0', '\"attempt\": 1') WHERE round = 1"
+        )
+    assert records_in(run / "ledger.sqlite") == {3: honest[3]}
+
+
+def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
+    """Neither its summary nor the records of its ledger carry a seal."""
+    before = read_run(run)
+    (run / "summary.json").write_text(json.dumps(before.summary))
+    with sqlite3.connect(run / "ledger.sqlite") as db:
+        for number, line in records_in(run / "ledger.sqlite").items():
+            db.execute("UPDATE rounds SET record = ? WHERE round = ?", (json.dumps(line), number))
+    (run / "rounds.jsonl").unlink()
+    found = read_run(run)
+    assert found.summary == before.summary and list(found.rounds) == list(before.rounds)
+
+
+def test_the_report_names_what_is_damaged_and_a_damaged_summary_is_one_line(run):
+    path = run / "rounds.jsonl"
+    first, *rest = path.read_text().splitlines(True)
+    path.write_text(first.replace('"seconds": ', '"seconds": 9', 1) + "".join(rest))
+    told = protofleet("report", "runs/small", cwd=run.parents[1])
+    assert (
+        told.returncode == 0
+        and "damaged lines of runs/small/rounds.jsonl, left out: 1; rounds 1 are" in told.stdout
+    )
+    assert '<p class="danger">damaged lines of' in write_report(
+        run
+    ).read_text() and "left out: 1" in final_table(run)
+    summary = run / "summary.json"
+    summary.write_text(summary.read_text().replace('"seed": ', '"seed": 7', 1))
+    told = protofleet("report", "runs/small", cwd=run.parents[1])
+    assert told.returncode == 1 and "Traceback" not in told.stderr
+    assert "summary.json is damaged: it is not what was written; put it back" in told.stderr
+
+
+@pytest.mark.slow
+def test_a_summary_that_is_removed_is_written_anew_by_the_same_command(run):
+    before = read_run(run).summary
+    (run / "summary.json").unlink()
+    done = protofleet("run", "small.toml", cwd=run.parents[1])
+    assert done.returncode == 0, done.stderr
+    assert read_run(run).summary == before

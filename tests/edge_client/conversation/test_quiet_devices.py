@@ -1,0 +1,179 @@
+"""Devices say hello seldom where the coordinator says whom it waits for, and at the end nobody is left hanging."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.here import ASK_SECONDS
+from protofleet.coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
+from protofleet.coordinator.round.events import Phase
+from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, Quiet
+from protofleet.protocol.security.envelope import read_header
+from protofleet.protocol.wire.blocks import is_block
+from protofleet.protocol.wire.messages import Now
+from tests.worlds import POLICY, assert_same, simulation
+
+LONG = 20.0  # of work: after its first `here` a device is quiet
+SLOW = replace(POLICY, patience_seconds=1e6)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return simulation(tmp_path_factory.mktemp("honest"), "fedavg").run()
+
+
+class Ear:
+    """Every envelope with the time at which it was said; those that `drops` names never reach anybody."""
+
+    def __init__(self, run, drops=lambda header, topic: False):
+        self.heard, self.drops, self._run = [], drops, run
+        self._publish, run.broker.publish = run.broker.publish, self._hear
+
+    def _hear(self, topic, frame, retain):
+        if not is_block(frame):
+            header = read_header(frame)[0]
+            self.heard.append((self._run.world.now, header, topic))
+            if self.drops(header, topic):
+                return
+        self._publish(topic, frame, retain)
+
+    def times(self, kind, sender):
+        return [at for at, header, _ in self.heard if (header.kind, header.sender) == (kind, sender)]
+
+
+def waiting_for_one(folder):
+    """A round in which two have answered, and the third is at work for ever."""
+    run = simulation(folder, "fedavg", policy=SLOW)
+    run.run(until=lambda: run.service.machine.asked == "train")
+    run._workers["device-2"].alive = False
+    ear = Ear(run)
+    run.world.at(3000.0, lambda: None)
+    run.run(until=lambda: run.world.now >= 3000.0)
+    return ear
+
+
+def test_a_device_that_nobody_waits_for_says_hello_every_ten_minutes(tmp_path):
+    ear = waiting_for_one(tmp_path)
+    hellos = ear.times("hello", "device-0")
+    assert 3 <= len(hellos) <= 5 and hellos[1] - hellos[0] == pytest.approx(QUIET_SECONDS, abs=61), hellos
+
+
+def test_a_device_that_is_at_work_on_the_question_says_no_more_hellos_than_others(tmp_path):
+    ear = waiting_for_one(tmp_path)
+    assert len(ear.times("hello", "device-2")) <= 5
+
+
+def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp_path):
+    run = simulation(tmp_path, "fedavg", policy=replace(SLOW, quorum=2, cohort=2, gather=3))
+    run.run(until=lambda: run.service.machine.asked == "train")
+    asked = run.service.machine.cohort
+    (outside,) = set(run.agents) - set(asked)
+    for device in asked:
+        run._workers[device].alive = False
+    ear = Ear(run)
+    run.world.at(3000.0, lambda: None)
+    run.run(until=lambda: run.world.now >= 3000.0)
+    hellos = ear.times("hello", outside)
+    assert 3 <= len(hellos) <= 9, hellos
+
+
+def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("protofleet.coordinator.service.Service._place", lambda service, now: None)
+    ear = waiting_for_one(tmp_path)
+    assert len(ear.times("hello", "device-0")) > 150
+
+
+@pytest.mark.parametrize("words_lost", [0, 1, 2])
+def test_a_task_that_was_lost_is_asked_for_at_the_next_here_that_comes(tmp_path, honest, words_lost):
+    run, lost = simulation(tmp_path, "fedavg"), []
+    run.work_seconds = LONG
+    for worker in run._workers.values():
+        worker.seconds = LONG
+
+    def first_of_round_2_and_what_is_said_of_it(header, topic):
+        task = header.kind == "task" and header.round == 2 and topic.endswith("device-1")
+        here = topic == run.topics.coord_state and lost
+        if (task and not lost) or (here and len(lost) <= words_lost):
+            lost.append(run.world.now)
+            return True
+        return False
+
+    ear = Ear(run, first_of_round_2_and_what_is_said_of_it)
+    run.run()
+    asked = min(at for at in ear.times("hello", "device-1") if at > lost[0])
+    assert asked - lost[0] == pytest.approx(2**words_lost * ASK_SECONDS, abs=0.1)
+    assert_same(honest, run)
+
+
+def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tmp_path, honest):
+    run, lost = simulation(tmp_path, "fedavg"), []
+    run.work_seconds = LONG
+    for worker in run._workers.values():
+        worker.seconds = LONG
+
+    def drops(header, topic):
+        last_words = header.kind == "finished" or (
+            topic == run.topics.coord_state and run.service.machine.phase is Phase.FINISHED
+        )
+        if last_words and run.world.now < (lost or [1e9])[0] + 1:
+            lost.append(run.world.now)
+            return True
+        return False
+
+    Ear(run, drops)
+    run.run()
+    assert run.service.finished and all(agent.finished for agent in run.agents.values())
+    assert run.world.now - lost[0] == pytest.approx(AGAIN_SECONDS, abs=0.1)
+    assert_same(honest, run)
+
+
+def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_path):
+    """All that the coordinator says of itself is lost, and it is not told again."""
+    run = simulation(tmp_path, "fedavg", policy=SLOW)
+    run.run(until=lambda: run.service.machine.asked == "train")
+    run.world.at(100.0, lambda: None)
+    run._workers["device-2"].alive = False
+    run.run(until=lambda: run.world.now >= 100.0)
+    quiet = run.agents["device-0"]
+    ear = Ear(run, lambda header, topic: header.sender == "coordinator")
+    run.run(until=lambda: ear.times("hello", "device-0"))
+    assert run.world.now == pytest.approx(61.0 + HEARD_SECONDS, abs=1), "the last `here` was at 61"
+    assert not quiet.finished and HEARD_SECONDS < STAY_SECONDS
+
+
+def test_a_coordinator_whose_devices_are_told_leaves_at_once(tmp_path, honest):
+    last = max(agent.memory.last_round for agent in honest.agents.values())
+    assert last and honest.service.finished and all(agent.finished for agent in honest.agents.values())
+    run = simulation(tmp_path, "fedavg")
+    ear = Ear(run)
+    run.run()
+    ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
+    assert run.world.now - ended < 0.1
+
+
+def test_a_device_that_died_at_the_end_holds_its_coordinator_up_for_no_longer_than_it_stays(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    ear = Ear(run, lambda header, topic: header.kind == "bye" and header.sender == "device-1")
+    run.run()
+    ended = [at for at, header, _ in ear.heard if header.kind == "finished"][0]
+    assert run.service.finished and run.world.now - ended == pytest.approx(STAY_SECONDS, abs=1)
+
+
+def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
+    """Every device hears the common topic, and two of three are asked in each round."""
+    rules = replace(POLICY, rounds=6, quorum=2, cohort=2)
+    run = simulation(tmp_path, "fedavg", policy=rules).run()
+    meters = [agent.link.meter.snapshot() for agent in run.agents.values()]
+    assert sum(meter.messages["down", "block", "for_others"] for meter in meters) > 0
+    assert not [meter.rejected for meter in meters if sum(meter.rejected.values())]
+
+
+def test_a_hello_without_a_welcome_is_said_again_after_15_s_whatever_else_is_heard():
+    quiet = Quiet()
+    quiet.conducted_by(1)
+    quiet.hello_said(100.0)
+    for now in range(101, 115):
+        quiet.here(Now(1, "train", 0, ()))
+        assert quiet.next_hello(now) == 115.0
+    quiet.welcomed()
+    assert quiet.next_hello(115.0) > 130.0

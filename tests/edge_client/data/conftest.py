@@ -1,0 +1,29 @@
+"""The six domains of digits, built once for all tests, and a thread of our own."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from protofleet.edge_client.data.catalog import domains
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load
+
+
+@pytest.fixture(scope="session")
+def all_digits(tmp_path_factory) -> Path:
+    """A folder with all six. Test processes share it, and the package's own lock lets one of them build."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits"
+    for domain in domains("digits"):
+        load(DataSettings(root=str(root), domain=domain))
+    return root
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

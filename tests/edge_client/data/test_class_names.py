@@ -1,0 +1,58 @@
+"""What each source calls its classes, known without reading a picture, and the same as its data say."""
+
+import logging
+
+import pytest
+
+from protofleet.edge_client.data.catalog import SOURCES, names
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import class_names, load
+from protofleet.edge_client.data.sources.digits import CLASSES as DIGITS
+from tests.edge_client.data.files import write_class_folders, write_mnist
+
+PETS = {"cat": 10, "dog": 10, "owl": 10}
+
+
+def settings(root, **more):
+    return DataSettings(source="folder", root=str(root), size=8, **more)
+
+
+def test_every_source_says_names_without_its_pictures_or_knows_them_from_its_files():
+    for name in names():
+        source = SOURCES[name]
+        reads = source.called.__module__ != "protofleet.edge_client.data.sources.source"
+        assert source.classes or reads or source.called(None, name) == DIGITS, name
+
+
+@pytest.mark.parametrize("source", ["digits", "mnist", "usps", "svhn"])
+def test_digits_are_called_0_to_9_whatever_their_source(source, tmp_path):
+    domain = "street" if source == "digits" else source
+    assert class_names(DataSettings(source=source, root=str(tmp_path), domain=domain)) == DIGITS
+
+
+def test_what_is_loaded_is_called_as_was_said_before(tmp_path):
+    write_mnist(tmp_path / "mnist", 40, 20)
+    write_class_folders(tmp_path / "pets", PETS)
+    for made in (
+        DataSettings(source="mnist", root=str(tmp_path / "mnist"), size=8),
+        DataSettings(source="mnist", root=str(tmp_path / "mnist"), size=8, classes=("7", "1")),
+        settings(tmp_path / "pets"),
+        settings(tmp_path / "pets", classes=("owl", "cat")),
+    ):
+        shard = load(made)
+        assert shard.names == class_names(made) and len(shard.names) == shard.classes
+
+
+def test_halves_of_a_data_set_are_no_classes(tmp_path):
+    for half in ("train", "test"):
+        write_class_folders(tmp_path / half, PETS)
+    assert class_names(settings(tmp_path)) == load(settings(tmp_path)).names == ("cat", "dog", "owl")
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "owl\x1b[2J"])
+def test_names_that_cannot_be_said_are_not_said_and_the_data_can_still_be_used(tmp_path, caplog, name):
+    write_class_folders(tmp_path, {"cat": 10, "dog": 10, name: 10})
+    with caplog.at_level(logging.WARNING):
+        shard = load(settings(tmp_path))
+    assert shard.classes == 3 and shard.names == ()
+    assert "is no name of a class" in caplog.text and "\x1b" not in caplog.messages[0]

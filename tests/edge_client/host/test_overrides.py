@@ -1,0 +1,166 @@
+"""A few settings from afar, for some time: who may say it, what may be said, and that it ends by itself."""
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Tuner, Tuning
+from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.host.supervisor import Caretaker
+from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, issue_tuning
+from protofleet.protocol.security.statements import armoured
+from protofleet.protocol.wire.reasons import Farewell
+from tests.deploy.fleet.boards import jetson_files
+from tests.worlds import simulation
+
+
+class Lab:
+    def __init__(self, folder):
+        self.fleet = enrol_fleet(folder / "fleet", "lab", ["a", "b"])
+        self.folder, self.path = folder, folder / "tuning"
+        self.now = self.fleet.authority().now() + 10.0
+        self.seen = []
+
+    def tuner(self):
+        own = self.fleet.party("a")
+        state = self.folder / "state"
+        return Tuner(self.path, own, "a", state, self.seen.append, clock=lambda: self.now)
+
+    def say(self, text="paused = true\n", version=5, seconds=3600, name="a", federation="lab", by=None):
+        keys = (by or self.fleet).authority().keys
+        told = SignedTuning(federation, name, version, int(self.now) + seconds, text)
+        part = self.path.with_suffix(".part")
+        part.write_text(armoured(TUNING, issue_tuning(told, keys)))
+        part.replace(self.path)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    return Lab(tmp_path)
+
+
+def test_what_the_root_says_holds_until_its_end_and_then_all_is_as_it_was(lab):
+    tuner = lab.tuner()
+    tuner.look()
+    assert lab.seen == []
+    lab.say("paused = true\nhottest_celsius = 80.0\n")
+    for _ in range(3):
+        tuner.look()
+    assert lab.seen == [Tuning(paused=True, hottest_celsius=80.0)], "once is enough"
+    lab.now += 3599
+    tuner.look()
+    assert len(lab.seen) == 1
+    lab.now += 2
+    tuner.look()
+    assert lab.seen[-1] == Tuning() and len(lab.seen) == 2
+
+
+def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab):
+    lab.say()
+    lab.tuner().look()
+    again = lab.tuner()
+    again.look()
+    assert lab.seen == [Tuning(paused=True)] * 2
+    lab.now += 4000
+    third = lab.tuner()
+    third.look()
+    assert len(lab.seen) == 2, "its time is over"
+
+
+def test_a_later_word_replaces_an_earlier_one_and_never_the_other_way_round(lab, caplog):
+    tuner = lab.tuner()
+    lab.say("paused = true\n", version=6)
+    tuner.look()
+    lab.say("", version=7)
+    tuner.look()
+    assert lab.seen == [Tuning(paused=True), Tuning()]
+    lab.say("paused = true\n", version=6)
+    tuner.look()
+    assert len(lab.seen) == 2 and "version 6, 7 has been followed" in caplog.text
+
+
+REFUSED = [
+    ({"name": "b"}, "made out to b, this is a"),
+    ({"federation": "sea"}, "for federation sea"),
+    ({"seconds": -5}, "has ended"),
+    ({"seconds": LONGEST_SECONDS + 60}, "more than 30 days"),
+    ({"text": "pause = true\n"}, "did you mean paused"),
+    ({"text": "paused = 1\n"}, "must be true or false"),
+    ({"text": "hottest_celsius = -1.0\n"}, "must be at least 0"),
+    ({"text": 'broker = "elsewhere"\n'}, "is not a setting"),
+    ({"text": "paused = \n"}, "is not TOML"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), REFUSED)
+def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, words):
+    tuner = lab.tuner()
+    lab.say(**change)
+    tuner.look()
+    tuner.look()
+    assert lab.seen == [] and caplog.text.count("is not followed") == 1 and words in caplog.text
+
+
+def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
+    lab.say(by=enrol_fleet(tmp_path / "other", "lab", ["a"]))
+    lab.tuner().look()
+    assert lab.seen == [] and "signed by root" in caplog.text
+    lab.path.write_text("paused = true\n")
+    lab.tuner().look()
+    assert lab.seen == [] and "is no tuning" in caplog.text
+
+
+def caretaker(agent, root, **settings):
+    limits = []
+    made = Caretaker(agent, DeviceSettings("a", **settings), lambda *what: limits.append(what), Board(root))
+    return made, limits
+
+
+def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
+    sim = simulation(tmp_path / "run", "fedavg")
+    agent = sim.agents["device-1"]
+    care, _ = caretaker(agent, tmp_path)
+    sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
+    care._apply(Tuning(paused=True))
+    care.look()
+    sim.run(until=lambda: agent.receipts["accepted"] == 2)
+    assert sim.service.farewells[Farewell.PAUSED] == 1
+    before = sim.world.now
+    sim.run(until=lambda: sim.world.now > before + 200)
+    assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"
+    care._apply(Tuning())
+    care.look()
+    agent.wake(sim.world.now)
+    sim.run(until=lambda: agent.receipts["accepted"] == 3)
+
+
+def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
+    root = jetson_files(tmp_path / "board")
+    zone = root / "sys/class/thermal/thermal_zone0/temp"
+    agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
+    care, _ = caretaker(agent, root, hottest_celsius=80.0)
+    resting = []
+    for heat in (70, 81, 78, 76, 74, 79, 90):
+        zone.write_text(f"{heat * 1000}\n")
+        care.look()
+        resting.append(agent._rest.until == float("inf"))
+    assert resting == [False, True, True, True, False, False, True]
+
+
+def test_limits_of_training_and_the_log_follow(tmp_path):
+    agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
+    care, limits = caretaker(agent, tmp_path)
+    care._apply(Tuning(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
+    care._apply(Tuning())
+    assert limits == [(5, 7.0), (0, 0.0)]
+
+
+def test_a_slip_is_found_before_anything_is_sent(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    enrol_fleet(tmp_path / "fleet", "lab", ["a"])
+    (tmp_path / "fleet.toml").write_text('root = "fleet/root"\n[hosts.a]\naddress = "192.0.2.1"\n')
+    assert main(["deploy", "tune", "--set", "pause=true"]) == 2
+    assert "did you mean paused" in capsys.readouterr().err
+    assert main(["deploy", "tune", "--set", "paused=true", "--hours", "9000"]) == 2
+    assert "at most 720" in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""A device as its own machine sees it: the service manager, a status file, and a stop between two questions."""
+
+import socket
+
+import pytest
+
+from protofleet.edge_client.host.status_file import StatusFile, read_status
+from protofleet.edge_client.host.systemd import Systemd, Watched
+from protofleet.protocol.transport.base import Done
+from tests.worlds import simulation
+
+
+@pytest.fixture
+def manager(tmp_path):
+    """systemd's end of the socket: what the process has said."""
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+        door.bind(path)
+        door.setblocking(False)
+
+        def said():
+            words = []
+            while True:
+                try:
+                    words.append(door.recv(4096).decode())
+                except BlockingIOError:
+                    return words
+
+        yield Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000"}), said
+
+
+def to_its_end(sim):
+    """Until every answer has its receipt, and the devices wait for another run."""
+    for agent in sim.agents.values():
+        agent.stays = True
+    sim.run(until=lambda: sim.service.finished and not any(a.waiting for a in sim.agents.values()))
+
+
+def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, manager):
+    systemd, said = manager
+    sim = simulation(tmp_path / "run", "fedavg")
+    watched = Watched(sim.agents["device-0"], systemd)
+    watched.wake(0.0)
+    assert said() == ["WATCHDOG=1\nSTATUS=not connected to the broker"]
+    assert watched.wake_at == 10.0, "a third of WatchdogSec"
+    watched.take(Done(lambda: None), 1.0)
+    assert said() == [], "once every ten seconds is enough"
+    to_its_end(sim)
+    watched.take(Done(lambda: None), 11.0)
+    assert said() == ["WATCHDOG=1\nSTATUS=idle; last round 4"]  # 3 rounds and the last evaluation
+
+
+def test_without_a_service_manager_nothing_is_said():
+    Systemd({}).say("READY=1")
+    assert Systemd({}).seconds == 0
+
+
+def test_the_status_file_says_how_a_run_went(tmp_path):
+    sim = simulation(tmp_path / "run", "fedavg")
+    agent, path = sim.agents["device-0"], tmp_path / "status.json"
+    file = StatusFile(path, "1.2.3", 9)
+    assert read_status(path) is None
+    file.write(agent)
+    before = read_status(path)
+    assert (before.connected, before.heard, before.accepted, before.settings) == (False, False, 0, 9)
+    to_its_end(sim)
+    file.write(agent)
+    after = read_status(path)
+    assert after.connected and after.heard and not after.working and not after.waiting
+    assert (after.accepted, after.refused, after.round) == (4, 0, 4)
+    unchanged = path.stat().st_ino
+    file.write(agent)
+    assert path.stat().st_ino == unchanged, "what has not changed is not written again"
+
+
+def test_a_status_of_other_software_is_no_status(tmp_path):
+    path = tmp_path / "status.json"
+    for text in ("", "{", '{"pid": 1}', '{"unheard": 1}', "[]"):
+        path.write_text(text)
+        assert read_status(path) is None
+
+
+def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
+    """Asked to stop in the middle of its work, it still delivers the answer."""
+    sim = simulation(tmp_path / "run", "fedavg")
+    agent = sim.agents["device-1"]
+    sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
+    agent.take(Done(agent.drain), sim.world.now)
+    assert not agent.finished, "there is work in hand"
+    sim.run(until=lambda: agent.finished)
+    assert agent.problem == "" and agent.memory.last_round == 2
+    assert agent.receipts["accepted"] == 2, "what it had in hand has its receipt"
+    sim.boot_device("device-1")  # and whoever starts it again finds it where it stopped
+    to_its_end(sim)
+    assert sim.service.machine.round >= 3 and sim.agents["device-1"].receipts["accepted"] >= 1
+
+
+def test_a_device_with_nothing_in_hand_is_drained_at_once(tmp_path):
+    agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
+    agent.take(Done(agent.drain), 0.0)
+    assert agent.finished and agent.problem == ""

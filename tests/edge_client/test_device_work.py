@@ -1,0 +1,121 @@
+"""What a device measures, saves for pictures, and says when it cannot take part."""
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.coordinator.observe.measured import pooled
+from protofleet.coordinator.round.events import Policy
+from protofleet.edge_client.evaluate import evaluate
+from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.trainer.work import work
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.plan import Network
+from tests.worlds import CLASSES, plan, shard, simulation
+
+
+def half_of(method, i=0):
+    data = shard(i)
+    return plan(method).client_half(data.train, f"device-{i}"), data
+
+
+def train(method):
+    half, data = half_of(method)
+    server = plan(method).server_half()
+    server.begin(1, [])
+    return work(half, data, next(server.round()), 1, plan(method).load().reports)[1]
+
+
+def test_a_global_model_is_measured_as_it_arrives_and_after_training():
+    metrics = train("fedavg")
+    assert {"accuracy.test.global", "accuracy.test.personal"} <= metrics.keys()
+    assert metrics["accuracy.test.personal"] > metrics["accuracy.test.global"]
+    assert metrics["samples.test"] == 30
+
+
+def test_where_nothing_global_arrives_only_the_device_s_own_model_is_measured():
+    assert not any(key.endswith("global") for key in train("singleset"))
+
+
+def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit():
+    half, data = half_of("singleset")
+    settled = []
+    half.settle = lambda: settled.append(evaluate(half, data, "before"))
+    _, metrics = work(half, data, Ask("evaluate"), 4, "personal")
+    assert settled and "accuracy.test.personal" in metrics
+
+
+def test_other_ways_to_predict_are_views_of_their_own():
+    half, data = half_of("singleset")
+    half.ways = lambda: {"constant": lambda x: torch.eye(CLASSES)[torch.zeros(len(x), dtype=torch.int64)]}
+    found = evaluate(half, data, "personal")
+    assert found["accuracy.test.personal-constant"] == pytest.approx(1 / 3)
+    assert {"loss.test.personal-constant", "accuracy.validation.personal-constant"} <= found.keys()
+
+
+def test_pooled_accuracy_weighs_devices_by_their_test_samples():
+    measured = [
+        {"accuracy.test.personal": 1.0, "samples.test": 30.0},
+        {"accuracy.test.personal": 0.5, "samples.test": 10.0},
+        {"accuracy.test.personal": 0.0},  # says not how many
+    ]
+    assert pooled(measured, 1000) == {"personal": pytest.approx(0.875)}
+
+
+def test_nobody_s_test_samples_outweigh_all_others():
+    """Nobody can check how many there are, so they are bounded as examples are."""
+    measured = [
+        {"accuracy.test.global": 0.0, "samples.test": 1e12},
+        {"accuracy.test.global": 1.0, "samples.test": 10.0},
+    ]
+    assert pooled(measured, 10) == {"global": 0.5}
+
+
+def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
+    run = simulation(tmp_path, "fedproto")
+    for agent in run.agents.values():
+        agent.pictures = Pictures(samples=10, rounds=(2,))
+    run.run()
+    album = tmp_path / "device-1" / "pictures"
+    assert sorted(p.name for p in album.iterdir()) == ["round-0002.npz", "round-0004.npz"]
+    with np.load(album / "round-0002.npz", allow_pickle=False) as saved:
+        assert saved["features"].shape == (10, 16) and saved["labels"].tolist() == [0, 1, 2] * 3 + [0]
+        assert str(saved["domain"]) == "domain-1"
+        assert saved["received.prototypes"].shape == saved["sent.prototypes"].shape == (CLASSES, 16)
+        assert saved["sent.counts"].sum() == 54
+
+
+def test_pictures_leave_out_models(tmp_path):
+    run = simulation(tmp_path, "fedavg")
+    run.agents["device-0"].pictures = Pictures(samples=5)
+    run.run()
+    with np.load(tmp_path / "device-0" / "pictures" / "round-0004.npz") as saved:
+        assert set(saved) == {"features", "labels", "domain"}
+
+
+def test_a_round_before_the_first_is_no_round():
+    with pytest.raises(ValueError, match=r"rounds\[0\] is 0, it must be at least 1"):
+        Pictures(10, (0,))
+
+
+def test_a_device_whose_network_does_not_fit_says_why_and_the_others_go_on(tmp_path):
+    def build(device, plan, data):
+        own = Network("mlp", 64) if device == "device-1" else None
+        return plan.client_half(data.train, device, own)
+
+    policy = {"quorum": 2, "cohort": 3, "patience_seconds": 20.0, "settle_seconds": 0.5}
+    run = simulation(tmp_path, "fedavg", policy=Policy(rounds=2, **policy), build=build).run()
+    assert run.service.finished
+    assert "fedavg needs the same network on every device" in run.agents["device-1"].problem
+
+
+def test_three_architectures_learn_in_one_federation(tmp_path):
+    """Through the wire: a perceptron's prototypes are averaged with those of two other widths."""
+    widths = {"device-0": None, "device-1": Network("mlp", 64), "device-2": Network("mlp", 8)}
+    run = simulation(
+        tmp_path, "fedproto", build=lambda device, p, data: p.client_half(data.train, device, widths[device])
+    ).run()
+    sizes = {sum(p.numel() for p in agent.half.model.parameters()) for agent in run.agents.values()}
+    assert len(sizes) == 3
+    for agent in run.agents.values():
+        assert agent.memory.book.answers[-1].metrics["accuracy.test.personal"] > 2 / 3

@@ -1,0 +1,252 @@
+"""Training in a process of its own: the same bits, and a death that is reported and not fatal."""
+
+import os
+import signal
+import socket
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.edge_client.compute import set_torch
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.conversation.retry_backoff import Rest
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.trainer.pipe import hear, say
+from protofleet.edge_client.trainer.process import Trainer, TrainerDiedError, TrainingError, kills
+from protofleet.edge_client.trainer.work import work
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.bridge import kept, to_numpy
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.wire.messages import Bye
+from protofleet.protocol.wire.reasons import Farewell, farewell_of
+from tests.worlds import POLICY, assert_same, simulation
+
+DATA = DataSettings(source="digits", domain="mnist", samples=80, test_samples=20, size=16)
+
+
+def settings(folder, **changes):
+    return DeviceSettings(
+        "a", folder=str(folder), data=DATA, threads=1, trainer="child", compute="cpu", **changes
+    )
+
+
+def plan_of(**hyper):
+    return Plan("fedavg", 10, 3, 1, 16, Network("cnn23"), {"epochs": 1, "batch": 16, "lr": 0.05, **hyper})
+
+
+def asked(plan):
+    server = plan.server_half()
+    server.begin(1, [])
+    return next(server.round())
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """A process that trains, and what its agent would have saved."""
+    made = []
+
+    def start(saved=lambda: None, **changes):
+        one = Trainer(settings(tmp_path, **changes), saved)
+        made.append(one)
+        return one, one.start()
+
+    yield start
+    for one in made:
+        one.stop()
+
+
+def rounds_of(trainer_work, half, data, ask, count=2):
+    """What comes of some rounds, each on top of the one before."""
+    found = []
+    for number in range(1, count + 1):
+        payload, metrics = trainer_work(half, data, ask, number, "global")
+        found.append((copies(payload), metrics, copies(half.state())))
+        ask = Ask(ask.phase, payload, ask.wants)
+    return found
+
+
+def copies(payload):
+    """Of what may be the model's own memory."""
+    return {name: value.copy() for name, value in to_numpy(payload).items()}
+
+
+def assert_equal(one, other):
+    for (p, m, s), (q, n, t) in zip(one, other, strict=True):
+        assert m == n
+        for a, b in ((p, q), (s, t)):
+            assert a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
+
+
+def unbroken(tmp_path, plan, ask, count=2):
+    before = torch.get_num_threads()
+    set_torch(settings(tmp_path))
+    data = load(DATA)
+    half = plan.client_half(data.train, "a", None, torch.device("cpu"))
+    found = rounds_of(work, half, data, ask, count)
+    torch.set_num_threads(before)
+    torch.use_deterministic_algorithms(False)
+    return data, found
+
+
+def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
+    plan = plan_of()
+    ask = asked(plan)
+    data, expected = unbroken(tmp_path, plan, ask)
+    child, labels = trainer()
+    assert (labels.domain, labels.classes) == (data.domain, data.classes)
+    assert torch.equal(labels.train.y, data.train.y) and labels.train.x.numel() == 0
+    assert_equal(rounds_of(child.work, child.build(plan), labels, ask), expected)
+
+
+def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
+    plan = plan_of(epochs=400)  # longer than the timer waits, on fast processors too
+    ask = asked(plan)
+    _, expected = unbroken(tmp_path, plan, ask, count=2)
+    saved = []
+    child, labels = trainer(lambda: saved[-1] if saved else None)
+    half = child.build(plan)
+    first = rounds_of(child.work, half, labels, ask, count=1)
+    saved.append(first[0][2])
+    number = child._child.pid
+    threading.Timer(0.15, os.kill, (number, signal.SIGKILL)).start()
+    payload = Ask(ask.phase, {k: torch.from_numpy(v.copy()) for k, v in first[0][0].items()}, ask.wants)
+    with pytest.raises(TrainerDiedError) as death:
+        child.work(half, labels, payload, 2, "global")
+    assert death.value.why in (Farewell.TRAINING_DIED, Farewell.OUT_OF_MEMORY)
+    again, metrics = child.work(half, labels, payload, 2, "global")
+    assert child._child.pid != number
+    assert_equal([*first, (copies(again), metrics, copies(half.state()))], expected)
+
+
+def test_a_process_that_died_at_rest_is_replaced_without_a_word(tmp_path, trainer):
+    plan = plan_of()
+    ask = asked(plan)
+    _, expected = unbroken(tmp_path, plan, ask, count=1)
+    child, labels = trainer()
+    half = child.build(plan)
+    os.kill(child._child.pid, signal.SIGKILL)
+    child._child.wait()
+    assert_equal(rounds_of(child.work, half, labels, ask, count=1), expected)
+
+
+def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer):
+    child, labels = trainer(trainer_memory_bytes=1_500_000_000)
+    network = Network("mlp", feature_size=65_536, embedding_size=6_000)  # 1.8 GB
+    large = Plan("fedavg", 10, 3, 1, 16, network, {"epochs": 1, "batch": 16, "lr": 0.05})
+    with pytest.raises(TrainerDiedError) as death:
+        child.build(large)
+    assert death.value.why is Farewell.OUT_OF_MEMORY and "memory" in str(death.value)
+    small = plan_of()
+    assert child.work(child.build(small), labels, asked(small), 1, "global")[1]["samples.test"] == 20
+
+
+def test_work_without_end_is_ended(tmp_path, trainer):
+    plan = plan_of(epochs=1000)
+    child, labels = trainer(trainer_seconds=0.5)
+    with pytest.raises(TrainerDiedError, match=r"training_died: no end after 0 s|no end after"):
+        child.work(child.build(plan), labels, asked(plan), 1, "global")
+
+
+def test_a_fault_of_ours_is_raised_with_its_traceback(trainer):
+    child, labels = trainer()
+    half = child.build(plan_of())
+    with pytest.raises(TrainingError, match="Traceback"):
+        child.work(half, labels, Ask("train", {"weights.nonsense": torch.zeros(1)}), 1, "global")
+
+
+def test_data_that_cannot_be_used_are_one_clear_line(tmp_path):
+    bad = DeviceSettings(
+        "a", folder=str(tmp_path), data=DataSettings(source="folder", root="/nowhere"), trainer="child"
+    )
+    one = Trainer(bad, lambda: None)
+    with pytest.raises(DataError, match="/nowhere"):
+        one.start()
+    one.stop()
+
+
+def test_the_process_ends_with_its_agent(tmp_path, trainer):
+    child, _ = trainer()
+    process = child._child
+    child._door.close()
+    assert process.wait(10) == 0
+
+
+def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
+    own, group = tmp_path / "cgroup", tmp_path / "a.service"
+    own.write_text("0::/a.service\n")
+    assert kills(tmp_path, own) == -1
+    group.mkdir()
+    (group / "memory.events").write_text("low 0\nhigh 0\nmax 5\noom 2\noom_kill 2\n")
+    assert kills(tmp_path, own) == 2
+
+
+def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
+    """Once in the middle of a run. The others need not wait, and the device's later answers are what they were."""
+    sim = simulation(tmp_path / "run", "fedavg", policy=POLICY)
+    agent, train, heard = sim.agents["device-1"], sim.agents["device-1"].train, []
+    deaths = iter([True])
+
+    def once(*what):
+        if what[3] == 2 and next(deaths, False):
+            raise TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
+        return train(*what)
+
+    agent.train = once
+    sim.service.watchers.append(Hears(heard))
+    sim.run()
+    assert sim.service.farewells[Farewell.OUT_OF_MEMORY] == 1
+    assert any(reason.startswith("out_of_memory: the kernel") for reason in heard)
+    assert agent.receipts["accepted"] >= 3 and agent._rest.failures == 0
+    assert_same(sim, simulation(tmp_path / "other", "fedavg", policy=POLICY).run())
+
+
+class Hears:
+    def __init__(self, heard):
+        self.heard = heard
+
+    def happened(self, service, event, commands, now):
+        self.heard += [event.reason] if type(event).__name__ == "Left" else []
+
+    def answered(self, service, update, now): ...
+    def stepped(self, service, step, now): ...
+
+
+def test_pauses_grow_differ_between_devices_and_end():
+    one, other = Rest("a"), Rest("b")
+    pauses = [one.begin(0.0) for _ in range(8)]
+    assert all(15 <= p <= 900 for p in pauses) and pauses[-1] >= 450
+    assert [other.begin(0.0) for _ in range(8)] != pauses
+    one.over()
+    assert one.begin(100.0) <= 30 and 115 <= one.until <= 130
+
+
+def test_every_leave_is_counted_as_one_of_a_closed_list():
+    assert farewell_of("out_of_memory: it was 5 GB") is Farewell.OUT_OF_MEMORY
+    assert farewell_of("drained") is Farewell.DRAINED
+    for text in ("", "out of memory", "x" * 1000, Bye().reason):
+        assert farewell_of(text) is Farewell.OTHER
+
+
+def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):
+    """What a board of little memory has to bear: through the pipe comes each array, and nothing beside it."""
+    ours, theirs = socket.socketpair()
+    sent = {"weights.large": np.ones(4_000_000, np.float32), "weights.none": np.empty((0, 3), np.float32)}
+    with ours, theirs:
+        speaker = threading.Thread(target=say, args=(theirs, {}, sent))
+        speaker.start()
+        tracemalloc.start()
+        _, heard = hear(ours)
+        tensors = kept(heard)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        speaker.join()
+    assert most < 1.1 * sent["weights.large"].nbytes
+    assert {name: tuple(value.shape) for name, value in tensors.items()} == {
+        "weights.large": (4_000_000,), "weights.none": (0, 3),
+    }  # fmt: skip
+    assert tensors["weights.large"].data_ptr() == heard["weights.large"].ctypes.data

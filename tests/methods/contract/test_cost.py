@@ -1,0 +1,92 @@
+"""What crosses is what the closed form says, for every method that there is: through both halves, then the wire."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from protofleet import methods
+from protofleet.methods.contract.base import Member, Reply
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.cost import Sizes
+from protofleet.methods.contract.plan import Network, Plan
+from tests.methods.tiny import answer, floats
+from tests.worlds import POLICY, shard, simulation
+
+HOME = Path(methods.__file__).parent
+METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # without the tests' own shapes
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm: no paper counts them
+NUMBER_BYTES = {"labels": 8, "counts": 8, "classes": 8}  # int64; all else is float32
+LOCAL = {"epochs": 1, "batch": 8, "server_epochs": 1, "init_steps": 10}
+
+
+def plan_of(name, **hyper):
+    known = load(name).Hyper.__dataclass_fields__
+    return Plan(name, 3, 3, 7, 8, Network("mlp"), {**{k: v for k, v in LOCAL.items() if k in known}, **hyper})
+
+
+def counted(payload):
+    return floats({k: v for k, v in payload.items() if not k.endswith(STATISTICS)})
+
+
+def played(plan, rounds):
+    """For each round and device: its sizes, and the numbers that went up and down by kind."""
+    data = {f"device-{i}": shard(i, classes=held).train for i, held in enumerate([(0, 1, 2), (0, 1), (2,)])}
+    clients = {name: plan.client_half(part, name) for name, part in data.items()}
+    server = plan.server_half()
+    for number in range(1, rounds + 1):
+        members = [
+            Member(n, len(p.y), tuple(p.y.bincount(minlength=3).tolist())) for n, p in sorted(data.items())
+        ]
+        server.begin(number, members)
+        story, up, down = server.round(), {n: Counter() for n in clients}, Counter()
+        ask = next(story)
+        while ask:
+            down.update(counted(ask.payload))
+            sent = {n: answer(client, ask, number) for n, client in sorted(clients.items())}
+            for n, payload in sent.items():
+                up[n].update(counted(payload))
+            try:
+                ask = story.send([Reply(n, len(data[n].y), p) for n, p in sent.items()])
+            except StopIteration:
+                ask = None
+        for n, client in clients.items():
+            D = client.model.embedding_size
+            yield (
+                Sizes(
+                    client.model, held=len(set(data[n].y.tolist())), examples=len(data[n].y), clients=3,
+                    local_prototypes=up[n]["prototypes"] // D, global_prototypes=down["prototypes"] // D,
+                    first_round=number == 1,
+                ),
+                up[n],
+                down,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_numbers_by_kind_are_the_closed_form(name):
+    method = load(name)
+    for sizes, up, down in played(plan_of(name), 3):
+        assert method.cost, f"{name} does not say what it costs"
+        cost = method.cost(sizes)
+        assert {k: n for k, n in cost.up.items() if n} == {k: n for k, n in up.items() if n}
+        assert {k: n for k, n in cost.down.items() if n} == {k: n for k, n in down.items() if n}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
+    """Upload, as metered where it crosses. Costs are linear in prototypes, so one round may state them all."""
+    run = simulation(tmp_path, name).run()
+    for i, agent in enumerate(run.agents.values()):
+        crossed = {k: n for (way, k), n in agent.link.meter.payload.items() if way == "up" and n}
+        rows = crossed.get("counts", 0) // NUMBER_BYTES["counts"]
+        expected = Counter()
+        for number in range(1, POLICY.rounds + 1):
+            sizes = Sizes(
+                agent.half.model, held=3, examples=48 + 6 * i, clients=3, local_prototypes=rows if number == 1 else 0,
+                first_round=number == 1,
+            )  # fmt: skip
+            expected.update(load(name).cost(sizes).up)
+        assert crossed == {k: n * NUMBER_BYTES.get(k, 4) for k, n in expected.items() if n}

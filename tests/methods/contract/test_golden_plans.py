@@ -1,0 +1,40 @@
+"""Plans are hashed by devices in the field: what a run without new features is about has the bytes it always had."""
+
+from pathlib import Path
+
+import pytest
+
+from protofleet import methods
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Network, Plan, read_plan
+
+DIGESTS = {  # made by the version before wire minor 1; added to, never changed
+    "fedavg": "6e40c344072e910ad25de179150ee1854e5e53381eabc848950ead4b0cafc34a",
+    "fedhp": "03c921ec55c97807ce25ed7caf4ee16a86f203da5d6c628384ff3fc523251b84",
+    "fedlsa": "e857c3212baadcc02dbadeaaa263297a7b10a3e8641146d1e34b9e6d9211debf",
+    "fedpall": "b150d5354bb83bedcd0415c86b64fd3a443fcc3c32aa3a4b3c99489024532768",
+    "fedplcc": "df3dbbd46ab45de524677634e2fa592254bf2c393bb59d8a18ce420844c603ac",
+    "fedproto": "300616e534e4c6f97590c0d23e434eb1d4c724a945f823b6c82e736b5ff76a1c",
+    "fedprox": "35f9f2efdee6f0eb0d4cc915eced5208cfc147418b44e0c0efabbb045131a547",
+    "fedsa": "03950676a059e289679aa7c3213ea6d061fc24587ba4d8a95908ea30b129f18a",
+    "singleset": "4e6872dd15eac0bf4432c3b4c8e3a4a16b4abe73daff09f0e38c234fb34bf23f",
+}
+FULL = Plan("fedplcc", 7, 30, 5, 64, Network("cnn4", 128, 32, "mlp"), {"lr": 0.05}, 1)
+FULL_BYTES = (
+    b'{"channels": 1, "classes": 7, "hyper": {"lr": 0.05}, "method": "fedplcc", "network": {"embedding_size": 32, '
+    b'"feature_size": 128, "head": "mlp", "name": "cnn4"}, "rounds": 30, "seed": 5, "size": 64}'
+)
+
+
+@pytest.mark.parametrize("method", DIGESTS)
+def test_the_plan_of_a_method_has_the_hash_that_it_always_had(method):
+    assert Plan(method, 10, 50).digest.hex() == DIGESTS[method]
+
+
+def test_every_method_of_the_package_has_one():
+    here = Path(methods.__file__).parent  # tests add shapes of their own to the package
+    assert {name for name in names() if (here / f"{name}.py").exists()} == set(DIGESTS)
+
+
+def test_a_plan_with_everything_set_has_the_bytes_that_it_always_had():
+    assert FULL.encode() == FULL_BYTES and read_plan(FULL_BYTES) == FULL

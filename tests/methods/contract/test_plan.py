@@ -1,0 +1,84 @@
+"""Which network a device may run, and what it is told otherwise."""
+
+import json
+
+import pytest
+import torch
+
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.contract.plan import Network, Plan, mixing, read_plan
+from protofleet.protocol.settings.reader import SettingsError
+
+OWN = Network("cnn4", 64)
+
+
+def test_a_device_may_run_a_network_of_its_own_where_no_weights_are_shared():
+    plan = Plan("fedproto", 3, 1, network=Network("cnn_bn", 64))
+    assert type(plan.device_model(OWN).features) is type(plan.model().features)
+    assert plan.device_model(OWN).embedding_size == plan.model().embedding_size == 64
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (plan.device_model(OWN), plan.model())]
+    assert sizes[0] != sizes[1]
+
+
+def test_a_method_that_averages_weights_refuses_another_network_and_names_those_that_do_not():
+    with pytest.raises(
+        SettingsError, match=r"fedavg needs the same network .* run's is cnn_bn.* device's cnn4.*fedproto"
+    ):
+        Plan("fedavg", 3, 1, network=Network("cnn_bn", 64)).device_model(OWN)
+
+
+def test_the_run_s_own_network_is_no_other_one():
+    Plan("fedavg", 3, 1, network=OWN).device_model(OWN)
+
+
+def test_another_embedding_size_is_refused_with_the_way_out():
+    with pytest.raises(
+        SettingsError, match=r"prototypes have 64 numbers.* cnn4 gives 512; set network.feature_size = 64"
+    ):
+        Plan("fedproto", 3, 1, network=Network("cnn_bn", 64)).device_model(Network("cnn4"))
+
+
+def test_who_may_mix_is_who_sends_no_weights():
+    """Whatever its file says: a method that uploads weights of the whole network cannot mix."""
+    for name in names():
+        plan = Plan(name, 3, 1, size=16, network=Network("cnn23"))
+        server = plan.server_half()
+        downloads = {key.partition(".")[0] for key in server.payload()}
+        assert not (load(name).mixed_networks and "weights" in downloads)
+    assert set(mixing()) <= set(names())
+
+
+def test_a_deep_head_is_fedpall_s_classifier():
+    net = Plan("fedavg", 10, 1, network=Network("cnn_bn", 256, head="mlp")).model()
+    linear = [m for m in net.head.modules() if isinstance(m, torch.nn.Linear)]
+    assert [m.out_features for m in linear] == [512, 512, 10] and linear[0].in_features == 256
+    with pytest.raises(ValueError, match="head is 'deep', it must be one of linear, mlp"):
+        Network("cnn_bn", head="deep")
+
+
+def test_grey_images_need_networks_for_one_channel():
+    plan = Plan("fedavg", 10, 1, size=28, network=Network("cnn_mnist"), channels=1)
+    assert sum(p.numel() for p in plan.model().parameters()) == 582_026
+    assert read_plan(plan.encode()) == plan
+    with pytest.raises(ValueError, match="channels is 2, it must be 1"):
+        Plan("fedavg", 10, 1, channels=2)
+
+
+def test_any_network_can_have_a_projector():
+    net = Plan("fedlsa", 10, 1, network=Network("cnn_bn", 64, embedding_size=21)).model()
+    assert (net.feature_size, net.embedding_size) == (64, 21)
+    assert net.embed(torch.zeros(2, 3, 32, 32)).shape == (2, 21) and net.head.in_features == 21
+    assert net.embed(torch.randn(8, 3, 32, 32)).min() < 0  # the whole sphere, not one orthant of it
+    with pytest.raises(ValueError, match="embedding_size is 0, below 1"):
+        Plan("fedlsa", 10, 1, network=Network("cnn_bn", embedding_size=0)).model()
+
+
+@pytest.mark.parametrize("shape", [[128], [6, 128], [3, 32, 48]])
+def test_a_plan_for_samples_that_are_no_square_images_is_refused_in_one_line(shape):
+    """What is to come needs a word on the wire now: `shape`, in place of `size` and `channels`."""
+    plan = json.loads(Plan("fedavg", 2, 1).encode())
+    del plan["size"], plan["channels"]
+    words = "samples have the shape .*this version takes square images alone; bring it up to date"
+    with pytest.raises(SettingsError, match=words) as said:
+        read_plan(json.dumps({**plan, "shape": shape}).encode())
+    assert "\n" not in str(said.value) and str(shape) in str(said.value)

@@ -1,0 +1,144 @@
+"""What a plan may make a device do is bounded by the device's own settings, whatever the method is."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from protofleet.coordinator.round.events import Policy
+from protofleet.deploy.local.experiment import coordinator_settings, read_experiment
+from protofleet.edge_client.bounds import Builder, Limits, memory_of, per_sample
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.trainer.deadline import Deadline
+from protofleet.edge_client.trainer.process import TrainerDiedError
+from protofleet.edge_client.trainer.work import work
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Network
+from protofleet.protocol.settings.reader import SettingsError, decode
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.wire.reasons import Farewell
+from tests.worlds import POLICY, assert_same, part, plan, shard, simulation
+
+FILES = sorted(
+    path for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml") if path.parent.name != "base"
+)
+CPU = torch.device("cpu")
+
+
+def builder(limits=None, train=None, network=None):
+    return Builder(limits or Limits(), train or shard(0).train, "a", network, CPU)
+
+
+@pytest.mark.parametrize("method", names())
+def test_a_half_that_is_within_its_limits_is_the_half_that_it_always_was(method):
+    made, plain = builder().build(plan(method)), plan(method).client_half(shard(0).train, "a")
+    states = made.state(), plain.state()
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    for one, other in zip(made.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert made.model.training == plain.model.training
+
+
+@pytest.mark.parametrize("width", [10**7, 10**9, 10**15, 10**18, 10**30])
+@pytest.mark.parametrize("part_of_it", ["feature_size", "embedding_size"])
+def test_a_network_of_any_width_is_refused_in_one_line(width, part_of_it):
+    wide = replace(plan("fedavg"), network=Network("mlp", **{part_of_it: width}))
+    with pytest.raises(SettingsError, match=r"limits.memory_bytes = 1,000,000,000|cannot be made") as error:
+        builder(Limits(memory_bytes=10**9)).build(wide)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("change", [{"size": 10**5}, {"size": 10**9}, {"seed": 2**70}])
+def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
+    with pytest.raises(SettingsError, match=r"limits.memory_bytes|cannot be made") as error:
+        builder(Limits(memory_bytes=10**9)).build(replace(plan("fedavg"), network=Network("cnn4"), **change))
+    assert "\n" not in str(error.value)
+
+
+def test_a_batch_takes_no_more_memory_than_there_are_samples():
+    many = plan("fedavg", batch=10**9)
+    train = part(200, 1, 0.0)
+    one = per_sample(many.client_half(train, "a"), train.x)
+    model = many.model()
+    least = 4 * sum(value.nbytes for value in model.state_dict().values()) + 200 * (one + 4 * 16)
+    assert one >= 4 * (32 + 16) and builder(Limits(memory_bytes=least), train).build(many)
+    with pytest.raises(SettingsError, match=f"takes {least:,} bytes of memory"):
+        builder(Limits(memory_bytes=least - 1), train).build(many)
+
+
+def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():
+    with pytest.raises(SettingsError, match="does not take this device's images of 3x8x8"):
+        builder().build(replace(plan("fedavg"), size=16))
+
+
+def test_state_on_the_disk_and_epochs_have_their_limits():
+    with pytest.raises(SettingsError, match=r"bytes of disk, over this device's limits.disk_bytes = 9,999"):
+        builder(Limits(disk_bytes=9999)).build(plan("fedproto"))
+    with pytest.raises(SettingsError, match=r"takes 7 epochs, over this device's limits.epochs = 6;"):
+        builder(Limits(epochs=6)).build(plan("fedavg", epochs=7))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_no_experiment_comes_near_the_defaults(path):
+    """Of every file as it stands; what a batch takes beside the weights is in docs/security-limits.md."""
+    experiment = read_experiment(path, [])
+    stated = coordinator_settings(experiment, BrokerAddress(), Path("runs"), "").plan()
+    assert stated.settings().epochs <= Limits().epochs / 10
+    networks = set(experiment.devices.networks) or {None}
+    for name in networks:
+        own = name and replace(stated.network, name=name)
+        with torch.device("meta"):
+            size = sum(value.nbytes for value in stated.device_model(own).state_dict().values())
+        assert 4 * size < 2 << 30 and 2 * size < Limits().disk_bytes / 4
+
+
+def test_limits_are_a_table_of_the_device_s_settings():
+    made = decode(DeviceSettings, {"name": "a", "limits": {"memory_bytes": 5, "epochs": 7}})
+    assert made.limits == Limits(memory_bytes=5, epochs=7)
+    for wrong in ({"epochs": 0}, {"memory_bytes": -1}, {"work_seconds": 0.0}, {"disk_bytes": 0}):
+        with pytest.raises(ValueError, match=r"\w+ is .*, it must be at least"):
+            Limits(**wrong)
+    assert memory_of(CPU) > 1 << 28
+
+
+def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
+    now = [0.0]
+    deadline = Deadline(5.0, lambda: now[0])
+
+    def lasting(seconds):
+        def once(half, data, ask, number, reports):
+            now[0] += seconds
+            deadline.look()
+            return {}, {}
+
+        return deadline.around(once)
+
+    assert lasting(5.0)(None, None, Ask("train"), 1, "global") == ({}, {})
+    with pytest.raises(TrainerDiedError, match="training_died: no end after 5 s") as death:
+        lasting(5.1)(None, None, Ask("train"), 1, "global")
+    assert death.value.why is Farewell.TRAINING_DIED
+    now[0] += 100.0
+    deadline.look()  # between two pieces of work there is none
+
+
+def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_durable_state(tmp_path):
+    """It has trained, and then died: what it learned until then is in no later answer."""
+    policy = Policy(
+        **{**{f: getattr(POLICY, f) for f in POLICY.__dataclass_fields__}, "patience_seconds": 600.0}
+    )
+    sim = simulation(tmp_path / "run", "fedproto", policy=policy)
+    deaths = iter([True])
+
+    def once(half, data, ask, number, reports):
+        made = work(half, data, ask, number, reports)
+        if number == 2 and next(deaths, False):
+            raise TrainerDiedError(Farewell.TRAINING_DIED, "no end after 1 s")
+        return made
+
+    sim.agents["device-1"].train = once
+    sim.run()
+    assert next(deaths, None) is None and sim.service.finished
+    assert_same(sim, simulation(tmp_path / "other", "fedproto", policy=policy).run())

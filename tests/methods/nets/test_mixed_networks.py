@@ -1,0 +1,53 @@
+"""One federation, several architectures: whatever shares no weights, through the wire."""
+
+import pytest
+import torch
+
+from protofleet.coordinator.round.events import Policy
+from protofleet.deploy.simulation.federation import Simulation
+from protofleet.deploy.simulation.world import Weather
+from protofleet.methods.contract.plan import Network, Plan, mixing
+from protofleet.methods.nets import catalog as nets
+from tests.methods.contract.test_contract_skew import assert_numbers
+from tests.worlds import CLASSES, Part, Shard
+
+SIZE, FEATURES = 16, 32
+FLEET = {
+    "device-0": Network("cnn4", FEATURES),
+    "device-1": Network("resnet10", FEATURES),
+    "device-2": Network("mobilenet_v2", FEATURES),
+    "device-3": Network("googlenet", FEATURES),
+}
+HTFE8 = ("cnn4", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+
+def part(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    return Part(torch.randn(n, 3, SIZE, SIZE, generator=g), torch.arange(n) % CLASSES)
+
+
+def shard(i):
+    return Shard(f"domain-{i}", CLASSES, part(9, i), part(3, 10 + i), part(6, 20 + i))
+
+
+@pytest.mark.parametrize("method", mixing())
+def test_four_architectures_take_part_in_one_federation(method, tmp_path):
+    hyper = {"epochs": 1, "batch": 9}
+    plan = Plan(method, CLASSES, 2, 1, SIZE, FLEET["device-0"], hyper)
+    policy = Policy(rounds=2, quorum=4, patience_seconds=60.0, settle_seconds=0.0)
+    shards = {device: shard(i) for i, device in enumerate(FLEET)}
+    run = Simulation(
+        plan, shards, policy, tmp_path, Weather(), 0,
+        build=lambda device, p, data: p.client_half(data.train, device, FLEET[device]),
+    ).run()  # fmt: skip
+    assert_numbers(run)
+    assert len({sum(w.numel() for w in a.half.model.parameters()) for a in run.agents.values()}) == 4
+    for agent in run.agents.values():
+        assert agent.memory.last_round == 3 and agent.receipts["accepted"] >= 2 and len(agent.receipts) == 1
+
+
+def test_the_eight_networks_of_fedsas_fleet_have_one_feature_size():
+    with torch.device("meta"):
+        for name in HTFE8:
+            net = nets.build(name, classes=100, feature_size=512)
+            assert net.embed(torch.zeros(2, 3, 32, 32)).shape == (2, 512), name

@@ -1,0 +1,101 @@
+"""torchvision: wanted only where it is needed, and patched only where it does not import by itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from protofleet.methods.nets import catalog as nets
+from protofleet.methods.nets.vision import import_torchvision
+
+ROOT = Path(__file__).parents[3]
+
+
+def in_a_fresh_process(program: str, path: Path = ROOT) -> None:
+    program = f"import sys; sys.path[:0] = [{str(path)!r}, {str(ROOT)!r}]\n{textwrap.dedent(program)}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_small_networks_do_not_import_torchvision():
+    in_a_fresh_process("""
+        from protofleet.methods.nets import catalog as nets
+        for name in set(nets.names()) - set(nets.zoo.BACKBONES):
+            nets.build(name, classes=10)
+        assert "torchvision" not in sys.modules
+    """)
+
+
+def test_a_torchvision_without_its_operators_imports_from_many_threads(tmp_path):
+    """The stand-in fails as torchvision does: it does without its extension, then describes its operators."""
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torchvision import extension, described\n")
+    (package / "extension.py").write_text("import time; time.sleep(0.05)\n")
+    (package / "described.py").write_text(
+        "import torch\n"
+        "for name in ('nms', 'qnms'):\n"
+        "    torch.library.register_fake(f'torchvision::{name}')(lambda dets, scores, threshold: dets)\n"
+    )
+    in_a_fresh_process(
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        import torch
+        from protofleet.methods.nets.vision import import_torchvision
+        with ThreadPoolExecutor(8) as pool:
+            modules = {id(f.result()) for f in [pool.submit(import_torchvision) for _ in range(8)]}
+        assert modules == {id(import_torchvision())}
+        assert torch.ops.torchvision.nms  # nobody else could have declared it
+        """,
+        tmp_path,
+    )
+
+
+def test_a_torchvision_that_imports_by_itself_is_left_alone(monkeypatch):
+    intact = ModuleType("torchvision")
+    monkeypatch.setitem(sys.modules, "torchvision", intact)
+    monkeypatch.setattr(
+        "protofleet.methods.nets.vision._declare_operators", lambda: pytest.fail("it was touched")
+    )
+    assert import_torchvision() is intact
+
+
+def test_a_missing_torchvision_is_reported_with_the_way_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ImportError, match="pip install torchvision.*do without it"):
+        nets.build("resnet18", classes=10)
+
+
+@pytest.mark.parametrize(
+    ("broken", "raised", "told"),
+    [
+        ("raise RuntimeError('out of memory')", RuntimeError, "^out of memory$"),
+        (
+            "raise RuntimeError('operator torchvision::roi does not exist')",
+            ImportError,
+            "beside torch .*::roi",
+        ),
+        ("import no_such_codec", ModuleNotFoundError, "no_such_codec"),
+    ],
+)
+def test_any_other_fault_of_torchvision_is_not_hidden(tmp_path, monkeypatch, broken, raised, told):
+    (tmp_path / "torchvision.py").write_text(broken)
+    for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("protofleet.methods.nets.vision._declare_operators", lambda: None)
+    with pytest.raises(raised, match=told):
+        import_torchvision()
+
+
+def test_the_real_torchvision_is_imported_once_and_its_transforms_work():
+    torchvision = import_torchvision()
+    assert import_torchvision() is torchvision
+    transforms = pytest.importorskip("torchvision.transforms.v2")
+    assert transforms.functional.resize(torch.rand(3, 20, 20), [32, 32]).shape == (3, 32, 32)

@@ -1,0 +1,245 @@
+"""Messages cross a bad network once, whole, and counted."""
+
+import numpy as np
+import pytest
+
+from protofleet.deploy.simulation.world import Weather
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Arrived
+from protofleet.protocol.wire.messages import Boxed, Bye, Hello, Refusal, Task, Update
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Reason
+from tests.protocol.ends import TOPICS, Ends, weights
+
+SMALL, LARGE = 1000, 400_000  # 4 kB travels inside its message, 1.6 MB in 25 blocks
+STORMS = [Weather(jitter=0.2, loss=0.2, repeat=0.2), Weather(loss=0.5), Weather(jitter=2.0, repeat=0.9)]
+
+
+@pytest.mark.parametrize("size", [0, SMALL, LARGE])
+def test_an_update_arrives_as_it_was_sent(tmp_path, size):
+    ends, arrays = Ends(tmp_path), weights(size)
+    ends.update("a", arrays)
+    ends.run()
+    (received,) = ends.heard["coordinator"]
+    assert received.sender == "a" and isinstance(received.message, Update)
+    np.testing.assert_array_equal(received.message.arrays["weights.w"], arrays["weights.w"])
+
+
+@pytest.mark.parametrize("weather", STORMS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_broadcast_reaches_everybody_through_any_weather(tmp_path, weather, seed):
+    ends = Ends(tmp_path, "abcd", weather, seed)
+    arrays = weights(LARGE)
+
+    def done():
+        return all(any(isinstance(r.message, Task) for r in ends.heard[d]) for d in "abcd")
+
+    for _ in range(20):  # the round machine repeats a task at every hello; here we do
+        ends.broadcast(arrays, "abcd")
+        ends.run(20, done)
+    assert done()
+    for device in "abcd":
+        name = ends.heard[device][0].object
+        np.testing.assert_array_equal(ends.links[device].store.open(name)["weights.w"], arrays["weights.w"])
+
+
+@pytest.mark.parametrize("weather", STORMS)
+def test_updates_of_many_devices_get_through_any_weather(tmp_path, weather):
+    ends = Ends(tmp_path, "abcd", weather)
+    for _ in range(20):
+        for device in "abcd":
+            ends.update(device, weights(LARGE, ord(device)))
+        ends.run(20)
+    for device in "abcd":
+        got = next(r for r in ends.heard["coordinator"] if r.sender == device)
+        np.testing.assert_array_equal(
+            got.message.arrays["weights.w"], weights(LARGE, ord(device))["weights.w"]
+        )
+
+
+def test_a_broadcast_crosses_once_for_the_whole_cohort(tmp_path):
+    ends = Ends(tmp_path, "abcdef")
+    ends.broadcast(weights(LARGE), "abcdef")
+    ends.run()
+    assert ends.coordinator.meter.payload["down", "weights"] == 4 * LARGE
+    assert ends.coordinator.meter.wire["down", "weights"] == 4 * LARGE
+    for device in "abcdef":
+        assert ends.links[device].meter.payload["down", "weights"] == 4 * LARGE
+
+
+def test_a_device_that_holds_the_broadcast_takes_nothing(tmp_path):
+    ends = Ends(tmp_path)
+    ends.broadcast(weights(LARGE), "ab", round=1)
+    ends.run()
+    before = ends.coordinator.meter.wire["down", "weights"]
+    ends.broadcast(weights(LARGE), "ab", round=2)
+    ends.run()
+    assert [r.message.round for r in ends.heard["a"]] == [1, 2]
+    assert ends.coordinator.meter.wire["down", "weights"] == before
+
+
+def test_a_transfer_broken_in_the_middle_goes_on_where_it_stood(tmp_path):
+    ends = Ends(tmp_path, "a")
+    ends.update("a", weights(LARGE))
+    ends.run(until=lambda: ends.coordinator.meter.payload["up", "weights"] > 2 * LARGE)
+    ends.boot_coordinator(epoch=2)  # its memory is gone, its disk is not
+    ends.update("a", weights(LARGE))
+    ends.run()
+    assert len(ends.heard["coordinator"]) == 1
+    assert ends.coordinator.meter.payload["up", "weights"] < 2 * LARGE
+
+
+def test_what_both_ends_count_is_the_same_and_adds_up(tmp_path):
+    ends = Ends(tmp_path, "a")
+    ends.broadcast(weights(LARGE), "a")
+    ends.update("a", {**weights(LARGE), "prototypes": np.ones((10, 8), np.float32)})
+    ends.run()
+    a, c = ends.links["a"].meter, ends.coordinator.meter
+    assert +a.payload == +c.payload and +a.wire == +c.wire and a.frames == c.frames
+    assert sum(c.frames.values()) == ends.broker.published
+    assert c.payload["up", "prototypes"] == 320
+
+
+@pytest.mark.parametrize("weather", [Weather(), *STORMS])
+def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, weather):
+    ends, delivered = Ends(tmp_path, "ab", weather), []
+    take = ends.coordinator.arrived
+    ends.coordinator.arrived = lambda *a: delivered.append(1) or take(*a)
+    for device in "ab":
+        ends.update(device, weights(LARGE))
+        ends.links[device].send(Hello(device, 10, 5))
+    ends.broadcast(weights(LARGE), "ab")
+    ends.run()
+    assert sum(ends.results("coordinator", "up").values()) == len(delivered)
+
+
+def test_a_message_is_taken_once_however_often_it_comes(tmp_path):
+    ends = Ends(tmp_path, "a", Weather(repeat=1.0))
+    ends.links["a"].send(Bye("enough"))
+    ends.run()
+    assert len(ends.heard["coordinator"]) == 1
+    assert ends.results("coordinator", "up") == {("bye", "accepted"): 1, ("bye", "duplicate"): 1}
+
+
+def frame_of(ends, device, message):
+    return ends.links[device].seal(message, "coordinator")
+
+
+def reason_of(ends, topic, frame, receiver="coordinator"):
+    ends.broker.sessions[receiver].deliver(Arrived(topic, frame))
+    return ends.rejected[receiver][-1].reason
+
+
+def test_a_flipped_bit_anywhere_is_rejected(tmp_path):
+    ends = Ends(tmp_path, "a")
+    frame = frame_of(ends, "a", Hello("a", 10, 5))
+    for place in range(0, len(frame), 3):
+        bad = bytearray(frame)
+        bad[place] ^= 1
+        reason_of(ends, TOPICS.up("a"), bytes(bad))
+    assert len(ends.rejected["coordinator"]) == len(range(0, len(frame), 3))
+    assert not ends.heard["coordinator"]
+
+
+def test_nobody_speaks_in_the_name_of_another(tmp_path):
+    ends = Ends(tmp_path)
+    frame = frame_of(ends, "a", Hello("a", 10, 5))
+    assert reason_of(ends, TOPICS.up("b"), frame) is Reason.WRONG_TOPIC
+    header, payload = ends.unsealed(frame, "coordinator")
+    forged = ends.sealed(header, payload, "b", "coordinator")
+    assert reason_of(ends, TOPICS.up("a"), forged) is Reason.BAD_SIGNATURE
+
+
+def replaced(folder):
+    """A later process of "a" has been heard; and a frame of the one before."""
+    ends = Ends(folder, "a")
+    old = frame_of(ends, "a", Hello("a", 10, 5))
+    ends.boot_device("a", boot=2)
+    ends.links["a"].send(Hello("a", 10, 5))
+    ends.run()
+    return ends, old
+
+
+def test_an_older_process_of_the_same_device_is_fenced(tmp_path):
+    ends, old = replaced(tmp_path)
+    assert reason_of(ends, TOPICS.up("a"), old) is Reason.STALE_BOOT
+
+
+def test_the_older_of_two_processes_of_one_device_is_told_so_and_the_frame_is_counted(tmp_path):
+    ends, old = replaced(tmp_path)
+    reason_of(ends, TOPICS.up("a"), old)
+    ends.run()
+    assert [said.message.boot for said in ends.heard["a"] if isinstance(said.message, Refusal)] == [2]
+    assert ends.results("coordinator", "up") == {("hello", "accepted"): 1, ("hello", "stale_boot"): 1}
+
+
+def test_an_older_coordinator_is_fenced_by_the_devices(tmp_path):
+    ends = Ends(tmp_path, "a")
+    old = ends.coordinator.seal(Task(1, "train"), "a")
+    ends.boot_coordinator(epoch=2)
+    ends.coordinator.send("a", Task(1, "train"))
+    ends.run()
+    assert reason_of(ends, TOPICS.down("a"), old, "a") is Reason.STALE_EPOCH
+
+
+def test_a_forged_block_is_dropped_and_the_right_one_fetched(tmp_path):
+    ends = Ends(tmp_path, "a", Weather(delay=0.1))
+    ends.update("a", weights(LARGE))
+    device = ends.links["a"]
+    honest = device.transport.publish
+
+    def forge(topic, frame, retain=False):
+        honest(
+            topic,
+            frame[:-1] + b"?" if frame[:3] == b"PF\x02" and not done.append(1) and len(done) == 3 else frame,
+            retain,
+        )
+
+    done = []
+    device.transport = type("T", (), {"publish": staticmethod(forge)})()
+    ends.run()
+    assert ends.results("coordinator", "up")["block", "bad_block"] == 1
+    np.testing.assert_array_equal(
+        ends.heard["coordinator"][0].message.arrays["weights.w"], weights(LARGE)["weights.w"]
+    )
+
+
+def test_an_update_that_is_not_wanted_costs_one_small_message(tmp_path):
+    ends = Ends(tmp_path, "a")
+    ends.gate.open = False
+    ends.update("a", weights(LARGE))
+    ends.run()
+    assert not ends.heard["coordinator"] and sum(ends.coordinator.meter.frames.values()) < 1500
+
+
+@pytest.mark.parametrize("numbers", [20_000, 250_000])
+def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
+    """A model of 1 MB at a broker that takes 5,120 bytes, both ways."""
+    ends = Ends(tmp_path)
+    for link in ends.links.values():
+        link.adapt(5120)  # blocks of 1 kB, 64 of them in a manifest
+    ends.links["a"].peer_can = frozenset({"manifest"})
+    offer = ends.broadcast(weights(numbers), ["a"])
+    name = ends.update("a", weights(numbers))
+    assert isinstance(offer, Boxed)
+    ends.run()
+    ((down,), (up,)) = ends.heard["a"], ends.heard[COORDINATOR]
+    assert (down.object, up.object) == (offer.object, name)
+    assert not ends.rejected["a"] and not ends.rejected[COORDINATOR]
+
+
+def test_where_a_coordinator_takes_no_manifest_as_an_object_the_way_out_is_said(tmp_path):
+    ends = Ends(tmp_path)
+    ends.links["a"].adapt(5120)
+    with pytest.raises(BrokerError, match="raise the broker's packet limit to 131072"):
+        ends.update("a", weights(20_000))
+
+
+def test_an_object_of_more_blocks_than_there_can_be_is_refused_with_the_limit_that_it_needs(tmp_path):
+    ends = Ends(tmp_path)
+    ends.coordinator.adapt(5120)
+    words = (
+        r"an object of \d+ bytes goes in at most 4096 blocks, so of 2048 bytes each, .*packets of 5120; raise"
+    )
+    with pytest.raises(BrokerError, match=words):
+        ends.broadcast(weights(1_500_000), ["a"])

@@ -1,0 +1,88 @@
+"""Buckets and the inbox: bounded work and memory for whatever arrives, and nothing taken from the honest."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, Admission, Bucket
+from protofleet.protocol.transport.base import Arrived, Connected
+from protofleet.protocol.transport.inbox import MAX_BYTES, MAX_TOPIC_BYTES, MAX_TOPIC_FRAMES, BoundedInbox
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+
+@given(st.lists(st.floats(0, 5), max_size=200))
+def test_a_bucket_lets_through_its_burst_and_its_rate_and_no_more(pauses):
+    bucket, now, taken = Bucket(rate=2.0, burst=5.0), 0.0, 0
+    for pause in pauses:
+        now += pause
+        taken += bucket.take(now)
+        assert taken <= 5 + 2 * now + 1e-6
+
+
+def test_a_bucket_that_was_emptied_fills_again():
+    bucket = Bucket(rate=2.0, burst=5.0)
+    assert [bucket.take(10.0) for _ in range(6)] == [True] * 5 + [False]
+    assert [bucket.take(11.0) for _ in range(3)] == [True, True, False]
+    assert [bucket.take(100.0) for _ in range(6)] == [True] * 5 + [False]
+    assert not bucket.take(50.0), "a clock that goes back fills nothing"
+
+
+def passed(admission, device, frames, now=0.0):
+    count = 0
+    for _ in range(frames):
+        try:
+            admission.frame(device, now)
+            count += 1
+        except Rejected as fault:
+            assert fault.reason is Reason.FLOOD
+    return count
+
+
+def test_one_device_that_floods_takes_nothing_from_another():
+    admission = Admission({"a", "b"})
+    assert passed(admission, "a", 1000) == FRAME_BURST
+    assert passed(admission, "b", 10) == 10
+    assert passed(admission, "a", 1000, now=10.0) == 10 * FRAME_RATE
+
+
+def test_what_was_of_use_costs_nothing():
+    admission = Admission({"a"})
+    for _ in range(1000):
+        admission.frame("a", 0.0)
+        admission.frame_was_useful("a")
+
+
+def test_a_thousand_unknown_names_share_one_bucket_and_leave_no_trace():
+    admission = Admission({"a"})
+    assert sum(passed(admission, f"stranger-{i}", 1) for i in range(1000)) == FRAME_BURST
+    assert len(admission._frames) == 1 and passed(admission, "a", 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("size", "fits"), [(1, MAX_TOPIC_FRAMES), (1 << 20, MAX_TOPIC_BYTES // ((1 << 20) + 1025))]
+)
+def test_one_topic_never_fills_the_inbox(size, fits):
+    lost = []
+    inbox, frame = BoundedInbox(lost.append), bytes(size)
+    for _ in range(fits + 10):
+        inbox.put(Arrived("a", frame))
+    inbox.put(Arrived("b", b"x"))
+    inbox.put(Connected(1, 1))
+    assert inbox.qsize() == fits + 2
+    topics = [item.topic for item in (inbox.get() for _ in range(fits + 1))]
+    assert topics == ["a"] * fits + ["b"] and lost == [10]
+    assert inbox.get() == Connected(1, 1) and not inbox._topics and inbox._bytes == 0
+
+
+def test_all_topics_together_never_hold_more_than_the_inbox_may():
+    lost = []
+    inbox, frame = BoundedInbox(lost.append), bytes(1 << 20)
+    for i in range(200):
+        inbox.put(Arrived(f"t{i}", frame))
+    assert MAX_BYTES - (2 << 20) < inbox._bytes <= MAX_BYTES
+    kept = inbox.qsize()
+    while inbox.qsize():
+        inbox.get()
+    assert sum(lost) == 200 - kept
+    inbox.put(Arrived("a", frame))
+    assert inbox.qsize() == 1, "what was read makes room"

@@ -1,0 +1,80 @@
+"""Sequence numbers are taken once, compared with a plain set of all that were ever seen."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.protocol.link.replay_window import WIDTH, Window
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+EDGES = st.sampled_from([0, 1, WIDTH - 1, WIDTH, WIDTH + 1, 2 * WIDTH, 2**63, 2**64 - 1])
+SEQUENCES = st.integers(0, 40) | st.integers(WIDTH - 20, WIDTH + 20) | EDGES
+BOOTS = st.integers(0, 3)
+
+
+class Naive:
+    def __init__(self):
+        self.boot, self.seen = 0, set()
+
+    def is_new(self, boot, sequence):
+        if boot < self.boot:
+            return "stale"
+        if boot > self.boot:
+            self.boot, self.seen = boot, set()
+        newest = max(self.seen, default=sequence)
+        new = sequence not in self.seen and newest - sequence < WIDTH
+        self.seen |= {sequence} if new else set()
+        return new
+
+
+def verdict(window, boot, sequence):
+    try:
+        return window.is_new(boot, sequence)
+    except Rejected as fault:
+        assert fault.reason is Reason.STALE_BOOT
+        return "stale"
+
+
+@given(st.lists(st.tuples(BOOTS, SEQUENCES), max_size=40))
+def test_a_window_says_what_a_set_would_say(arrivals):
+    window, naive = Window(), Naive()
+    for boot, sequence in arrivals:
+        assert verdict(window, boot, sequence) == naive.is_new(boot, sequence), (boot, sequence)
+        assert window._seen.bit_length() <= WIDTH
+
+
+@given(st.sets(st.integers(1, 400), min_size=1).flatmap(lambda s: st.permutations(sorted(s))))
+def test_what_has_not_come_is_what_lies_between(order):
+    """The broker may bring the will, number 0, and everything twice."""
+    window = Window()
+    for sequence in (0, *order, *order, 0):
+        window.is_new(1, sequence)
+    assert window.missing == max(order) - len(order)
+    window.is_new(2, 3)
+    assert window.missing == 2, "a new life is counted anew"
+
+
+@given(st.integers(0, 3 * WIDTH), st.lists(st.integers(0, 3 * WIDTH + 40), max_size=40))
+def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
+    """Whatever of it had come before: what was said then, and is late, is said again by who still means it."""
+    window, naive = Window.up_to(1, mark), Naive()
+    naive.boot, naive.seen = 1, set(range(mark + 1))
+    for sequence in (*arrivals, mark, max(0, mark - 1)):
+        assert verdict(window, 1, sequence) == naive.is_new(1, sequence), (mark, sequence)
+    assert window.is_new(2, 0), "a new process of the sender counts from its own beginning"
+
+
+@given(st.permutations(range(1, 20)))
+def test_any_order_of_arrival_is_taken_once_and_only_once(order):
+    window = Window()
+    assert all(window.is_new(1, s) for s in order)
+    assert not any(window.is_new(1, s) for s in order)
+
+
+@pytest.mark.parametrize("leap", [2**20, 2**40, 2**64 - 1])
+def test_a_forged_leap_costs_no_memory_in_either_direction(leap, little_memory):
+    window = Window()
+    assert window.is_new(1, leap)
+    assert not window.is_new(1, 1)
+    assert window.is_new(2, 1) and window.is_new(2, leap)
+    assert not window.is_new(2, leap - WIDTH) and window.is_new(2, leap - WIDTH + 1)

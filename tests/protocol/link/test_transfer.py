@@ -1,0 +1,288 @@
+"""One object in blocks: nothing is sent unasked, nothing is asked for twice without need, one copy for a cohort."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.protocol.link.broadcast import LINGER_SECONDS, MAX_PENDING, QUIET_SECONDS, Broadcast
+from protofleet.protocol.link.fetch import (
+    LONGEST_RETRY_SECONDS,
+    RETRY_SECONDS,
+    SILENT_SECONDS,
+    Fetch,
+    indices,
+    ranges,
+)
+from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
+from protofleet.protocol.wire.messages import Manifest, Want
+from protofleet.protocol.wire.reasons import Reason, Rejected
+from tests.protocol.objects import ARRAYS, BLOCK, block
+
+BLOCKS = 8
+
+
+class Puller:
+    """A fetch, what it asked for, and what of that has not come."""
+
+    def __init__(self, store, manifest):
+        self.wants: list[Want] = []
+        self.fetch = Fetch(store.begin(manifest), self.wants.append)
+        self.came: set[int] = set()
+
+    def asked(self):
+        return [indices(want.ranges, BLOCKS) for want in self.wants]
+
+    def missing(self):
+        return {i for some in self.asked() for i in some} - self.came
+
+    def comes(self, index, now=0.0):
+        self.came.add(index)
+        return self.fetch.got(index, block(self.fetch.partial.manifest, index), now)
+
+
+@pytest.fixture
+def puller(store, manifest):
+    return Puller(store, manifest)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_never_more_than_the_window_is_in_flight(puller, window, newest_first):
+    puller.fetch.fill(window, 0.0)
+    while not puller.fetch.partial.complete:
+        assert 0 < len(puller.missing()) <= window
+        assert puller.comes((max if newest_first else min)(puller.missing()))
+        puller.fetch.fill(window, 0.0)
+    asked = Counter(i for some in puller.asked() for i in some)
+    assert asked == dict.fromkeys(range(BLOCKS), 1), "without loss every block is asked for once"
+    assert not any(want.again for want in puller.wants)
+
+
+def test_one_message_asks_for_half_a_window(puller):
+    puller.fetch.fill(4, 0.0)
+    for index in range(BLOCKS):
+        puller.comes(index)
+        puller.fetch.fill(4, 0.0)
+    assert puller.asked() == [[0, 1, 2, 3], [4, 5], [6, 7]]
+
+
+def test_what_is_here_from_an_earlier_process_is_not_asked_for(store, manifest):
+    first = Puller(store, manifest)
+    for index in (0, 1, 5):
+        first.comes(index)
+    second = Puller(store, manifest)
+    second.fetch.fill(64, 0.0)
+    assert [want.ranges for want in second.wants] == [((2, 5), (6, 8))]
+
+
+def test_after_a_silence_what_is_missing_is_asked_for_again_and_ever_more_rarely(puller):
+    puller.fetch.fill(4, 10.0)
+    puller.comes(1, 10.2)
+    assert puller.fetch.wake_at == 10.2 + RETRY_SECONDS
+    puller.fetch.wake(11.19, 4)
+    assert len(puller.wants) == 1, "not before its time"
+    waits = []
+    for _ in range(8):
+        now = puller.fetch.wake_at
+        puller.fetch.wake(now, 4)
+        assert puller.wants[-1] == Want(puller.fetch.object, ((0, 1), (2, 5)), again=True)
+        waits.append(puller.fetch.wake_at - now)
+    assert waits == pytest.approx([2, 4, 8, 16] + [LONGEST_RETRY_SECONDS] * 4)
+    puller.comes(0, now + 1)
+    assert puller.fetch.wake_at == now + 1 + RETRY_SECONDS, "a sign of life"
+
+
+def test_a_duplicate_is_no_sign_of_life(puller):
+    puller.fetch.fill(4, 0.0)
+    assert puller.comes(0, 0.5)
+    assert not puller.comes(0, 0.9)
+    assert puller.fetch.wake_at == 0.5 + RETRY_SECONDS
+
+
+def test_a_silent_sender_holds_no_credit(puller):
+    puller.fetch.fill(4, 0.0)
+    waited = 0.0
+    while puller.fetch.flying(waited):
+        assert puller.fetch.flying(waited) == 4
+        waited = puller.fetch.wake_at
+        puller.fetch.wake(waited, 4)
+    assert waited <= SILENT_SECONDS
+    puller.comes(0, waited)
+    assert puller.fetch.flying(waited) == 3
+
+
+def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(puller):
+    puller.fetch.fill(4, 0.0)
+    for second in (1.0, 2.0, 3.0):
+        puller.comes(int(second), second)
+        puller.fetch.wake(second + RETRY_SECONDS, 4)
+        assert puller.wants[-1].again and puller.fetch.flying(second) >= 1
+    assert puller.fetch.asked[0] == 0.0, "asked for again is not asked for first"
+    puller.fetch.asked = {0: 0.0}
+    assert puller.fetch.flying(SILENT_SECONDS - 0.1) == 1 and puller.fetch.flying(SILENT_SECONDS) == 0
+
+
+@given(st.data())
+def test_whatever_is_lost_the_object_comes_and_the_window_holds(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("x")
+    manifest = ObjectStore(folder, False).put(ARRAYS, BLOCK)
+    puller, now = Puller(ObjectStore(folder, False), manifest), 0.0
+    window = data.draw(st.integers(1, 9))
+    for _ in range(100):
+        puller.fetch.fill(window, now)
+        assert len(puller.fetch.asked) <= window
+        coming = sorted(puller.fetch.asked)
+        for index in data.draw(st.lists(st.sampled_from(coming), max_size=3)) if coming else []:
+            puller.comes(index, now)
+        if puller.fetch.partial.complete:
+            return
+        now = puller.fetch.wake_at
+        puller.fetch.wake(now, window)
+        if now > 200:  # enough weather: now all that is asked for comes
+            for index in sorted(puller.fetch.asked):
+                puller.comes(index, now)
+    raise AssertionError("it never came")
+
+
+@given(st.sets(st.integers(0, 500)))
+def test_ranges_name_the_first_blocks_in_order_as_far_as_one_message_carries(wanted):
+    found = ranges(sorted(wanted))
+    assert len(found) <= MAX_RANGES
+    named = indices(found, MAX_BLOCKS)
+    assert named == sorted(wanted)[: len(named)]
+    assert len(found) == MAX_RANGES or len(named) == len(wanted)
+    assert all(a[1] < b[0] for a, b in zip(found, found[1:]))
+
+
+def test_blocks_that_an_object_does_not_have_are_not_looked_for():
+    assert indices(((6, 4096),), BLOCKS) == [6, 7]
+
+
+# The other end: one object for a cohort.
+
+OBJECT = Manifest(b"o" * 32, 80, 10, (b"h" * 16,) * BLOCKS, (("weights", 80),))
+ALL = ((0, BLOCKS),)
+
+
+class Server:
+    def __init__(self, *cohort, holders=()):
+        self.sent: list[tuple[str | None, int, bool]] = []
+        self.broadcast = Broadcast(OBJECT, lambda *what: self.sent.append(what))
+        self.broadcast.expect(list(cohort), set(holders))
+
+    def asks(self, device, now, ranges=ALL, again=False):
+        self.broadcast.wanted(device, Want(OBJECT.object, ranges, again), now)
+        return self.news()
+
+    def wakes(self, now):
+        self.broadcast.wake(now)
+        return self.news()
+
+    def news(self):
+        news, self.sent[:] = list(self.sent), []
+        return news
+
+
+TO_ALL = [(None, i, True) for i in range(BLOCKS)]
+
+
+def test_a_cohort_shares_one_copy_that_goes_out_when_the_last_has_asked():
+    server = Server("a", "b", "c")
+    assert server.asks("a", 0.0) == server.asks("b", 0.1) == []
+    assert server.asks("c", 0.2) == TO_ALL
+    assert server.broadcast.wake_at == float("inf")
+
+
+def test_nobody_waits_longer_than_a_moment_for_a_device_that_never_asks():
+    server = Server("a", "b")
+    assert server.asks("a", 1.0, ((0, 4),)) == []
+    assert server.broadcast.wake_at == 1.0 + LINGER_SECONDS
+    assert server.wakes(1.0 + LINGER_SECONDS / 2) == []
+    assert server.wakes(1.0 + LINGER_SECONDS) == TO_ALL[:4]
+    assert server.asks("a", 2.0, ((4, 8),)) == TO_ALL[4:], "b is waited for no more"
+
+
+def test_whoever_asks_at_another_pace_is_waited_for_unless_it_has_fallen_quiet():
+    server = Server("a", "b")
+    server.asks("a", 0.0, ((0, 4),))
+    assert server.asks("b", 0.1, ((0, 4),)) == TO_ALL[:4]
+    assert server.asks("a", 0.2, ((4, 8),)) == []
+    assert server.asks("b", 0.3, ((4, 6),)) == TO_ALL[4:6]
+    assert server.wakes(0.2 + LINGER_SECONDS) == TO_ALL[6:]
+    server = Server("a", "b")
+    server.asks("b", 0.0, ((0, 4),))
+    assert server.asks("a", 0.1, ((0, 4),)) == TO_ALL[:4]
+    assert server.asks("a", 0.1 + QUIET_SECONDS, ((4, 8),)) == TO_ALL[4:]
+
+
+def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
+    server = Server("a")
+    assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
+    server.broadcast.expect(["late", "later"], {"late", "later"})
+    assert server.asks("late", 5.0, ((0, 6),)) == TO_ALL[4:6]
+    assert server.asks("later", 5.1, ((0, 4),)) == []
+    assert server.wakes(5.3) == [(None, i, False) for i in range(4)]
+    assert server.asks("a", 5.4, ((4, 6),)) == [], "it came by when it was published for all"
+
+
+def test_what_did_not_come_is_sent_again_to_the_one_who_missed_it():
+    server = Server("a", "b")
+    server.asks("a", 0.0)
+    assert server.asks("b", 0.0) == TO_ALL
+    assert server.asks("b", 1.0, ((2, 4),), again=True) == [("b", 2, False), ("b", 3, False)]
+
+
+def test_who_asks_once_more_as_if_for_the_first_time_gets_it_alone():
+    """A device that was killed and started again does not know what it has asked for."""
+    server = Server("a", "b")
+    assert server.asks("a", 0.0, ((0, 4),)) == []
+    assert server.asks("a", 0.1, ((0, 4),)) == [], "it goes out soon"
+    assert server.asks("b", 0.2, ((0, 4),)) == TO_ALL[:4]
+    assert server.asks("a", 1.0, ((0, 4),)) == [("a", i, False) for i in range(4)]
+    asked = sum(len(server.asks("a", 1.0, ((0, 4),))) for _ in range(1000))
+    assert asked + 4 == AGAIN_BURST
+
+
+def test_nobody_is_served_that_was_not_invited():
+    server = Server("a")
+    with pytest.raises(Rejected) as fault:
+        server.asks("stranger", 0.0)
+    assert fault.value.reason is Reason.NOT_INVITED and server.asks("a", 0.1) == TO_ALL
+
+
+def test_asking_again_and_again_is_worth_a_window_a_second_and_no_more():
+    server = Server("a")
+    server.asks("a", 0.0)
+    at_once = sum(len(server.asks("a", 1.0, again=True)) for _ in range(1000))
+    assert at_once == AGAIN_BURST
+    later = sum(len(server.asks("a", 1.0 + i / 10, again=True)) for i in range(100))
+    assert later <= 10 * AGAIN_RATE
+
+
+def test_no_more_blocks_wait_for_a_cohort_than_are_fetched_at_a_time():
+    many = Manifest(b"o" * 32, 4096, 1, (b"h" * 16,) * 4096, (("weights", 4096),))
+    server = Server("a", "b")
+    server.broadcast = Broadcast(many, lambda *what: server.sent.append(what))
+    server.broadcast.expect(["a", "b"], set())
+    for start in range(0, 4096, MAX_ASKED):
+        server.asks("a", 0.0, ((start, start + MAX_ASKED),))
+    assert len(server.wakes(LINGER_SECONDS)) == MAX_PENDING
+    assert server.asks("a", 1.0, ((4000, 4001),)), "what was passed over can be asked for again"
+
+
+def test_a_device_that_holds_the_object_is_not_waited_for():
+    server = Server("a", "b", holders=["b"])
+    assert server.asks("a", 0.0) == TO_ALL
+
+
+def test_a_device_that_joins_the_cohort_is_waited_for_too():
+    server = Server("a")
+    server.broadcast.expect(["a", "b"], set())
+    assert server.asks("a", 0.0) == []
+    assert server.asks("b", 0.1) == TO_ALL
+    server.broadcast.expect(["a", "b"], set())
+    assert server.asks("a", 0.2, ((0, 1),)) == [("a", 0, False)], "and nothing goes out to all twice"

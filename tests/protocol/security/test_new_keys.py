@@ -1,0 +1,127 @@
+"""Each key that minor version 1 has added, and a reader of version 1.0, which knows none of them.
+
+The reader is written from docs/protocol.md as it was: strict in what it knows, blind to all else.
+"""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.messages import (
+    About,
+    Boxed,
+    Hello,
+    Manifest,
+    Now,
+    Refusal,
+    State,
+    Task,
+    Update,
+    Want,
+    Wanted,
+    Welcome,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+ANY = (int, float)
+KNOWN = {  # kind -> key: its type, and whether it is required
+    "state": {"online": (bool, True), "reason": (str, False)},
+    "hello": {
+        "classes": (int, True), "examples": (int, True), "domain": (str, False), "software": (str, False),
+        "protocol": (list, True), "plan": (bytes, False), "counts": (list, False), "holds": (bytes, False),
+    },
+    "welcome": {"plan": (bytes, True)},
+    "task": {"broadcast": ((list, type(None)), True), "seconds": (ANY, True)},
+    "want": {"object": (bytes, True), "ranges": (list, True), "again": (bool, False)},
+    "update": {"examples": (int, True), "metrics": (dict, True), "arrays": ((bytes, list), True)},
+    "receipt": {"verdict": (str, True), "reason": (str, True)},
+    "refusal": {"reason": (str, True), "boot": (int, False)},
+    "bye": {"reason": (str, True)},
+    "finished": {},
+}  # fmt: skip
+HASH = bytes(range(32))
+ONE = Manifest(HASH, 9, 9, (HASH[:16],), (("control", 9),), HASH)
+BOX = Boxed(HASH, 9, HASH, ONE)
+HELLO = Hello("board-7", 3, 9, software="x", plan=HASH, counts=(3, 3, 3), holds=(HASH,))
+TASK, WANT = Task(1, "train", ONE, 60.0), Want(HASH, ((0, 1),))
+UPDATE = Update("board-7", 1, "train", 9, HASH, {}, {"accuracy.test.global": 0.5})
+ROW = Wanted("weights.*", None, None, None, None, None, 1e6, True)
+ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True)
+SAID = {  # key -> what is said without it, and what with it: everybody hears it
+    "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
+    "hello.names": (HELLO, replace(HELLO, names=("cat", "dog", "owl"))),
+    "hello.names_hash": (HELLO, replace(HELLO, names_hash=HASH)),
+    "welcome.about": (Welcome(b"{}"), Welcome(b"{}", ABOUT)),
+    "state.who": (State(True), State(True, who="host 7 runs/spring")),
+    "state.now": (State(True, "here"), State(True, "here", now=Now(3, "train", 0, (HASH[:4],)))),
+}  # fmt: skip
+TOWARDS = {  # key -> who is told it, and a message with it
+    "task.wants": ("wants", (replace(TASK, wants=(ROW,)),)),
+    "task.follows": ("inline", (replace(TASK, follows=True),)),
+    "task.manifest": ("manifest", (replace(TASK, broadcast=BOX),)),
+    "want.more": ("many", (replace(WANT, more=((HASH, ((1, 2),)),)),)),
+    "update.numbers": ("wants", (UPDATE, b"x", ("accuracy.test.global",))),
+    "update.manifest": ("manifest", (UPDATE, BOX)),
+    "refusal.answers": ("answers", (Refusal("x", answers=(7, 3)),)),
+}
+
+
+def read(kind, payload):
+    """What a reader of version 1.0 makes of it; ValueError or TypeError where it is malformed."""
+    fields = msgpack.unpackb(
+        payload, max_str_len=512, max_array_len=4096, max_map_len=256, max_ext_len=0, strict_map_key=True
+    )
+    for key, (kinds, required) in KNOWN[kind].items():
+        if key not in fields and required:
+            raise ValueError(f"no {key}")
+        if key in fields and (
+            not isinstance(fields[key], kinds) or isinstance(fields[key], bool) and kinds in (int, ANY)
+        ):
+            raise TypeError(f"{key} is {fields[key]!r}")
+    return {key: fields[key] for key in KNOWN[kind] if key in fields}
+
+
+def rows():
+    """(kind.key, what the page says of it), for all keys of messages."""
+    section, kind, found = PAGE.split("## 5. Messages")[1].split("**A `want`**")[0], "", []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        if len(cells) == 6 and set("".join(cells)) - {"-"} and cells[0] != "kind":
+            kind, key = cells[0].strip("`") or kind, cells[2].strip("`")
+            if key and "." not in key:
+                found.append((f"{kind}.{key}", cells[5]))
+    return found
+
+
+NEW = {name: words for name, words in rows() if name.partition(".")[2] not in KNOWN[name.partition(".")[0]]}
+
+
+def test_each_new_key_of_the_page_stands_in_this_test_and_is_marked():
+    assert set(NEW) == SAID.keys() | TOWARDS.keys()
+    assert not [name for name, words in NEW.items() if not words.startswith("since 1.1")]
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_reader_of_1_0_looks_away_from_a_key_that_everybody_hears(name):
+    before, after = (codec.encode(message) for message in SAID[name])
+    kind, key = name.split(".")
+    assert key in msgpack.unpackb(after) and key not in msgpack.unpackb(before)
+    assert read(kind, after) == read(kind, before)
+
+
+@pytest.mark.parametrize("name", TOWARDS)
+def test_a_key_that_takes_the_place_of_another_is_for_those_who_say_its_form(name):
+    form, said = TOWARDS[name]
+    assert re.search(rf"(towards|to) who says `{form}`", NEW[name])
+    assert name.split(".")[1] in msgpack.unpackb(codec.encode(*said), strict_map_key=False)
+
+
+@pytest.mark.parametrize("message", [HELLO, TASK, WANT, UPDATE, State(True), Welcome(b"{}")])
+def test_where_nothing_new_is_said_no_new_key_is(message):
+    attachment = b"x" if message is UPDATE else None
+    kind = codec.KINDS[type(message)]
+    assert set(msgpack.unpackb(codec.encode(message, attachment))) <= KNOWN[kind].keys()

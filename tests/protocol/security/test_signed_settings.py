@@ -1,0 +1,124 @@
+"""Settings that the root has signed: what a device takes, and what it refuses in which words."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.fleet.device import probe
+from protofleet.edge_client.host.loaded_settings import read_given
+from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, issue_settings
+from protofleet.protocol.security.statements import StatementError, Why, armoured
+from protofleet.protocol.settings.reader import SettingsError
+
+TEXT = 'name = "a"\nfederation = "lab"\nfolder = "{folder}"\nthreads = 2\n'
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    return enrol_fleet(tmp_path / "fleet", "lab", ["a", "b"])
+
+
+@pytest.fixture
+def signed(fleet, tmp_path):
+    """Writes a signed file and reads it as device `a` would."""
+
+    def read(text=TEXT, version=1, name="a", federation="lab", by=None, change=lambda data: data):
+        told = SignedSettings(federation, name, version, text.format(folder=tmp_path / "state"))
+        path = tmp_path / "device.settings"
+        path.write_text(armoured(SETTINGS, change(issue_settings(told, (by or fleet.authority()).keys))))
+        assert is_signed(path)
+        return read_given(path, str(fleet.party("a")), [])
+
+    return read
+
+
+def why(call, **options):
+    with pytest.raises(StatementError) as error:
+        call(**options)
+    return error.value.why
+
+
+def test_a_device_takes_what_its_root_has_signed(signed, fleet):
+    given = signed(version=7)
+    assert (given.version, given.settings.name, given.settings.threads) == (7, "a", 2)
+    assert given.settings.enrolled == str(fleet.party("a"))
+
+
+def test_plain_settings_need_no_signature(tmp_path):
+    path = tmp_path / "device.toml"
+    path.write_text('name = "a"\n')
+    assert not is_signed(path)
+    assert read_given(path, "", ["threads=3"]).settings.threads == 3
+
+
+def test_one_changed_bit_is_found(signed):
+    assert why(signed, change=lambda d: d.replace(b"threads = 2", b"threads = 3")) is Why.BAD_SIGNATURE
+
+
+def test_another_federation_s_root_is_not_believed(signed, tmp_path):
+    other = enrol_fleet(tmp_path / "other", "lab", ["a"]).authority()
+    assert why(signed, by=other) is Why.UNKNOWN_ROOT
+
+
+def test_settings_for_somebody_else_are_not_taken(signed):
+    assert why(signed, name="b") is Why.WRONG_NAME
+    assert why(signed, federation="sea") is Why.WRONG_FEDERATION
+
+
+def test_an_earlier_version_is_not_taken_again_and_the_same_one_is(signed):
+    signed(version=5)
+    signed(version=5)
+    assert why(signed, version=4) is Why.SUPERSEDED
+    assert signed(version=6).version == 6
+
+
+def test_a_typing_slip_in_signed_settings_is_one_clear_line(signed):
+    with pytest.raises(SettingsError, match="thread is not a setting; did you mean threads"):
+        signed(text=TEXT.replace("threads", "thread"))
+
+
+def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path):
+    signed()
+    with pytest.raises(SettingsError, match="say --enrolled FOLDER"):
+        read_given(tmp_path / "device.settings", "", [])
+
+
+def started(folder, *words):
+    """`protofleet device ...` as a process: its exit code and what it said."""
+    done = subprocess.run(
+        [sys.executable, "-m", "protofleet", "device", *words], cwd=folder, capture_output=True, text=True,
+        timeout=120, check=False, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off(signed, fleet, tmp_path):
+    signed()
+    path = tmp_path / "device.settings"
+    mine = f'security = "off"\nenrolled = "{fleet.party("a")}"\n'
+    path.write_text(mine + TEXT.format(folder=tmp_path / "begun"))
+    code, said = started(tmp_path, str(path), "--enrolled", str(fleet.party("a")))
+    assert code == 2 and len(said.splitlines()) == 1, said
+    assert (
+        "device.settings is not signed, and with --enrolled only settings are taken that the root of" in said
+    )
+    assert not (tmp_path / "begun").exists()
+    path.write_text("\n" * 300 + path.read_text())  # beyond what is looked at for the signature's first line
+    with pytest.raises(SettingsError, match="is not signed"):
+        read_given(path, str(fleet.party("a")), [])
+
+
+def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
+    fleet, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "plain").write_text('name = "a"\n')
+    monkeypatch.setattr(probe, "SETTINGS", tmp_path / "plain")
+    monkeypatch.setattr(probe, "KEYS", fleet.party("a"))
+    assert probe.main(["settings", str(tmp_path / "plain")]) == 1
+    assert "is not signed" in capsys.readouterr().err
+    probe.tell_enrolment(connected=False)
+    assert "broker=the settings that are installed are not taken: " in capsys.readouterr().out

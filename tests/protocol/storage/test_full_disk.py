@@ -1,0 +1,118 @@
+"""A full disk is a fault like another: said, counted, and over once there is room again."""
+
+import errno
+import os
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.reasons import Reason
+from tests.protocol.objects import BLOCK, BODY, fault_of, fill, open_files
+
+
+def failing_once(number, real):
+    """Stands in for a call of the system that fails the first time."""
+    left = [OSError(number, os.strerror(number))]
+
+    def call(*arguments):
+        if left:
+            raise left.pop()
+        return real(*arguments)
+
+    return call
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_block_for_which_there_is_no_room_is_rejected_and_welcome_later(
+    store, manifest, monkeypatch, number
+):
+    partial = store.begin(manifest)
+    monkeypatch.setattr(os, "pwrite", failing_once(number, os.pwrite))
+    assert fault_of(lambda: fill(partial, [0])) is Reason.NO_ROOM
+    assert fill(partial, [0]) == [True]
+
+
+def test_a_fault_of_the_disk_that_is_no_lack_of_room_is_not_hidden(store, manifest, monkeypatch):
+    partial = store.begin(manifest)
+    monkeypatch.setattr(os, "pwrite", failing_once(errno.EIO, os.pwrite))
+    with pytest.raises(OSError, match="Input/output error"):
+        fill(partial, [0])
+
+
+def test_an_object_that_cannot_even_begin_leaves_no_file_open(store, manifest, monkeypatch):
+    before = open_files()
+    monkeypatch.setattr(os, "ftruncate", failing_once(errno.ENOSPC, os.ftruncate))
+    assert fault_of(lambda: store.begin(manifest)) is Reason.NO_ROOM
+    assert open_files() == before
+    assert not any(store.begin(manifest).have)
+
+
+def test_a_disk_that_finds_out_late_that_it_is_full_loses_nothing(tmp_path, manifest, monkeypatch):
+    store = ObjectStore(tmp_path / "durable")
+    partial = store.begin(manifest)
+    fill(partial, range(8))
+    monkeypatch.setattr(os, "fsync", failing_once(errno.ENOSPC, os.fsync))
+    assert fault_of(partial.finish) is Reason.NO_ROOM
+    again = store.begin(manifest)
+    assert again.complete
+    again.finish()
+    assert store.has(manifest.object)
+
+
+@contextmanager
+def file_limit(size):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_real_limit_of_the_system_is_no_room(store, manifest):
+    partial = store.begin(manifest)
+    with file_limit(BLOCK):
+        assert fault_of(lambda: fill(partial, [3])) is Reason.NO_ROOM
+        assert fault_of(lambda: store.put_bytes(BODY)) is Reason.NO_ROOM
+        assert fault_of(lambda: store.begin(replace(manifest, object=b"x" * 32))) is Reason.NO_ROOM
+    assert not list(store.folder.glob("new-*")), "what did not fit must not fill the disk further"
+
+
+FULL_DISK = """
+import os, sys; from pathlib import Path
+from protofleet.protocol.wire.reasons import Rejected; from protofleet.protocol.storage.store import ObjectStore
+from tests.protocol.ends import weights
+source, store = ObjectStore(Path(sys.argv[1]), False), ObjectStore(Path(sys.argv[2]), False)
+manifest = source.put(weights(200_000))
+try:
+    store.begin(manifest)
+except Rejected as fault:
+    print(fault.reason.value, len(os.listdir(sys.argv[2])))
+os.system("mount -o remount,size=2m " + sys.argv[2])
+partial = store.begin(manifest)
+for i in range(len(manifest.hashes)):
+    partial.write(i, memoryview(source.read(manifest.object, i << 16, min(i + 1 << 16, manifest.size))))
+partial.finish()
+print("whole" if store.has(manifest.object) else "not whole")
+"""
+
+
+def test_a_disk_that_is_really_full_takes_nothing_on_and_is_used_again_when_there_is_room(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    script = (
+        f'mount -t tmpfs -o size=256k none {disk} && exec {sys.executable} -c "$0" {tmp_path}/source {disk}'
+    )
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, FULL_DISK], capture_output=True, text=True,
+        cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    if "Operation not permitted" in done.stderr or "unshare failed" in done.stderr:
+        pytest.skip("this machine lets nobody mount")
+    assert done.stdout.split() == ["no_room", "0", "whole"], done.stderr

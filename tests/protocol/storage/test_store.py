@@ -1,0 +1,194 @@
+"""Objects on disk: whole or not there, taken up again where a dead process left them."""
+
+import hashlib
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.arrays import parts
+from protofleet.protocol.wire.reasons import Reason
+from tests.protocol.ends import weights
+from tests.protocol.objects import ARRAYS, BLOCK, BODY, block, fault_of, fill, open_files
+
+
+def test_an_object_is_named_by_its_bytes_and_read_back_whole_or_in_part(source, manifest):
+    assert manifest.object == hashlib.sha256(BODY).digest()
+    assert (manifest.size, manifest.block, manifest.parts) == (len(BODY), BLOCK, parts(ARRAYS))
+    assert source.has(manifest.object) and source.names() == [manifest.object]
+    np.testing.assert_array_equal(source.open(manifest.object)["weights.w"], ARRAYS["weights.w"])
+    assert bytes(source.read(manifest.object, 10, 20)) == BODY[10:20]
+    assert source.read(manifest.object, 7, 7) == b""
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_body_that_came_whole_is_the_same_object(tmp_path, durable):
+    store = ObjectStore(tmp_path, durable)
+    assert store.put_bytes(BODY) == store.put(ARRAYS).object
+    assert [p.name for p in tmp_path.iterdir()] == [f"{hashlib.sha256(BODY).hexdigest()}.body"]
+
+
+def test_a_manifest_is_made_again_from_the_bytes(source, manifest):
+    reopened = ObjectStore(source.folder)
+    assert reopened.manifest(manifest.object, BLOCK) == source.manifest(manifest.object, BLOCK) == manifest
+    assert source.manifest(manifest.object, 1 << 16) == reopened.manifest(manifest.object, 1 << 16)
+    assert len(source.manifest(manifest.object, 1 << 16).hashes) == 2
+
+
+def test_an_object_that_ends_too_early_is_rejected_when_it_is_read(source, manifest):
+    with (source.folder / f"{manifest.object.hex()}.body").open("r+b") as file:
+        file.truncate(100)
+    assert fault_of(lambda: source.read(manifest.object, 50, 101)) is Reason.BAD_BODY
+    assert fault_of(lambda: source.open(manifest.object)) is Reason.BAD_BODY
+
+
+def test_blocks_make_an_object_in_whatever_order_they_come(store, manifest):
+    partial = store.begin(manifest)
+    assert fill(partial, [7, 0, 3, 3, 1, 2, 6, 5]) == [True] * 3 + [False] + [True] * 4
+    assert not partial.complete and not store.has(manifest.object)
+    fill(partial, [4])
+    assert partial.complete
+    partial.finish()
+    assert bytes(store.read(manifest.object, 0, len(BODY))) == BODY
+    assert [p.suffix for p in store.folder.iterdir()] == [".body"]
+
+
+def test_a_block_that_does_not_belong_is_rejected_and_changes_nothing(store, manifest):
+    partial, good = store.begin(manifest), bytes(block(manifest, 0))
+    for index, data in [
+        (0, good[:-1]),
+        (0, good + b"x"),
+        (0, b"x" + good[1:]),
+        (1, good),
+        (7, good),
+        (8, good),
+        (2**32 - 1, good),
+    ]:
+        assert fault_of(lambda: partial.write(index, memoryview(data))) is Reason.BAD_BLOCK
+    assert not any(partial.have)
+
+
+def test_a_transfer_is_taken_up_where_a_dead_process_left_it(store, manifest):
+    fill(store.begin(manifest), [0, 2, 7])
+    again = ObjectStore(store.folder, durable=False).begin(manifest)
+    assert [i for i, here in enumerate(again.have) if here] == [0, 2, 7]
+    fill(again, [1, 3, 4, 5, 6])
+    again.finish()
+    assert store.has(manifest.object)
+
+
+def test_what_rotted_in_the_meantime_is_fetched_again(store, manifest):
+    fill(store.begin(manifest), [0, 2, 7])
+    with (store.folder / f"{manifest.object.hex()}.part").open("r+b") as file:
+        file.seek(2 * BLOCK + 5)
+        file.write(b"rot")
+    again = ObjectStore(store.folder, durable=False).begin(manifest)
+    assert [i for i, here in enumerate(again.have) if here] == [0, 7]
+
+
+def test_what_another_block_size_left_is_used_as_far_as_it_goes(source, store, manifest):
+    fill(store.begin(manifest), [0, 1, 2])
+    larger = source.manifest(manifest.object, 2 * BLOCK)
+    assert list(ObjectStore(store.folder, durable=False).begin(larger).have) == [1, 0, 0, 0]
+
+
+def test_leftovers_of_another_size_are_not_trusted(store, manifest):
+    (store.folder / f"{manifest.object.hex()}.part").write_bytes(BODY + b"more")
+    partial = store.begin(manifest)
+    assert not any(partial.have)
+    fill(partial, range(8))
+    partial.finish()
+    assert bytes(store.read(manifest.object, 0, len(BODY))) == BODY
+
+
+def test_blocks_that_do_not_make_the_object_that_was_named_are_forgotten(store, manifest):
+    liar = replace(manifest, object=b"x" * 32)
+    partial = store.begin(liar)
+    fill(partial, range(8))
+    assert fault_of(partial.finish) is Reason.BAD_BODY
+    assert not list(store.folder.iterdir())
+
+
+def test_one_object_is_on_its_way_at_a_time_so_that_broken_offers_fill_no_disk(store, manifest):
+    fill(store.begin(replace(manifest, object=b"x" * 32)), [0])
+    store.begin(manifest)
+    assert [p.stem for p in store.folder.glob("*.part")] == [manifest.object.hex()]
+
+
+def test_abandoning_keeps_or_forgets_what_has_come_and_closes_the_file(store, manifest):
+    before = open_files()
+    for forget in (False, True):
+        partial = store.begin(manifest)
+        fill(partial, [0])
+        partial.abandon(forget)
+        assert bool(list(store.folder.glob("*.part"))) == (not forget)
+    assert open_files() == before
+
+
+def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):
+    names = [store.put(weights(10, seed)).object for seed in range(3)]
+    store.begin(manifest)
+    (store.folder / "new-1-2").touch()
+    store.keep({names[0], names[2]})
+    assert set(store.names()) == {names[0], names[2]}
+    store.sweep()
+    assert len(list(store.folder.glob("*.part"))) == 1, "this process is at work on it"
+    ObjectStore(store.folder).sweep()
+    store.drop(names[2])
+    store.drop(names[2])
+    assert [p.suffix for p in store.folder.iterdir()] == [".body"] and store.names() == [names[0]]
+
+
+def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(store):
+    """In a container every process has the same id, so that cannot tell them apart."""
+    dead = store.folder / f"new-{os.getpid()}-140398444050560"
+    dead.write_bytes(b"half")
+    ours = []
+
+    def arrays():
+        ours.extend(p for p in store.folder.glob("new-*") if p != dead)
+        store.keep(set())  # on the owner's thread, while the worker writes
+        return weights(10, 1)["weights.w"]
+
+    class Slow(dict):
+        def __getitem__(self, key):
+            arrays()
+            return super().__getitem__(key)
+
+    name = store.put(Slow(weights(10, 1))).object
+    assert ours and not dead.exists() and store.names() == [name]
+
+
+def test_what_this_process_wrote_is_not_read_again_however_often_it_is_offered(store, manifest, monkeypatch):
+    fill(store.begin(manifest), [0, 2])
+    monkeypatch.setattr(
+        "protofleet.protocol.storage.store.Partial._recover", lambda partial: pytest.fail("read again")
+    )
+    assert [i for i, here in enumerate(store.begin(manifest).have) if here] == [0, 2]
+    other = replace(manifest, block=2 * BLOCK, hashes=manifest.hashes[:4])
+    assert not any(store.begin(other).have), "its file is still the first one's, cut otherwise"
+    assert not any(store.begin(manifest).have)
+
+
+def test_parts_that_are_not_those_of_the_body_are_found_when_it_is_whole(store, manifest):
+    (table, size), (_, rest) = manifest.parts
+    for parts_ in (
+        ((table, size + 4), ("weights", rest - 4)),
+        ((table, size), ("prototypes", rest)),
+        (("weights", size + rest),),
+    ):
+        partial = store.begin(replace(manifest, parts=parts_))
+        fill(partial, range(8))
+        assert fault_of(partial.finish) is Reason.BAD_BODY
+        assert not list(store.folder.iterdir())
+
+
+def test_parts_may_be_cut_finer_than_the_body_and_hold_nothing(store, manifest):
+    (table, size), (kind, rest) = manifest.parts
+    finer = ((table, 4), (table, size - 4), ("counts", 0), (kind, 8), (kind, rest - 8))
+    partial = store.begin(replace(manifest, parts=finer))
+    fill(partial, range(8))
+    partial.finish()
+    assert store.has(manifest.object)

@@ -1,0 +1,246 @@
+"""Frames over real brokers."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from paho.mqtt.client import CallbackAPIVersion, Client, MQTTProtocolVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Will, packet_bytes
+from tests.conftest import PATIENCE
+
+
+def test_frames_arrive_unchanged_and_in_order(any_broker, peer, federation):
+    topic = f"{federation}/up/d1"
+    draw = random.Random(1)
+    sizes = [0, 1, 126, 127, 128, 16_383, 16_384, 65_536, *(draw.randrange(3000) for _ in range(300))]
+    frames = [draw.randbytes(size) for size in sizes]
+    receiver = peer("c", any_broker.address, subscriptions=[topic]).ready()
+    sender = peer("d1", any_broker.address).ready()
+    for frame in frames:
+        sender.mqtt.publish(topic, frame)
+    assert [receiver.frame(topic) for _ in frames] == frames
+
+
+def test_a_topic_is_heard_between_subscribing_and_unsubscribing(any_broker, peer, federation):
+    one, two = f"{federation}/one", f"{federation}/two"
+    both = peer("p", any_broker.address, subscriptions=[two]).ready()
+    both.mqtt.publish(one, b"before")
+    both.mqtt.subscribe(one)
+    both.mqtt.publish(one, b"during")
+    assert both.frame(one) == b"during"
+    both.mqtt.unsubscribe(one)
+    both.mqtt.publish(one, b"after")
+    both.mqtt.publish(two, b"end")
+    assert both.next(Arrived) == Arrived(two, b"end")
+
+
+@pytest.mark.parametrize("how", [LocalBroker.stop, LocalBroker.crash])
+def test_after_a_restart_of_the_broker_all_topics_are_heard_again(how, start_mosquitto, peer, federation):
+    broker = start_mosquitto()
+    given, added = f"{federation}/given", f"{federation}/added"
+    device = peer("d", broker.address, subscriptions=[given]).ready()
+    device.mqtt.subscribe(added)
+    how(broker)
+    lost = device.next(Disconnected)
+    assert not lost.final and str(broker.address) in lost.reason
+    device.mqtt.publish(given, b"into the void")
+    broker.start()
+    device.ready()
+    for topic in (given, added):
+        device.mqtt.publish(topic, b"again")
+        assert device.frame(topic) == b"again"
+
+
+def test_nothing_stale_is_sent_after_a_reconnect(start_mosquitto, peer, federation):
+    broker = start_mosquitto()
+    topic = f"{federation}/x"
+    device = peer("d", broker.address, subscriptions=[topic]).ready()
+    broker.crash()
+    for _ in range(100):
+        device.mqtt.publish(topic, b"stale")
+    device.next(Disconnected)
+    device.mqtt.publish(topic, b"stale")
+    broker.start()
+    device.ready()
+    device.mqtt.publish(topic, b"fresh")
+    assert device.frame(topic) == b"fresh"
+
+
+def test_no_broker_yet_is_told_with_address_and_error_and_tried_until_one_comes(tmp_path, broker, peer):
+    later = LocalBroker(tmp_path, "mosquitto")
+    with later:
+        address = later.address
+    device = peer("d", address)
+    lost = device.next(Disconnected)
+    assert lost.reason.startswith(f"{address}: nothing listens there (Connection refused)") and not lost.final
+    with later:
+        device.ready()
+
+
+def test_a_will_is_sent_when_the_connection_dies_and_is_kept(any_broker, peer, federation):
+    topic = f"{federation}/dev/d/state"
+    watcher = peer("w", any_broker.address, subscriptions=[topic]).ready()
+    device = peer("d", any_broker.address, will=Will(topic, b"offline")).ready()
+    device.mqtt.publish(topic, b"online", retain=True)
+    assert watcher.frame(topic) == b"online"
+    device.mqtt.kill()
+    assert watcher.frame(topic) == b"offline"
+    assert peer("late", any_broker.address, subscriptions=[topic]).frame(topic) == b"offline"
+
+
+def test_a_birth_is_kept_for_those_who_come_later(any_broker, peer, federation):
+    topic = f"{federation}/dev/d/state"
+    device = peer("d", any_broker.address, subscriptions=[topic]).ready()
+    device.mqtt.publish(topic, b"online", retain=True)
+    device.frame(topic)
+    assert peer("late", any_broker.address, subscriptions=[topic]).frame(topic) == b"online"
+
+
+def test_whoever_closes_sends_all_first_and_no_will(any_broker, peer, federation):
+    topic, will = f"{federation}/up/d", f"{federation}/dev/d/state"
+    watcher = peer("w", any_broker.address, subscriptions=[topic, will]).ready()
+    device = peer("d", any_broker.address, will=Will(will, b"offline")).ready()
+    frames = [bytes([n]) * 20_000 for n in range(200)]
+    for frame in frames:
+        device.mqtt.publish(topic, frame)
+    device.mqtt.close()
+    assert [watcher.frame(topic) for _ in frames] == frames
+    watcher.mqtt.publish(will, b"no will came before this")
+    assert watcher.frame(will) == b"no will came before this"
+
+
+def test_a_session_keeps_frames_for_a_device_that_is_away(any_broker, peer, federation):
+    topic = f"{federation}/down/d"
+    session = {"clean_start": False, "session_seconds": 60}
+    peer("d", any_broker.address, subscriptions=[topic], **session).ready().mqtt.close()
+    other = peer("c", any_broker.address).ready()
+    other.mqtt.publish(topic, b"meanwhile")
+    other.mqtt.close()
+    assert peer("d", any_broker.address, **session).frame(topic) == b"meanwhile"
+
+
+def test_of_two_with_one_name_one_hears_what_is_wrong(any_broker, peer):
+    # Mosquitto 2.1 says 142 and the older one stops; older brokers say nothing, and both come back in turn.
+    first = peer("twin", any_broker.address)
+    peer("twin", any_broker.address)
+    lost = first.next(Disconnected, lambda item: item.final or "another process" in item.reason)
+    assert "another process" in lost.reason
+
+
+def test_a_publish_against_the_rules_is_denied_and_the_rest_goes_on(tmp_path, start_mosquitto, peer):
+    rules = tmp_path / "acl"
+    rules.write_text("topic readwrite echo/#\ntopic readwrite free/#\n")
+    rules.chmod(0o600)
+    broker = start_mosquitto(f"acl_file {rules}")
+    device = peer("d", broker.address, subscriptions=["free/x"]).ready()
+    device.mqtt.publish("forbidden/x", b"no")
+    assert "Not authorized (135)" in device.next(Denied, lambda item: item.topic == "forbidden/x").reason
+    heard = None
+    while not isinstance(heard, Arrived):  # Mosquitto 2.0.11 hangs up after it has denied something
+        device.mqtt.publish("free/x", b"yes")
+        heard = device.inbox.get(timeout=PATIENCE)
+    assert heard == Arrived("free/x", b"yes")
+
+
+def test_a_publish_that_nobody_hears_is_not_denied(broker, peer, federation):
+    device = peer("d", broker.address).ready()
+    device.mqtt.publish(f"{federation}/nobody", b"x")  # Mosquitto acknowledges with 16
+    device.mqtt.close()
+    assert device.inbox.empty()
+
+
+def test_a_frame_above_the_brokers_limit_is_refused_here_and_the_largest_passes(broker, peer, federation):
+    topic = f"{federation}/x"
+    device = peer("d", broker.address, subscriptions=[topic])
+    limit = device.next(Connected).max_packet
+    largest = next(size for size in range(limit, 0, -1) if packet_bytes(topic, size) <= limit)
+    size = packet_bytes(topic, largest + 1)
+    device.mqtt.publish(topic, bytes(largest + 1))
+    assert device.next(Denied) == Denied(topic, f"a packet of {size} bytes; the broker takes {limit}")
+    device.mqtt.publish(topic, bytes(largest))
+    assert len(device.frame(topic)) == largest
+
+
+def test_what_one_counts_as_sent_the_other_counts_as_received(any_broker, peer, federation):
+    topic = f"{federation}/\u00e9"
+    receiver = peer("r", any_broker.address, subscriptions=[topic]).ready()
+    sender = peer("s", any_broker.address).ready()
+    before = receiver.mqtt.traffic(), sender.mqtt.traffic()
+    sizes = [0, 1, 100, 130, 16_400, 65_536]
+    for size in sizes:
+        sender.mqtt.publish(topic, bytes(size))
+    for _ in sizes:
+        receiver.frame(topic)
+    got, sent = receiver.mqtt.traffic(), sender.mqtt.traffic()
+    assert sent.packets_out - before[1].packets_out == got.packets_in - before[0].packets_in == len(sizes)
+    assert sent.bytes_out - before[1].bytes_out == got.bytes_in - before[0].bytes_in
+    assert got.bytes_in - before[0].bytes_in == sum(packet_bytes(topic, size) for size in sizes)
+
+
+class Sys:
+    """What a Mosquitto counts, and what it has passed on of `topics`.
+
+    It listens at QoS 0, so it sends nothing that would be counted itself. A round of counters begins with `uptime`,
+    and what a round changes comes after that: values are those of one round only when the next has begun.
+    """
+
+    def __init__(self, address: BrokerAddress, topics: str) -> None:
+        self.values: dict[str, bytes] = {}
+        self.rounds = (
+            0  # begun since we listen; a new subscriber gets those of the last one as retained messages
+        )
+        self.heard = 0
+        self._client = Client(CallbackAPIVersion.VERSION2, "sys", protocol=MQTTProtocolVersion.MQTTv5)
+        self._client.on_message = self._note
+        self._client.connect(address.host, address.port)
+        self._client.subscribe([(topics, SubscribeOptions(0)), ("$SYS/broker/#", SubscribeOptions(0))])
+        self._client.loop_start()
+        self._wait(lambda: "uptime" in self.values, "retained counters")  # and so both subscriptions stand
+
+    def _note(self, _client, _data, message) -> None:
+        if not message.topic.startswith("$SYS/"):
+            self.heard += 1
+            return
+        name = message.topic.removeprefix("$SYS/broker/")
+        self.values[name] = message.payload
+        self.rounds += name == "uptime" and not message.retain
+
+    def after(self, frames: int, *names: str) -> list[int]:
+        """The counters of a round that began after so many frames had been passed on."""
+        self._wait(lambda: self.heard >= frames, f"{frames} frames")
+        last = self.rounds
+        self._wait(lambda: self.rounds >= last + 2, "two rounds of counters")
+        return [int(self.values[name]) for name in names]
+
+    def _wait(self, holds: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline, f"no {what} in {PATIENCE} s"
+            time.sleep(0.02)
+
+    def close(self) -> None:
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+def test_our_counters_are_mosquittos_to_the_byte(start_mosquitto, peer, federation):
+    broker, topic = start_mosquitto(sys_seconds=1), f"{federation}/up/d"
+    sys = Sys(broker.address, topic)
+    device = peer("d", broker.address).ready()
+    device.mqtt.publish(topic, b"all that came with the connection is counted before this")
+    # Frames, their bytes without topic and header, and all that came in, of every kind of packet.
+    names = "publish/messages/received", "publish/bytes/received", "bytes/received"
+    before, ours = sys.after(1, *names), device.mqtt.traffic()
+    sizes = [0, 1, 99, 127, 128, 16_384, 65_536] * 3
+    for size in sizes:
+        device.mqtt.publish(topic, bytes(size))
+    after, sent = sys.after(1 + len(sizes), *names), device.mqtt.traffic()
+    sys.close()
+    packets, size = sent.packets_out - ours.packets_out, sent.bytes_out - ours.bytes_out
+    assert packets == len(sizes)
+    assert [now - then for now, then in zip(after, before)] == [packets, sum(sizes), size]

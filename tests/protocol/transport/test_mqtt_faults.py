@@ -1,0 +1,229 @@
+"""What brokers say on bad days, from a script."""
+
+import logging
+import queue
+
+import pytest
+
+from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Will
+from protofleet.protocol.transport.mqtt import Mqtt
+from tests.scripted_broker import (
+    CONNECT,
+    DISCONNECT,
+    PUBLISH,
+    SUBSCRIBE,
+    WELCOME,
+    ScriptedBroker,
+    connack,
+    disconnect,
+    max_packet,
+    packet_id,
+    puback,
+    receive_max,
+)
+
+
+@pytest.fixture
+def scripted():
+    brokers = []
+
+    def start(*scripts):
+        brokers.append(ScriptedBroker(*scripts))
+        return brokers[-1]
+
+    yield start
+    for broker in brokers:
+        broker.close()
+
+
+FOR_GOOD = [(135, "ACL"), (142, "another process"), (149, "max_packet_size"), (152, "administrator")]
+REFUSED = [(132, "MQTT 5"), (133, "client id"), (134, "password"), (135, "ACL"), (138, "banned")]
+
+
+@pytest.mark.parametrize(("code", "words"), FOR_GOOD)
+def test_a_disconnect_that_is_meant_for_good_ends_all_trying(scripted, peer, code, words):
+    broker = scripted([WELCOME, disconnect(code)])
+    device = peer("d", broker.address)
+    lost = device.next(Disconnected)
+    assert lost.final and words in lost.reason and f"({code})" in lost.reason
+    assert device.mqtt._thread.join(20)
+    broker.expect(CONNECT)
+    with pytest.raises(queue.Empty):
+        broker.expect(CONNECT, seconds=0.5)  # ten times the longest pause before a second try
+
+
+@pytest.mark.parametrize(("code", "words"), REFUSED)
+def test_a_connect_refused_for_good_ends_all_trying(scripted, peer, code, words):
+    device = peer("d", scripted([connack(code)]).address)
+    lost = device.next(Disconnected)
+    assert lost.final and words in lost.reason and f"({code})" in lost.reason
+    assert device.mqtt._thread.join(20)
+
+
+def test_a_broker_of_mqtt_3_is_told_as_one(scripted, peer):
+    lost = peer("d", scripted([b"\x20\x02\x00\x01"]).address).next(Disconnected)
+    assert lost.final and "MQTT 5" in lost.reason
+
+
+@pytest.mark.parametrize(
+    "bad_day", [[connack(136)], [connack(137)], [WELCOME, disconnect(139)], [WELCOME, None], [None]]
+)
+def test_what_may_pass_is_tried_again(scripted, peer, bad_day):
+    broker = scripted(bad_day, bad_day, [WELCOME])
+    device = peer("d", broker.address)
+    for _ in range(2):
+        lost = device.next(Disconnected)
+        assert not lost.final and str(broker.address) in lost.reason
+    device.next(Connected)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\x20\x03\x00\x63\x00",  # CONNACK with a code that does not exist
+        WELCOME + b"\x00\x00",  # no such packet
+        WELCOME + b"\x30\x05\xff\xff",  # PUBLISH whose topic ends behind it
+        WELCOME + b"\x30\x03\x00\x10a",
+        WELCOME + b"\x90\x01\x00",
+        WELCOME + b"\xff\xff\xff\xff\xff\xff",
+        WELCOME + b"\x40\x03\x00\x01\xfe",
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    ],
+)
+def test_nonsense_costs_a_connection_and_no_more(scripted, peer, nonsense, caplog):
+    broker = scripted([nonsense, None], [WELCOME])
+    device = peer("d", broker.address, subscriptions=["x"])
+    device.next(Disconnected, lambda item: not item.final)
+    broker.expect(CONNECT)
+    broker.expect(CONNECT)
+    device.next(Connected)
+
+
+def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monkeypatch, caplog):
+    device = peer("d", scripted([WELCOME]).address)
+    device.next(Connected)
+    with monkeypatch.context() as patch:
+        patch.setattr(device.mqtt._client, "loop_misc", lambda: 1 // 0)
+        assert "the connection broke (ZeroDivisionError" in device.next(Disconnected).reason
+    device.next(Connected)
+
+
+def test_a_topic_that_is_no_utf8_is_dropped_and_the_next_frame_arrives(scripted, peer, caplog):
+    bad, good = b"\x30\x05\x00\x01\xff\x00x", b"\x30\x05\x00\x01t\x00x"
+    device = peer("d", scripted([WELCOME + bad + good]).address)
+    device.next(Connected)
+    assert device.inbox.get(timeout=20) == Arrived("t", b"x")
+
+
+def test_the_brokers_limits_are_told_and_kept(scripted, peer):
+    broker = scripted([connack(properties=max_packet(100) + receive_max(3))])
+    device = peer("d", broker.address)
+    assert device.next(Connected) == Connected(max_packet=100, receive_max=3)
+    device.mqtt.publish("t", bytes(100))
+    assert "the broker takes 100" in device.next(Denied).reason
+    for n in range(10):
+        device.mqtt.publish("t", bytes([n]))
+    seen = [broker.expect(PUBLISH) for _ in range(3)]
+    with pytest.raises(queue.Empty):
+        broker.heard.get(timeout=0.3)  # the window is full
+    for _ in range(7):
+        broker.say(puback(packet_id(seen[-3])))
+        seen.append(broker.expect(PUBLISH))
+    assert [packet[-1] for packet in seen] == list(range(10))
+
+
+def test_a_broker_that_states_no_limits_has_those_of_mqtt(scripted, peer):
+    assert peer("d", scripted([WELCOME]).address).next(Connected) == Connected(268_435_455, 65_535)
+
+
+def test_a_failed_acknowledgement_is_told_with_its_topic(scripted, peer):
+    broker = scripted([WELCOME])
+    device = peer("d", broker.address)
+    device.next(Connected)
+    for topic, code in (("fine", 0), ("unheard", 16), ("quota", 151)):
+        device.mqtt.publish(topic, b"x")
+        broker.say(puback(packet_id(broker.expect(PUBLISH)), code))
+    assert device.next(Denied) == Denied("quota", "the broker did not pass it on: Quota exceeded (151)")
+    assert device.inbox.empty()
+
+
+def test_a_refused_subscription_is_told_with_its_topic(scripted, peer):
+    broker = scripted([WELCOME])
+    device = peer("d", broker.address, subscriptions=["a"])
+    device.next(Connected)
+    device.mqtt.subscribe("b")
+    for topic in ("a", "b"):
+        asked = broker.expect(SUBSCRIBE)
+        assert asked[5:-1] == topic.encode()
+        broker.say(b"\x90\x04" + asked[:2] + b"\x00\x87")
+        denied = device.next(Denied)
+        assert denied.topic == topic and "Not authorized (135)" in denied.reason
+
+
+def test_a_publish_while_there_is_no_connection_is_dropped_and_not_counted(scripted, peer):
+    broker = scripted([None], [WELCOME])
+    device = peer("d", broker.address)
+    device.mqtt.publish("t", b"dropped")
+    assert isinstance(device.inbox.get(timeout=20), Disconnected)
+    assert isinstance(device.inbox.get(timeout=20), Connected)
+    device.mqtt.publish("t", b"sent")
+    assert broker.expect(PUBLISH).endswith(b"sent")
+    assert device.mqtt.traffic().packets_out == 1
+
+
+def test_what_was_not_acknowledged_is_not_sent_again_by_itself(scripted, peer):
+    broker = scripted([WELCOME], [WELCOME])
+    device = peer("d", broker.address)
+    device.next(Connected)
+    device.mqtt.publish("t", b"old")
+    broker.expect(PUBLISH)
+    broker.say(disconnect(139))
+    device.next(Connected)
+    device.mqtt.publish("t", b"new")
+    assert broker.expect(PUBLISH).endswith(b"new")
+
+
+class Brittle(queue.SimpleQueue):
+    def put(self, item):
+        if item == Arrived("echo", b"bad"):
+            raise RuntimeError("an inbox should not do this")
+        super().put(item)
+
+
+def test_an_inbox_that_raises_does_not_stop_the_network_thread(broker, federation, caplog):
+    inbox = Brittle()
+    with caplog.at_level(logging.ERROR):
+        mqtt = Mqtt(f"{federation}.d", broker.address, inbox, subscriptions=["echo"])
+        assert isinstance(inbox.get(timeout=20), Connected)
+        mqtt.publish("echo", b"bad")
+        mqtt.publish("echo", b"good")
+        assert inbox.get(timeout=20) == Arrived("echo", b"good")
+        mqtt.close()
+    assert "an inbox should not do this" in caplog.text
+
+
+def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
+    for end, goodbyes in ((Mqtt.close, 1), (Mqtt.kill, 0)):
+        broker = scripted([WELCOME])
+        device = peer(end.__name__, broker.address, will=Will("w", b"gone"))
+        device.next(Connected)
+        end(device.mqtt)
+        assert device.mqtt._thread.join(0)
+        device.mqtt.close()  # twice does no harm
+        broker.expect(CONNECT)
+        heard = []
+        while broker._line.fileno() != -1 or not broker.heard.empty():
+            try:
+                heard.append(broker.heard.get(timeout=0.05)[0])
+            except queue.Empty:
+                continue
+        assert heard.count(DISCONNECT) == goodbyes
+
+
+def test_who_may_come_back_after_a_takeover_does_and_others_do_not(scripted, peer):
+    """A coordinator hears under its own name which of two is the later one; a device has no such way."""
+    broker = scripted([WELCOME, disconnect(142)], [WELCOME])
+    coordinator = peer("c", broker.address, returns=lambda: True)
+    lost = coordinator.next(Disconnected)
+    assert not lost.final and "another process" in lost.reason
+    coordinator.next(Connected)

@@ -1,0 +1,108 @@
+import pytest
+
+from protofleet.protocol.wire.names import valid_name
+from protofleet.protocol.wire.topics import PREFIX, TABLE, Place, Topics
+
+TOPICS = Topics("north")
+DIGEST = "0123456789abcdef" * 4
+
+NAMES = ["a", "7", "plant-3.arm_2", "x" * 64]
+NO_NAMES = ["", "x" * 65, ".", "..", "-a", "_a", "a b", "a/b", "a+", "#", "$SYS", "é", "a\n", "\x00", "*"]
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """MQTT's rule for + in words."""
+    wanted, given = pattern.split("/"), topic.split("/")
+    return len(wanted) == len(given) and all(w in ("+", g) for w, g in zip(wanted, given))
+
+
+def topic_of(row, device="d1") -> str:
+    return f"{PREFIX}/north/" + row.pattern.replace("{device}", device).replace("{digest}", DIGEST)
+
+
+def test_the_topics_are_those_of_the_architecture():
+    assert TOPICS.coord_state == "protofleet/1/north/coord/state"
+    assert TOPICS.device_state("d1") == "protofleet/1/north/dev/d1/state"
+    assert TOPICS.round == "protofleet/1/north/round"
+    assert TOPICS.down("d1") == "protofleet/1/north/down/d1"
+    assert TOPICS.up("d1") == "protofleet/1/north/up/d1"
+    assert TOPICS.broadcast(DIGEST) == f"protofleet/1/north/bcast/{DIGEST}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_good_name_stays_as_it_is(name):
+    assert valid_name(name) == name
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_a_bad_name_is_refused_with_the_name_and_the_rule(name):
+    with pytest.raises(ValueError, match="1 to 64 of A-Z a-z 0-9") as error:
+        valid_name(name)
+    assert repr(name) in str(error.value)
+    for use in (Topics, TOPICS.up, TOPICS.down, TOPICS.device_state, TOPICS.device_subscriptions):
+        with pytest.raises(ValueError):
+            use(name)
+
+
+def test_no_device_can_take_the_coordinators_name():
+    with pytest.raises(ValueError, match="the coordinator's"):
+        TOPICS.up("coordinator")
+    assert TOPICS.parse("protofleet/1/north/up/coordinator") is None
+
+
+@pytest.mark.parametrize("name", ["", "0123", "G" * 64, "A" * 64, "a" * 65, "+", DIGEST + "/x"])
+def test_a_broadcast_is_named_by_a_hash(name):
+    with pytest.raises(ValueError, match="0-9 a-f"):
+        TOPICS.broadcast(name)
+    assert TOPICS.parse(f"protofleet/1/north/bcast/{name}") is None
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+def test_every_topic_of_the_table_is_parsed_back(row):
+    device = "d1" if "{device}" in row.pattern else ""
+    digest = DIGEST if "{digest}" in row.pattern else ""
+    assert TOPICS.parse(topic_of(row)) == Place(row.kind, device, digest)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
+    device_hears = any(matches(s, topic_of(row)) for s in TOPICS.device_subscriptions("d1"))
+    coordinator_hears = any(matches(s, topic_of(row)) for s in TOPICS.coordinator_subscriptions())
+    assert coordinator_hears == (
+        row.reader == "coordinator" or row.kind == "coord_state"
+    )  # and who has its name
+    # A broadcast is subscribed to by its own name, while it is being fetched; what has retired, by older devices.
+    assert device_hears == (row.reader == "device" and row.kind != "bcast" and not row.retired)
+    assert row.writer != row.reader
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+def test_a_device_hears_nothing_meant_for_another(row):
+    if "{device}" in row.pattern:
+        heard = TOPICS.device_subscriptions("d1")
+        assert not any(matches(s, topic_of(row, device="d2")) for s in heard)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "protofleet/1/north",
+        "protofleet/1/north/",
+        "protofleet/1/south/up/d1",  # another federation
+        "protofleet/1/northern/up/d1",
+        "protofleet/2/north/up/d1",  # another version
+        "/protofleet/1/north/up/d1",
+        "protofleet/1/north/up",
+        "protofleet/1/north/up/",
+        "protofleet/1/north/up/d1/",
+        "protofleet/1/north/up/d1\n",
+        "protofleet/1/north/up/a b",
+        "protofleet/1/north/UP/d1",
+        "protofleet/1/north/coord/state/x",
+        "protofleet/1/north/dev/state",
+        "$SYS/broker/uptime",
+    ],
+)
+def test_any_other_topic_is_nowhere(topic):
+    assert TOPICS.parse(topic) is None

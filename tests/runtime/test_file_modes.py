@@ -1,0 +1,54 @@
+"""Who may read what a run leaves on the disks: whole runs in real processes, under the usual umask."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+from tests.deploy.local.test_run import ROOT, SMALL, command, place
+
+__all__ = ["place"]  # a fixture
+
+
+def run_with(place: Path, umask: int) -> Path:
+    (place / "small.toml").write_text(SMALL.format(data=place / "data", broker="auto"))
+    done = subprocess.run(
+        command("run", "small.toml"), cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)}, umask=umask,
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return place / "runs" / "small"
+
+
+def open_to_others(folder: Path) -> set[str]:
+    """Files and folders that somebody else could read, write or look into."""
+    found = [folder, *folder.rglob("*")]
+    return {str(path.relative_to(folder)) for path in found if stat.S_IMODE(path.lstat().st_mode) & 0o077}
+
+
+def test_answers_snapshots_and_states_are_for_their_owner_alone(place):
+    folder = run_with(place, 0o022)
+    kept = folder / "coordinator"
+    assert list(kept.glob("updates/*/*.body")) and list(kept.glob("snapshots/*.body"))
+    assert open_to_others(kept) == set()
+    for device in (folder / "devices").iterdir():
+        assert list(device.glob("objects/*.body"))
+        assert open_to_others(device) <= {"device.toml"}, "its settings, which `protofleet run` has written"
+    for name in ("rounds.jsonl", "summary.json", "ledger.sqlite"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
+    assert {
+        p.name for p in (folder / "enrolled").rglob("*key*") if stat.S_IMODE(p.stat().st_mode) & 0o077
+    } == set()
+
+
+def test_a_report_can_be_read_by_others_whatever_the_umask(place):
+    folder = run_with(place, 0o077)
+    assert stat.S_IMODE((folder / "report.html").stat().st_mode) == 0o644
+
+
+def test_what_an_earlier_version_left_open_is_closed_at_the_next_start(place):
+    for name in ("coordinator", "devices/device-1"):
+        (place / "runs" / "small" / name).mkdir(parents=True, mode=0o755)
+    folder = run_with(place, 0o022)
+    for name in ("coordinator", "devices/device-1"):
+        assert stat.S_IMODE((folder / name).stat().st_mode) == 0o700, name

@@ -1,0 +1,164 @@
+"""A process says how it is, and one that hangs ends itself."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from protofleet.deploy.cli.main import main
+from protofleet.methods.contract.liveness import tensors_work
+from protofleet.runtime.health import STUCK, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.runtime.metrics_page import Endpoint, exposed
+from tests.fleets import free_port
+
+ROOT = Path(__file__).parents[2]
+
+# A device's shell with a party whose loop hangs, or whose work does: with signs of life, or without.
+HANGING = """\
+import queue, sys, time, torch
+from protofleet.methods.parts.averaging import weighted_mean
+from protofleet.methods.contract.base import Reply
+from protofleet.methods.contract.liveness import on_every_step
+from protofleet.methods.parts.local import LocalHyper, train
+from protofleet.methods.maths.finch import partition
+from protofleet.methods.parts.hyperspheres import spread
+from protofleet.methods.maths.means import merge_class_means
+from tests.methods.tiny import shard, tiny
+from protofleet.runtime.event_loop import ThreadWorker, serve
+from protofleet.protocol.transport.base import Done, Stop
+from protofleet.runtime.health import Pulse, watchdog
+
+how = sys.argv[1]
+pulse, inbox = Pulse(), queue.SimpleQueue()
+on_every_step(lambda: pulse.step("work"))
+
+class Party:
+    finished, wake_at = False, float("inf")
+    def wake(self, now): pass
+    def take(self, item, now):
+        if isinstance(item, Stop): self.finished = True
+        else: item.call()
+
+def hang(seconds=60):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until: time.sleep(0.01)
+
+def slowly(more, seconds=3.0):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        more(); time.sleep(0.01)
+
+def train_once():
+    model = tiny()
+    loss = lambda x, y: torch.nn.functional.cross_entropy(model(x), y)
+    train(model, shard(0), loss, LocalHyper(epochs=1), torch.Generator())
+
+def average_once():
+    sent = [Reply(name, 1, {"w": torch.ones(8)}) for name in "ab"]
+    dict(weighted_mean(sent, ["w"]))
+
+WORK = {  # each a loop of the server's halves, or of the devices'
+    "training": train_once,
+    "spreading anchors": lambda: spread(torch.rand(3, 4), 2, 0.1, 0.9, 0.0),
+    "clustering": lambda: partition(torch.rand(30, 4)),
+    "averaging": average_once,
+    "merging": lambda: merge_class_means([(torch.ones(3, 4), torch.ones(3))] * 2),
+}
+for once in WORK.values(): once()  # much is imported at the first
+worker = ThreadWorker(inbox, pulse)
+if how == "loop": inbox.put(Done(hang))
+if how == "work": worker.submit(hang, lambda result: None)
+if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(Stop("done")))
+import protofleet.runtime.event_loop; protofleet.runtime.event_loop.TURN_SECONDS = 0.2
+with watchdog(pulse, 1.0):
+    serve(Party(), inbox, time.monotonic, pulse)
+print("ended by itself")
+"""
+
+
+def run_hanging(how):
+    command = [sys.executable, "-c", HANGING, how]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.parametrize("how", ["loop", "work"])
+def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
+    done = run_hanging(how)
+    assert done.returncode == STUCK
+    assert f"{how} has shown no sign of life" in done.stderr and "in hang" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["training", "spreading anchors", "clustering", "averaging", "merging"])
+def test_work_may_last_as_long_as_it_makes_steps(how):
+    done = run_hanging(how)  # three times as long as the watchdog waits
+    assert (done.returncode, done.stdout.strip()) == (0, "ended by itself"), done.stderr
+
+
+def test_a_part_that_rests_is_not_missed():
+    now = [0.0]
+    pulse = Pulse(lambda: now[0])
+    pulse.beat("loop"), pulse.beat("work")
+    now[0] = 100.0
+    pulse.beat("loop"), pulse.rest("work"), pulse.step("work")
+    assert pulse.silence() == (0.0, "loop") and loop_turns(pulse)() == ""
+    now[0] = 200.0
+    assert (
+        pulse.silence() == (100.0, "loop")
+        and "loop has shown no sign of life for 100 s" in loop_turns(pulse)()
+    )
+
+
+def test_no_watch_is_kept_where_none_is_asked_for():
+    before = threading.active_count()
+    with watchdog(Pulse(), 0.0):
+        assert threading.active_count() == before
+
+
+def test_a_disk_that_takes_nothing_is_said_and_asked_again(tmp_path):
+    now, folder = [0.0], tmp_path / "state"
+    check = disk_takes(folder, lambda: now[0])
+    assert "cannot be written to (No such file or directory)" in check()
+    folder.mkdir()
+    assert check() == "" and not list(folder.iterdir())
+    folder.rmdir()
+    assert check() == "", "a good answer holds for a minute"
+    now[0] = 61.0
+    assert check() != ""
+
+
+def test_torch_is_asked_for_a_sum_that_is_known():
+    assert tensors_work() == ""
+    assert "torch cannot compute on cuda" in tensors_work("cuda") or torch.cuda.is_available()
+
+
+def test_health_is_asked_of_the_process_that_runs(tmp_path, capsys):
+    settings, port, wrong = tmp_path / "device.toml", free_port(), {"disk": ""}
+    settings.write_text(f'name = "d"\nmetrics_port = {port}\n')
+    assert main(["health", str(settings)]) == 1 and "is it running?" in capsys.readouterr().out
+    with exposed(
+        CollectorRegistry(), Endpoint("127.0.0.1", port), {"loop": lambda: "", "disk": lambda: wrong["disk"]}
+    ):
+        assert main(["health", str(settings)]) == 0
+        assert capsys.readouterr().out == "PASS loop\nPASS disk\n"
+        wrong["disk"] = "it is full"
+        assert main(["health", str(settings)]) == 1
+        assert capsys.readouterr().out == "PASS loop\nFAIL disk: it is full\n"
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
+        assert error.value.code == 503 and json.load(error.value)["disk"] == "it is full"
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").status == 200
+
+
+def test_health_without_a_port_to_ask_at_is_a_mistake_in_one_line(tmp_path, capsys):
+    (tmp_path / "device.toml").write_text('name = "d"\n')
+    assert main(["health", str(tmp_path / "device.toml")]) == 2
+    assert "has no metrics_port" in capsys.readouterr().err

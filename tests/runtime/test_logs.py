@@ -1,0 +1,57 @@
+"""A line of the log is one line, whatever stands in it."""
+
+import io
+import logging
+import sys
+import threading
+
+import pytest
+
+from protofleet.deploy.cli.main import main
+from protofleet.protocol.wire.plain import plain
+from protofleet.runtime.logs import FORMAT, LONGEST, PlainFormatter
+
+
+def lines(say):
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter(FORMAT))
+    log = logging.Logger("of a test")
+    log.addHandler(handler)
+    say(log)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    "nasty", ["\n", "\r", "\x1b[2J", "\x00", "\x85", "\u2028", "\u202e", "\x9b31m", "\t"]
+)
+def test_what_is_no_sign_is_written_out(nasty):
+    (line,) = lines(lambda log: log.warning("it says %s", f"a{nasty}2026-01-01 INFO all is well"))
+    assert line.isprintable() and line.endswith("2026-01-01 INFO all is well")
+
+
+def test_letters_of_all_languages_stay_as_they_are():
+    assert plain("größer 東京 é") == "größer 東京 é"
+
+
+def test_no_line_of_a_traceback_looks_like_a_message():
+    def say(log):
+        try:
+            raise ValueError("bad\n2026-01-01 00:00:00,000 INFO forged \x1b[2J")
+        except ValueError:
+            log.exception("it broke")
+
+    first, *rest = lines(say)
+    assert first.endswith("ERROR it broke")
+    assert all(line.startswith("  ") and line.isprintable() for line in rest) and "forged" in rest[-1]
+
+
+def test_a_long_message_is_cut_and_says_so():
+    (line,) = lines(lambda log: log.warning("%s", "x" * 100_000))
+    assert len(line) < LONGEST + 100 and line.endswith("and 95904 letters more")
+
+
+def test_a_command_that_is_called_from_python_leaves_its_callers_hooks_alone(tmp_path):
+    before = sys.excepthook, threading.excepthook
+    assert main(["health", str(tmp_path / "none.toml")]) == 2
+    assert (sys.excepthook, threading.excepthook) == before

@@ -1,0 +1,167 @@
+"""Few connections, bounded in time, whatever comes over them; and answers that do not wait for each other."""
+
+import errno
+import http.client
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from protofleet.runtime import metrics_server
+from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed, pages
+from protofleet.runtime.metrics_server import MOST_HEAD, Response, bound, serving
+
+PATIENCE = 20.0
+
+
+@contextmanager
+def served(**checks):
+    """Its port."""
+    registry = CollectorRegistry()
+    Gauge("one", "A figure", registry=registry).set(1)
+    listening = bound("127.0.0.1", 0)
+    with serving(listening, pages(registry, checks)):
+        yield listening.getsockname()[1]
+
+
+def said(port, request):
+    """All that comes back until the end of the connection."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE) as here:
+        here.sendall(request)
+        return b"".join(iter(lambda: here.recv(1 << 16), b""))
+
+
+def first_line(port, request):
+    return said(port, request).split(b"\r\n")[0].decode()
+
+
+def open_files():
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_what_is_no_request_for_a_page_is_told_so():
+    with served() as port:
+        assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
+        assert first_line(port, b"GET /metrics HTTP/1.0\r\n\r\n") == "HTTP/1.1 200 OK"
+        assert first_line(port, b"GET /else HTTP/1.1\r\n\r\n") == "HTTP/1.1 404 Not Found"
+        assert first_line(port, b"POST /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 405 Method Not Allowed"
+        assert first_line(port, b"\x16\x03\x01 \xff\r\n\r\n") == "HTTP/1.1 400 Bad Request"
+
+
+def test_an_answer_has_what_prometheus_asks_for():
+    with served() as port:
+        ask = urllib.request.Request(
+            f"http://127.0.0.1:{port}/metrics?name[]=one",
+            headers={"Accept": "application/openmetrics-text", "Accept-Encoding": "gzip"},
+        )
+        with urllib.request.urlopen(ask, timeout=PATIENCE) as told:
+            assert told.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert told.headers["Content-Encoding"] == "gzip"
+            assert told.headers["Content-Length"] and told.headers["Connection"] == "close"
+
+
+def test_a_request_without_end_is_no_request():
+    with served() as port:
+        try:
+            told = said(port, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * (2 * MOST_HEAD))
+        except ConnectionError:
+            told = b""
+        assert told == b""
+
+
+def test_who_takes_its_time_is_left_behind(monkeypatch):
+    monkeypatch.setattr(metrics_server, "SECONDS", 0.2)
+    with served() as port, socket.create_connection(("127.0.0.1", port), PATIENCE) as slow:
+        slow.sendall(b"GET /metrics HT")
+        with pytest.raises(ConnectionResetError):
+            assert slow.recv(1) == b""
+            raise ConnectionResetError  # or it was closed in good order
+
+
+def test_who_does_not_take_its_answer_is_left_behind(monkeypatch):
+    """Else each would hold its answer in memory for ever."""
+    monkeypatch.setattr(metrics_server, "SECONDS", 0.5)
+    listening = bound("127.0.0.1", 0)
+    large = {"/large": lambda request: Response("200 OK", body=bytes(32 << 20))}
+    with serving(listening, large), socket.create_connection(listening.getsockname(), PATIENCE) as deaf:
+        deaf.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        deaf.recv(1)
+        with_both, deadline = open_files(), time.monotonic() + PATIENCE
+        while open_files() >= with_both:
+            assert time.monotonic() < deadline, "the server's end stays open"
+            time.sleep(0.01)
+
+
+def test_a_check_of_health_that_hangs_holds_up_no_scrape():
+    asked, go_on = threading.Event(), threading.Event()
+
+    def check():
+        asked.set()
+        go_on.wait(PATIENCE)
+        return ""
+
+    with served(disk=check) as port:
+        probe = threading.Thread(target=said, args=(port, b"GET /health HTTP/1.1\r\n\r\n"))
+        probe.start()
+        assert asked.wait(PATIENCE)
+        assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
+        go_on.set()
+        probe.join(PATIENCE)
+
+
+def test_a_page_that_raises_is_an_error_and_the_next_one_is_answered(caplog):
+    def broken():
+        raise RuntimeError("the sensor is gone")
+
+    with served(disk=broken) as port:
+        assert first_line(port, b"GET /health HTTP/1.1\r\n\r\n") == "HTTP/1.1 500 Internal Server Error"
+        assert "the sensor is gone" in caplog.text
+        assert first_line(port, b"GET /metrics HTTP/1.1\r\n\r\n") == "HTTP/1.1 200 OK"
+
+
+def test_an_address_that_the_machine_does_not_have_yet_is_no_reason_to_end(caplog):
+    """A board is switched on before its network has given it one."""
+    with exposed(CollectorRegistry(), Endpoint("203.0.113.9", 1234)):
+        assert "metrics_host is 203.0.113.9, no address of this machine now" in caplog.text
+
+
+def test_what_cannot_be_served_is_one_line(tmp_path):
+    with pytest.raises(
+        MetricsError, match=r"metrics_host nowhere\.invalid with metrics_port 9100 cannot be used"
+    ):
+        exposed(CollectorRegistry(), Endpoint("nowhere.invalid", 9100)).__enter__()
+    for host in ("", "http://a", "a b"):
+        with pytest.raises(ValueError, match="metrics_host is"):
+            Endpoint(host, 9100)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:9/health"),
+        ("::", "http://[::1]:9/health"),
+        ("10.0.0.1", "http://10.0.0.1:9/health"),
+        ("fd00::7", "http://[fd00::7]:9/health"),
+    ],
+)
+def test_the_machine_itself_knows_where_to_ask(host, url):
+    assert Endpoint(host, 9).url("/health") == url
+
+
+def test_all_addresses_of_both_kinds_are_one_setting():
+    try:
+        listening = bound("::", 0)
+    except OSError as error:
+        assert error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+        pytest.skip("this machine has no IPv6")
+    port = listening.getsockname()[1]
+    with serving(listening, pages(CollectorRegistry(), {})):
+        here = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        here.request("GET", "/health")
+        assert here.getresponse().status == 200
