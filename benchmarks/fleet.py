@@ -91,20 +91,14 @@ def conduct(folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, wa
     me = Identity(COORDINATOR, epoch, load_keys(folder / "keys" / "coordinator.key"))
     ring = load_keyring(folder / "keys" / "public")
 
-    def link(service: Service) -> CoordinatorLink:
-        made = CoordinatorLink(me, ring, topics, None, spool.store, service.door)  # type: ignore[arg-type]
-        made.run = FEDERATION
-        made.transport = Mqtt(
-            "bench-coordinator", address, inbox,
-            will=made.will(topics.coord_state), subscriptions=topics.coordinator_subscriptions(),
-        )  # fmt: skip
-        return made
-
+    transport = Mqtt("bench-coordinator", address, inbox, subscriptions=topics.coordinator_subscriptions())
+    link = CoordinatorLink(me, ring, topics, transport, spool.store, FEDERATION)
     service = Service(plan, RoundMachine(policy), spool, ThreadWorker(inbox), link, [watcher])
+    transport.connect(link.will(topics.coord_state))
     try:
         wait_for_broker(inbox, PATIENCE)
         serve(service, inbox, time.monotonic)
     finally:
-        service.link.transport.close()
+        transport.close()
         spool.shut()
     return service

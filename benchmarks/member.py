@@ -61,11 +61,12 @@ def main(wish: dict[str, object]) -> None:
     memory = Memory(folder / "devices" / name)
     me = Identity(name, memory.boot(int(time.time())), load_keys(folder / "keys" / f"{name}.key"))
     topics, ring = Topics(FEDERATION), {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
-    link = DeviceLink(me, ring, topics, None, memory.store)  # type: ignore[arg-type]
-    link.transport = transport = Mqtt(
-        f"bench-{name}", BrokerAddress(port=port), inbox, will=link.will(topics.device_state(name)),
+    transport = Mqtt(
+        f"bench-{name}", BrokerAddress(port=port), inbox,
         subscriptions=topics.device_subscriptions(name), session_seconds=60, clean_start=False,
     )  # fmt: skip
+    link = DeviceLink(me, ring, topics, transport, memory.store)
+    transport.connect(link.will(topics.device_state(name)))
 
     def build(plan: Plan) -> ClientHalf:
         return plan.client_half(data.train, name)

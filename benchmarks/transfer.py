@@ -102,6 +102,7 @@ def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[s
     ring = {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
     me = Identity("a", time.time_ns(), load_keys(folder / "keys" / "a.key"))
     transport = Mqtt("bench-a", address, inbox, subscriptions=TOPICS.device_subscriptions("a"))
+    transport.connect()
     link = DeviceLink(me, ring, TOPICS, transport, ObjectStore(folder / "a"))
     arrays = {"weights.w": np.random.default_rng(me.boot).standard_normal(SIZE // 4, dtype=np.float32)}
     name = link.store.put(arrays).object
@@ -140,9 +141,9 @@ def receive_ours(folder: Path, address: BrokerAddress) -> float:
     me = Identity(COORDINATOR, time.time_ns(), load_keys(folder / "keys" / "coordinator.key"))
     transport = Mqtt("bench-c", address, inbox, subscriptions=TOPICS.coordinator_subscriptions())
     ring = load_keyring(folder / "keys" / "public")
-    link = CoordinatorLink(
-        me, ring, TOPICS, transport, lambda d: ObjectStore(folder / "spool" / d), TakeAll()
-    )
+    transport.connect()
+    link = CoordinatorLink(me, ring, TOPICS, transport, lambda d: ObjectStore(folder / "spool" / d), "")
+    link.admission_controller = TakeAll()
     while not isinstance(inbox.get(), Connected):
         pass
     time.sleep(0.2)  # the SUBACK follows the CONNACK; a lost offer would only be counted as slowness of ours

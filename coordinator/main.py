@@ -56,25 +56,17 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     on_every_step(lambda: pulse.step("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
-    def link(service: Service) -> CoordinatorLink:
-        made = CoordinatorLink(me, keyring, topics, None, spool.store, service.door)  # type: ignore[arg-type]
-        made.run, made.sealed = settings.name, seals(settings.security)
-        made.clock, made.who = Clock(since=keys.not_before), where(folder)
-        made.transport = Mqtt(
-            f"{settings.federation}.{COORDINATOR}",
-            settings.broker,
-            inbox,
-            will=made.will(topics.coord_state),
-            subscriptions=topics.coordinator_subscriptions(),
-            returns=lambda: made.hears_itself,
-            failures=made.failures,
-        )
-        return made
-
+    name, subscriptions = f"{settings.federation}.{COORDINATOR}", topics.coordinator_subscriptions()
+    transport = Mqtt(name, settings.broker, inbox, subscriptions=subscriptions)
+    link = CoordinatorLink(
+        me, keyring, topics, transport, spool.store, settings.name,
+        seals(settings.security), Clock(since=keys.not_before), where(folder),
+    )  # fmt: skip
     machine = RoundMachine(settings.rules(), settings.seed)
     worker, names = ThreadWorker(inbox, pulse), settings.class_names
     service = Service(plan, machine, spool, worker, link, limits=settings.limits, class_names=names)
-    inbox.dropped, inbox.unwanted = service.link.overflowed, service.unwanted
+    inbox.dropped, inbox.unwanted = link.overflowed, service.unwanted
+    transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_itself)
     try:
         checks = health(service, pulse, folder)
         watched = watchdog(pulse, settings.watchdog_seconds)
@@ -88,7 +80,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
             raise DivergedError(f"the run has diverged: {service.diverged}")
         return service.stopped
     finally:
-        service.link.transport.close()
+        transport.close()
         spool.shut()
 
 

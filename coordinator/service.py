@@ -109,7 +109,7 @@ WAITS: Final = (Phase.GATHERING, Phase.COLLECTING)
 class Service:
     def __init__(
         self, plan: Plan, machine: RoundMachine, spool: Spool, worker: Worker,
-        link: Callable[[Service], CoordinatorLink], watchers: Sequence[Watcher] = (), limits: Limits | None = None,
+        link: CoordinatorLink, watchers: Sequence[Watcher] = (), limits: Limits | None = None,
         class_names: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.worker = plan, machine, spool, worker
@@ -117,7 +117,8 @@ class Service:
         self.now = 0.0
         self.bans = Bans(spool.folder, spool.disk)
         self.guard = Guard(self.bans, lambda: self.now, lambda name: self.link.admission.who(name))
-        self.link: CoordinatorLink = link(self)
+        self.link: CoordinatorLink = link
+        self.link.admission_controller = self.door
         self.link.remember(spool.heard())
         self.link.alone, self.link.admission.flooded = self.guard.around, self._flooded
         self.watchers, self.limits = list(watchers), limits or Limits()

@@ -57,19 +57,18 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     training = beside(settings, memory) if settings.trainer == "child" else inside(settings)
     me = Identity(settings.name, memory.boot(int(time.time()), keys.holder), keys)
     topics = Topics(settings.federation)
-    link = DeviceLink(me, keyring, topics, None, memory.store)  # type: ignore[arg-type]  # the will needs it first
-    inbox.dropped = link.overflowed
-    link.sealed, link.clock = seals(settings.security), Clock(since=keys.not_before)
-    link.transport = transport = Mqtt(
+    transport = Mqtt(
         f"{settings.federation}.{settings.name}",
         settings.broker,
         inbox,
-        will=link.will(topics.device_state(settings.name)),
         subscriptions=topics.device_subscriptions(settings.name),
         session_seconds=settings.session_seconds,
         clean_start=False,
-        failures=link.failures,
     )
+    sealed, clock = seals(settings.security), Clock(since=keys.not_before)
+    link = DeviceLink(me, keyring, topics, transport, memory.store, sealed, clock)
+    inbox.dropped = link.overflowed
+    transport.connect(link.will(topics.device_state(settings.name)))
 
     # A child has a limit of its own, and its steps are not seen from here.
     worker = ThreadWorker(inbox, pulse if settings.trainer == "inside" else None)

@@ -60,7 +60,7 @@ class DeviceMetrics:
     def __init__(self, agent: Agent, board: Board | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
-        r.register(ConnectionErrors(agent.link.failures))
+        r.register(ConnectionErrors(agent.link.transport.failures))
         self.series = series = Series(r)
         r.register(board or Board())
         series.outbox.set_function(lambda: float(agent.waiting))

@@ -41,7 +41,9 @@ class Peer:
     def __init__(self, name: str, address: BrokerAddress, **options: Any) -> None:
         self.name, self.inbox = name, queue.SimpleQueue[Item]()
         options.setdefault("retry_seconds", (0.02, 0.2))
+        will, returns = options.pop("will", None), options.pop("returns", lambda: False)
         self.mqtt = Mqtt(name, address, self.inbox, **options)
+        self.mqtt.connect(will, returns)
 
     def next(self, kind: type[Kind], check: Callable[[Kind], bool] = lambda item: True) -> Kind:
         """The next item of this kind that passes the check; those before it are gone."""

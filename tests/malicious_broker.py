@@ -94,6 +94,7 @@ class MaliciousBroker:
         self._behind, self._pace = behind, pace
         self._inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._own = Mqtt("malice", behind, self._inbox)
+        self._own.connect()
         while not isinstance(self._inbox.get(timeout=20), Connected):
             pass
         self._loop = asyncio.new_event_loop()

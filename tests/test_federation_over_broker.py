@@ -49,33 +49,26 @@ class Federation:
         spool = Spool(self.folder / "coordinator", durable=False)
         epoch = spool.start_run("test", self.plan.encode().decode(), 1)
 
-        def link(service):
-            me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-            made = CoordinatorLink(me, self.ring, self.topics, None, spool.store, service.door)
-            made.run = "test"
-            topics = self.topics.coordinator_subscriptions()
-            will = made.will(self.topics.coord_state)
-            made.transport = Mqtt(
-                f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, will=will, subscriptions=topics
-            )
-            return made
-
+        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
+        topics = self.topics.coordinator_subscriptions()
+        transport = Mqtt(f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, subscriptions=topics)
+        link = CoordinatorLink(me, self.ring, self.topics, transport, spool.store, "test")
         self.service = Service(
             self.plan, RoundMachine(self.policy, self.plan.seed), spool, ThreadWorker(inbox), link
         )
+        transport.connect(link.will(self.topics.coord_state))
         return self.service, inbox
 
     def device(self, name, i):
         inbox = self.devices_inbox()
         memory = Memory(self.folder / name, durable=False)
         me = Identity(name, memory.boot(0), self.keys[name])
-        link = DeviceLink(me, self.ring, self.topics, None, memory.store)
-        topics = self.topics.device_subscriptions(name)
-        will = link.will(self.topics.device_state(name))
-        link.transport = Mqtt(
-            f"{self.topics.federation}-{name}", self.at(name), inbox,
-            will=will, subscriptions=topics, clean_start=False, session_seconds=self.session_seconds,
+        transport = Mqtt(
+            f"{self.topics.federation}-{name}", self.at(name), inbox, clean_start=False,
+            subscriptions=self.topics.device_subscriptions(name), session_seconds=self.session_seconds,
         )  # fmt: skip
+        link = DeviceLink(me, self.ring, self.topics, transport, memory.store)
+        transport.connect(link.will(self.topics.device_state(name)))
         data = shard(i)
         agent = Agent(
             data,

@@ -50,6 +50,7 @@ def stormed(tmp_path, broker, federation):
     liar.transport = Mqtt(
         f"{federation}-liar", broker.address, inbox, subscriptions=made.topics.device_subscriptions("liar")
     )
+    liar.transport.connect()
     yield made, liar, inbox
     liar.transport.close()
     made.close()
@@ -85,6 +86,7 @@ def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, fed
     lost = []
     inbox = BoundedInbox(lost.append)
     reader = Mqtt(f"{federation}.reader", broker.address, inbox, subscriptions=[f"{federation}/#"])
+    reader.connect()
     try:
         assert isinstance(inbox.get(timeout=20), Connected)
         sender = peer("sender", broker.address).ready()

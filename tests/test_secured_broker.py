@@ -67,6 +67,7 @@ def join_as(secured):
 def heard_by_a_transport(address: BrokerAddress) -> str:
     inbox = queue.SimpleQueue()
     mqtt = Mqtt("d1", address, inbox)
+    mqtt.connect()
     try:
         item = inbox.get(timeout=PATIENCE)
     finally:

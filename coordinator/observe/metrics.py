@@ -148,7 +148,7 @@ class Metrics:
         self._service, self._method = service, service.plan.method
         self._device_names, self._domain_names = Names(MAX_DEVICES), Names(MAX_DEVICES)
         r.register(MeterCollector(service.link.meter, self._method))
-        r.register(ConnectionErrors(service.link.failures))
+        r.register(ConnectionErrors(service.link.transport.failures))
         self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
         self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
         r.register(service.farewells)

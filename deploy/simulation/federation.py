@@ -90,16 +90,11 @@ class Simulation:
         take = self._feed(COORDINATOR, lambda: self.service)
         worker = self._workers[COORDINATOR] = VirtualWorker(self.world, take)
 
-        def link(service: Service) -> CoordinatorLink:
-            me = Identity(COORDINATOR, epoch, self._keys[COORDINATOR])
-            topics = set(self.topics.coordinator_subscriptions())
-            session = self.broker.session(COORDINATOR, take, topics)
-            session.passing = disk.passing
-            made = CoordinatorLink(me, self._ring, self.topics, session, spool.store, service.door)
-            made.run = "simulated"
-            session.will = made.will(self.topics.coord_state)
-            return made
-
+        me = Identity(COORDINATOR, epoch, self._keys[COORDINATOR])
+        session = self.broker.session(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
+        session.passing = disk.passing
+        link = CoordinatorLink(me, self._ring, self.topics, session, spool.store, "simulated")
+        session.will = link.will(self.topics.coord_state)
         machine = RoundMachine(self.policy, self.plan.seed)
         self.service = Service(
             self.plan, machine, spool, worker, link, self.watchers, self.limits, self.class_names

@@ -10,6 +10,7 @@ from itertools import count
 from typing import TypeVar
 
 from protofleet.protocol.transport.base import Arrived, Connected, Done, Item, Will
+from protofleet.protocol.transport.callbacks import Failures
 
 T = TypeVar("T")
 Call = Callable[[], None]
@@ -63,6 +64,7 @@ class Session:
     will: Will | None
     topics: set[str]
     alive: bool = True
+    failures: Failures = field(default_factory=Failures)
     passing: Callable[[str, str], None] = lambda step, topic: None  # as of a Disk: a frame is about to leave
 
     def subscribe(self, topic: str) -> None:

@@ -31,7 +31,6 @@ from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport, Will, packet_bytes
-from protofleet.protocol.transport.callbacks import Failures
 from protofleet.protocol.wire import blocks, codec
 from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, State
@@ -42,6 +41,7 @@ from protofleet.protocol.wire.topics import Topics
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
 MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_ROOM  # more is not even hashed for its signature
+MAX_OBJECT: Final = 1 << 30
 WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
 
 
@@ -75,29 +75,23 @@ def came_to(taken: Taken) -> str:
     return "accepted" if taken.new else "duplicate"
 
 
-@dataclass
 class Link:
     """What both ends share. `direction` is the way that this end's own frames go."""
 
-    me: Identity
-    keyring: Keyring
-    topics: Topics
-    transport: Transport
-    direction: str
-    run: str = ""
-    epoch: int = 0
-    max_object: int = 1 << 30
-    sealed: bool = True  # what has one recipient is for its eyes alone, and nothing else is taken
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, direction: str,
+        sealed: bool = True, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        """`sealed`: what has one recipient can be read by it alone, and nothing else is accepted."""
+        self.me, self.keyring, self.topics, self.transport = me, keyring, topics, transport
+        self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
+        self.run, self.epoch = "", 0
         self.meter = Meter()
-        self.failures = Failures()  # of the connection under it
         self.metric_names: tuple[str, ...] = ()  # those that both ends know by their places
         self.block = blocks.DEFAULT_BLOCK
         self.inline, self._room = INLINE, MAX_FRAME
         self._room_told = self._most_room = 0  # by the last broker, and the most of those that could be used
         self._sequence = 0
-        self.clock = Clock()
         self.who = ""  # where a coordinator is, for whoever finds another one there
         self._windows: dict[str, Window] = {}
         # Objects that came in lately: a block of one of them is a repeat, not a stranger.
@@ -189,8 +183,8 @@ class Link:
 
     def _demand(self, offer: Offer) -> None:
         """Of an object: not too large, and sealed where messages have to be."""
-        if offer.size > self.max_object:
-            raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {self.max_object}")
+        if offer.size > MAX_OBJECT:
+            raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {MAX_OBJECT}")
         if isinstance(offer, Boxed):
             if offer.box.size > boxes.MOST:
                 raise Rejected(Reason.TOO_LARGE, f"a manifest of {offer.box.size} bytes, over {boxes.MOST}")

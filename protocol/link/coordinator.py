@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from protofleet.protocol.link import boxes
 from protofleet.protocol.link.base import INLINE, WINDOW, Link, Received, Taken
 from protofleet.protocol.link.broadcast import NOW, Alone, Broadcast
-from protofleet.protocol.link.clocks import days
+from protofleet.protocol.link.clocks import Clock, days
 from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch
 from protofleet.protocol.link.meter import DOWN
 from protofleet.protocol.link.rate_limit import Admission
@@ -47,14 +47,27 @@ BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below
 Stores = Callable[[str], ObjectStore]  # the spool of one device
 
 
-class Gate(Protocol):
-    """Who decides whether an answer is worth fetching, and hears of one that turned out broken."""
+class AdmissionController(Protocol):
+    """Decides which answers are fetched, and is told of one that cannot be used."""
 
     def asks(self, update: Update) -> bool: ...
 
     def admit(self, update: Update, size: int, name: bytes) -> bool: ...
 
     def spoiled(self, update: Update, fault: Rejected) -> None: ...
+
+
+class AdmitNothing:
+    """While nothing is asked of the devices."""
+
+    def asks(self, update: Update) -> bool:
+        return False
+
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
+        return False
+
+    def spoiled(self, update: Update, fault: Rejected) -> None:
+        """No answer is waited for."""
 
 
 class Spoiled(Rejected):
@@ -71,16 +84,13 @@ NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 class CoordinatorLink(Link):
     def __init__(
-        self,
-        me: Identity,
-        keyring: Keyring,
-        topics: Topics,
-        transport: Transport,
-        stores: Stores,
-        gate: Gate,
-    ) -> None:
-        super().__init__(me, keyring, topics, transport, DOWN, epoch=me.boot)
-        self._stores, self._gate = stores, gate
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, stores: Stores, run: str,
+        sealed: bool = True, clock: Clock | None = None, who: str = "",
+    ) -> None:  # fmt: skip
+        """`who`: where this coordinator runs, for one that finds another."""
+        super().__init__(me, keyring, topics, transport, DOWN, sealed, clock)
+        self.run, self.epoch, self.who, self._stores = run, me.boot, who, stores
+        self.admission_controller: AdmissionController = AdmitNothing()
         self.admission = Admission(keyring)
         self.spoke: Callable[[str], None] = lambda device: None  # told of each new word of a device's own
         self.alone: Alone = lambda device: contextlib.nullcontext()
@@ -214,7 +224,7 @@ class CoordinatorLink(Link):
             self._spoke(header)
         for answer in spoiled:
             self.spoke(answer.update.device)
-            self._gate.spoiled(answer.update, answer)
+            self.admission_controller.spoiled(answer.update, answer)
         try:
             return [done for found in opened for done in self._message(*found, now)]
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
@@ -346,7 +356,7 @@ class CoordinatorLink(Link):
             return []  # of another run; its device has heard of this one by now
         size = len(attachment) if isinstance(attachment, bytes) else attachment.size
         name = hashlib.sha256(attachment).digest() if isinstance(attachment, bytes) else attachment.object
-        if not self._gate.admit(update, size, name):
+        if not self.admission_controller.admit(update, size, name):
             return []
         store = self._stores(received.sender)
         with self._judging(update):
@@ -366,7 +376,7 @@ class CoordinatorLink(Link):
         except Rejected as fault:
             if fault.reason is Reason.NO_ROOM:
                 raise
-            self._gate.spoiled(update, fault)
+            self.admission_controller.spoiled(update, fault)
 
     def _fetch(self, received: Received, offer: Offer, store: ObjectStore, now: float) -> list[Received]:
         """The answer's blocks, after those of its manifest where that is an object."""
@@ -397,7 +407,7 @@ class CoordinatorLink(Link):
             raise Spoiled(update, fault)
 
     def _asks(self, header: Header, update: Update) -> bool:
-        return header.run == self.run and self._gate.asks(update)
+        return header.run == self.run and self.admission_controller.asks(update)
 
     def _inline(
         self, header: Header, message: Message, attachment: Attachment

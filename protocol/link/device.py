@@ -7,7 +7,7 @@ from typing import Final
 
 from protofleet.protocol.link import boxes
 from protofleet.protocol.link.base import WINDOW, Link, Received, Taken
-from protofleet.protocol.link.clocks import ahead, days
+from protofleet.protocol.link.clocks import Clock, ahead, days
 from protofleet.protocol.link.fetch import Fetch, indices
 from protofleet.protocol.link.meter import UP
 from protofleet.protocol.link.replay_window import Window
@@ -28,9 +28,10 @@ MANIFEST: Final = "manifest"
 
 class DeviceLink(Link):
     def __init__(
-        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, store: ObjectStore
-    ) -> None:
-        super().__init__(me, keyring, topics, transport, UP)
+        self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, store: ObjectStore,
+        sealed: bool = True, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(me, keyring, topics, transport, UP, sealed, clock)
         self.store = store
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)

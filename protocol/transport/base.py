@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from protofleet.protocol.transport.callbacks import Failures
+
 
 @dataclass(frozen=True, slots=True)
 class Connected:
@@ -64,6 +66,9 @@ class Will:
 
 class Transport(Protocol):
     """Everything received comes out of one inbox, given at construction, as an `Item`."""
+
+    @property
+    def failures(self) -> Failures: ...
 
     def subscribe(self, topic: str) -> None:
         """Ask for a topic now and after every reconnect."""

@@ -41,7 +41,7 @@ Inbox: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
 
 
 class Mqtt:
-    """A `Transport`. It keeps trying until it is closed or told that trying again would be wrong."""
+    """A `Transport`. Once told to connect it keeps trying, until it is closed or told that trying again is wrong."""
 
     def __init__(
         self,
@@ -49,26 +49,29 @@ class Mqtt:
         broker: BrokerAddress,
         inbox: Inbox,
         *,
-        will: Will | None = None,
         subscriptions: Sequence[str] = (),
         session_seconds: int = 0,
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
-        returns: Callable[[], bool] = lambda: False,
-        failures: Failures | None = None,
     ) -> None:
-        """`returns`: whether to connect again after another process has come under this name."""
-        self.failures = failures or Failures()
-        self._broker, self._inbox, self._returns = broker, inbox, returns
+        self.failures = Failures()
+        self._broker, self._inbox = broker, inbox
+        self._returns: Callable[[], bool] = lambda: False
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
         self._ending: Ending | None = None
         self._errors, self._welcomed, self._denied, self._cut = HeardErrors(), False, "", False
         self._turned_down = ""  # why, where the owner has no use for the present connection
-        self._client = self._paho(client_id, will)
+        self._client = self._paho(client_id)
         self._outbox, self._traffic = Outbox(), Traffic()
         self._thread = Reconnecting(client_id, self._connection, self._tell, Backoff(*retry_seconds))
+
+    def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
+        """`returns`: whether to connect again after another process has come under this name."""
+        self._returns = returns
+        if will is not None:
+            self._client.will_set(will.topic, will.frame, qos=1, retain=True)
         self._thread.start()
 
     def subscribe(self, topic: str) -> None:
@@ -118,7 +121,7 @@ class Mqtt:
         self._ending, self._welcomed, self._denied, self._errors.last = None, False, "", None
         self._turned_down = ""
         try:
-            self._connect()
+            self._open_connection()
             self._pump()
         except OSError as error:
             self._ending = self._explained(error)
@@ -131,7 +134,7 @@ class Mqtt:
         self._hang_up()
         return self._ending or Ending(f"{self._broker}: the connection was lost")
 
-    def _connect(self) -> None:
+    def _open_connection(self) -> None:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._session_seconds
         host, port, clean = self._broker.host, self._broker.port, self._clean_start
@@ -200,7 +203,7 @@ class Mqtt:
         advice = f"{words}; " if words else ""
         return Ending(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
 
-    def _paho(self, client_id: str, will: Will | None) -> Client:
+    def _paho(self, client_id: str) -> Client:
         client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
         client.max_inflight_messages_set(0)  # the outbox keeps the window, as it knows what the broker takes
         client.connect_timeout = CONNECT_SECONDS
@@ -208,8 +211,6 @@ class Mqtt:
         if self._broker.tls is not None:
             client.tls_set_context(rereading_context(self._broker.tls))
         client.username_pw_set(self._broker.username, self._broker.password)
-        if will is not None:
-            client.will_set(will.topic, will.frame, qos=1, retain=True)
         client.on_socket_open = lambda _c, _d, sock: settle(sock)
         client.on_connect = self._connected
         client.on_message = self._arrived

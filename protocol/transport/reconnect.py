@@ -75,7 +75,8 @@ class Reconnecting:
 
     def join(self, seconds: float) -> bool:
         """Whether it has come to its end."""
-        self._thread.join(seconds)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -62,15 +62,12 @@ class Ends:
     def boot_coordinator(self, epoch=1):
         session = self._session(COORDINATOR, TOPICS.coordinator_subscriptions())
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-        link = CoordinatorLink(
-            me,
-            self.ring,
-            TOPICS,
-            session,
-            lambda d: ObjectStore(self.folder / f"spool-{d}", False),
-            self.gate,
-        )
+        link = CoordinatorLink(me, self.ring, TOPICS, session, self._spool_of, "")
+        link.admission_controller = self.gate
         self.links[COORDINATOR] = link
+
+    def _spool_of(self, device):
+        return ObjectStore(self.folder / f"spool-{device}", False)
 
     def boot_device(self, device, boot=1):
         session = self._session(device, TOPICS.device_subscriptions(device))

@@ -161,13 +161,11 @@ class Federation:
         me, topics = Identity(COORDINATOR, epoch, self.keys[COORDINATOR]), Topics(FEDERATION)
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
 
-        def link(service: Service) -> CoordinatorLink:
-            made = self._coordinator_link(me, self.ring, topics, line, spool.store, service.door)
-            made.run, made.sealed = RUN, self.scenario.sealed
-            made.clock, made.who = Wall(process.host.wall), process.name
-            line.leave(made.will(topics.coord_state))
-            return made
-
+        link = self._coordinator_link(
+            me, self.ring, topics, line, spool.store, RUN,
+            self.scenario.sealed, Wall(process.host.wall), process.name,
+        )  # fmt: skip
+        line.leave(link.will(topics.coord_state))
         machine = self.parts.machine(self.scenario.policy, self.plan.seed)
         service = self._service(self.plan, machine, spool, process.worker, link)
         process.start(service, line)
@@ -177,8 +175,8 @@ class Federation:
         boot = memory.boot(process.host.wall(), self.ring[name].holder)
         me, topics = Identity(name, boot, self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
-        link = self._device_link(me, self.ring, topics, line, memory.store)
-        link.sealed, link.clock = self.scenario.sealed, Wall(process.host.wall)
+        clock = Wall(process.host.wall)
+        link = self._device_link(me, self.ring, topics, line, memory.store, self.scenario.sealed, clock)
         line.leave(link.will(topics.device_state(name)))
         data = self.data[name]
         agent = self._agent(

@@ -15,6 +15,7 @@ from protofleet.protocol.transport.base import (
     Will,
     packet_bytes,
 )
+from protofleet.protocol.transport.callbacks import Failures
 from protofleet.protocol.transport.outbox import MAX_BYTES, MAX_ORDERS
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
@@ -65,6 +66,7 @@ class Line:
         self.clock, self.broker, self.dice, self.name, self.client_id = clock, broker, dice, name, client_id
         self.tell, self.weather, self.expires, self.clean = tell, weather, expires, clean
         self.will: Will | None = None
+        self.failures = Failures()
         self.topics = dict.fromkeys(topics)
         self.blocked: set[str] = set()
         self.bytes: Counter[str] = (

@@ -194,6 +194,7 @@ def test_an_inbox_that_raises_does_not_stop_the_network_thread(broker, federatio
     inbox = Brittle()
     with caplog.at_level(logging.ERROR):
         mqtt = Mqtt(f"{federation}.d", broker.address, inbox, subscriptions=["echo"])
+        mqtt.connect()
         assert isinstance(inbox.get(timeout=20), Connected)
         mqtt.publish("echo", b"bad")
         mqtt.publish("echo", b"good")

@@ -68,6 +68,7 @@ def listener():
 def heard_by_a_transport(address: BrokerAddress, name: str = "d1") -> str:
     inbox = queue.SimpleQueue()
     mqtt = Mqtt(name, address, inbox)
+    mqtt.connect()
     try:
         item = inbox.get(timeout=PATIENCE)
     finally:
