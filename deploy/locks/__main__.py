@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import venv
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.locks.lockfile import HERE, Locked, Wheel, read_lock, read_wheel, write_lock
+from protofleet.deploy.locks.tool import installed
 
 RESOLVER: Final = "uv==0.13.9"
 SOURCE: Final = HERE.parent.parent
@@ -24,7 +24,7 @@ OLDEST: Final = "3.10"
 TORCH: Final = frozenset({"torch", "torchvision"})
 BUILD: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
 FOR_CUDA: Final = ("nvidia-", "cuda-", "triton")
-WORDS: Final = {
+HEADERS: Final = {
     "torch": "torch and torchvision",
     "cpu": "builds for CPUs alone, of PyTorch's own index",
     "cuda": "what torch's build for CUDA loads",
@@ -36,52 +36,41 @@ WORDS: Final = {
 }
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.locks", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is put")
     parser.add_argument(
         "--wheels", type=Path, action="append", default=[], metavar="DIR", help="allowed as well"
     )
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     try:
-        uv = installed(options.folder)
+        uv = installed(RESOLVER, options.folder, "--only-binary=:all:")
         locks = grouped(lambda *more: resolved(uv, *more))
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout or "it said nothing").strip().splitlines()[-1]
-        print(f"locks: nothing was written: {said}", file=sys.stderr)
+        reason = (error.stderr or error.stdout or "no output").strip().splitlines()[-1]
+        print(f"locks: nothing was written: {reason}", file=sys.stderr)
+        return 1
+    except subprocess.TimeoutExpired as error:
+        print(
+            f"locks: nothing was written: {RESOLVER} was not installed in {error.timeout:g} s",
+            file=sys.stderr,
+        )
         return 1
     wheels = [
         wheel for folder in options.wheels for path in folder.glob("*.whl") if (wheel := read_wheel(path))
     ]
     locks["cpu"] = for_cpus(locks["torch"], HERE / "cpu.txt", wheels)
     for name, packages in locks.items():
-        (HERE / f"{name}.txt").write_text(write_lock(packages, WORDS[name]))
+        (HERE / f"{name}.txt").write_text(write_lock(packages, HEADERS[name]))
         print(f"{name}.txt: {len(packages)} packages")
     return 0
 
 
-def installed(folder: Path) -> Path:
-    """uv in its own environment; it is made once."""
-    program = folder / "bin" / "uv"
-    if not program.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check", "install"]
-        subprocess.run([*pip, "--only-binary=:all:", RESOLVER], check=True, capture_output=True, text=True)
-    return program
-
-
 def resolved(uv: Path, *more: str) -> list[Locked]:
     """All that is needed for the project with some extras, or for what else `more` names."""
-    how = (
-        "--universal",
-        "--python-version",
-        OLDEST,
-        "--generate-hashes",
-        "--no-header",
-        "--no-annotate",
-        "-q",
-    )
-    command = [str(uv), "pip", "compile", *how, "-c", str(CONSTRAINTS), *more]
+    form = ("--generate-hashes", "--no-header", "--no-annotate", "-q")
+    command = [str(uv), "pip", "compile", "--universal", "--python-version", OLDEST, *form]
+    command += ["-c", str(CONSTRAINTS), *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=SOURCE)
     return read_lock(done.stdout)
 

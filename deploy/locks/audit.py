@@ -2,7 +2,7 @@
 
 pip-audit lives in a virtual environment of its own, so that the scanner is no dependency of what it scans. Where
 the scanner or the database cannot be reached, or does not know a package, one line says so, with exit code 3: not
-found is not the same as none. `--database` asks a file instead, for machines without a network.
+found is not the same as none.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ import json
 import re
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.locks.advisories import AdvisoryError, pinned, weaknesses
+from protofleet.deploy.locks.lockfile import pinned
+from protofleet.deploy.locks.tool import installed
 
 SCANNER: Final = "pip-audit==2.10.1"
 PINNED: Final = Path(__file__).parent.parent / "constraints.txt"
-INSTALL_SECONDS: Final = 300.0
 SCAN_SECONDS: Final = 600.0
 CLEAN, FOUND, UNKNOWN = 0, 1, 3
 AWAY: Final = re.compile(
@@ -32,19 +31,14 @@ AWAY: Final = re.compile(
 )
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make audit", description=__doc__)
     parser.add_argument("--service", choices=("osv", "pypi"), default="osv", help="whose database is asked")
     parser.add_argument("--folder", type=Path, default=Path(".venv") / "audit", help="where pip-audit is put")
     parser.add_argument("--scanner", help="a pip-audit that is here already")
-    parser.add_argument(
-        "--database", type=Path, help="osv.dev's archive for PyPI, all.zip, in place of a service"
-    )
-    options = parser.parse_args(words)
-    if options.database:
-        return looked_up(options.database)
+    options = parser.parse_args(arguments)
     try:
-        scanner = options.scanner or installed(options.folder)
+        scanner = options.scanner or str(installed(SCANNER, options.folder))
         done = subprocess.run(
             [scanner, "--requirement", str(PINNED), "--no-deps", "--disable-pip", "--vulnerability-service",
              options.service, "--progress-spinner", "off", "--format", "json"],
@@ -55,64 +49,29 @@ def main(words: Sequence[str] | None = None) -> int:
     return judged(done.returncode, done.stdout, done.stderr, options.service)
 
 
-def installed(folder: Path) -> str:
-    """pip-audit in its own environment; it is made once."""
-    program = folder / "bin" / "pip-audit"
-    if not program.exists():
-        venv.create(folder, with_pip=True, clear=True)
-        install = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "-q",
-            "--disable-pip-version-check",
-            "install",
-            SCANNER,
-        ]
-        subprocess.run(install, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-    return str(program)
-
-
-def looked_up(archive: Path) -> int:
-    packages = pinned(PINNED)
-    try:
-        records, found = weaknesses(archive, packages)
-    except AdvisoryError as error:
-        return cannot(str(error))
-    for weak in found:
-        way_out = f"fixed in {', '.join(weak.fixed)}" if weak.fixed else "no version mends it"
-        print(f"{weak.package} {weak.version}: {weak.record}, {way_out}. {weak.summary}")
-    return verdict(bool(found), len(packages), f"{archive.name} ({records} records)")
-
-
-def judged(code: int, said: str, complained: str, service: str) -> int:
+def judged(code: int, out: str, err: str, service: str) -> int:
     """What pip-audit found, told from what it could not look up."""
     try:
-        packages = json.loads(said)["dependencies"] if code in (0, 1) else []
+        packages = json.loads(out)["dependencies"] if code in (0, 1) else []
     except (ValueError, KeyError, TypeError):
         packages = []
     if not packages:
-        where = (
-            f"the database of {service} cannot be reached" if AWAY.search(complained) else "pip-audit failed"
-        )
-        return cannot(f"{where}: {last_line(complained)}")
+        problem = f"the database of {service} cannot be reached" if AWAY.search(err) else "pip-audit failed"
+        return cannot(f"{problem}: {last_line(err)}")
     for package in packages:
         for weak in package.get("vulns", ()):
             fixed = ", ".join(weak.get("fix_versions", ())) or "no version"
             print(f"{package['name']} {package['version']}: {weak['id']}, fixed in {fixed}")
     if any(package.get("vulns") for package in packages):
-        return verdict(True, len(packages), service)
+        print(f"raise the versions above in {PINNED.name} and pyproject.toml, and run make test")
+        return FOUND
     if skipped := [package["name"] for package in packages if "skip_reason" in package]:
         few = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
         return cannot(f"{service} does not know {len(skipped)} of {len(packages)} packages ({few})")
-    return verdict(False, len(packages), service)
-
-
-def verdict(found: bool, packages: int, source: str) -> int:
-    if found:
-        print(f"raise the versions above in {PINNED.name} and pyproject.toml, and run make test")
-        return FOUND
-    print(f"no known weakness in the {packages} packages of {PINNED.name}, says {source}")
+    there = len(pinned(PINNED.read_text()))
+    print(
+        f"no known weakness in {len(packages)} of the {there} packages that {PINNED.name} pins, says {service}"
+    )
     return CLEAN
 
 

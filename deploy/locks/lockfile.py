@@ -64,8 +64,17 @@ def read_lock(text: str) -> list[Locked]:
     return found
 
 
-def write_lock(packages: Iterable[Locked], words: str) -> str:
-    return f"# {words}; written by `python -m protofleet.deploy.locks`.\n" + "".join(
+def pinned(constraints: str) -> dict[str, set[str]]:
+    """Name to versions, of a constraints file's text: some have another one for the oldest Python."""
+    found: dict[str, set[str]] = {}
+    for line in constraints.splitlines():
+        if pin := PIN.match(line):
+            found.setdefault(normal(pin["name"]), set()).add(pin["version"])
+    return found
+
+
+def write_lock(packages: Iterable[Locked], header: str) -> str:
+    return f"# {header}; written by `python -m protofleet.deploy.locks`.\n" + "".join(
         f"{p}\n" for p in packages
     )
 
