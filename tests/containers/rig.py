@@ -17,7 +17,7 @@ from protofleet.deploy.enrol.fleet import write_settings
 from protofleet.deploy.fleet.settings import merged
 from protofleet.protocol.settings.reader import write_toml
 from tests.containers.devices import Bench, FakeDevice
-from tests.fleets import free_port
+from tests.support.secured_broker import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 TINY: Final = {"source": "digits", "domain": "mnist", "samples": 60, "test_samples": 20, "size": 16}

@@ -20,7 +20,7 @@ from tests.containers.drawing import page
 from tests.containers.images import built_in, product, stand_in
 from tests.containers.stacks import STEP, RunningStack
 from tests.deploy.fleet.boards import jetson_files
-from tests.fleets import free_port
+from tests.support.secured_broker import free_port
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 ROUNDS = 90  # long enough for several scrapes before and after the kill: 30 took 15 s

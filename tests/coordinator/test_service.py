@@ -11,7 +11,7 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Hello, Receipt
 from protofleet.protocol.wire.reasons import Reason, Rejected
-from tests.worlds import POLICY, assert_same, part, shard, simulation
+from tests.support.small_federation import POLICY, assert_same, part, shard, simulation
 
 PATIENT = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
 

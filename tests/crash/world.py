@@ -20,7 +20,7 @@ from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.plan import Network
 from tests.crash.platter import FrailDisk, Platter
-from tests.worlds import plan, shard
+from tests.support.small_federation import plan, shard
 
 ROUNDS = 2
 POLICY = Policy(

@@ -11,7 +11,7 @@ from protofleet.edge_client.pictures import Pictures
 from protofleet.edge_client.trainer.work import work
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Network
-from tests.worlds import CLASSES, plan, shard, simulation
+from tests.support.small_federation import CLASSES, plan, shard, simulation
 
 
 def half_of(method, i=0):

@@ -27,10 +27,10 @@ from protofleet.protocol.wire.codec import Place
 from protofleet.protocol.wire.messages import Update, Want
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
-from tests.malice import encoded, parts_of, with_table
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import MANIFEST, ONE_OF_EACH
-from tests.worlds import plan
+from tests.support.lying_device import encoded, parts_of, with_table
+from tests.support.small_federation import plan
 
 KINDS = sorted(codec.DECODERS)
 TOPICS = Topics("lab")

@@ -25,9 +25,9 @@ from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.chaos.world import Process
-from tests.fleets import free_port, start_enrolled
 from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
 from tests.hostile.proxy import TakenOver
+from tests.support.secured_broker import free_port, start_enrolled
 
 RUN = "run"
 CLASSES, SIZE = 3, 8

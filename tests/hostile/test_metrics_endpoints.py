@@ -18,8 +18,8 @@ from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import decode, read_toml
-from tests.fleets import free_port
 from tests.hostile.federation import Federation
+from tests.support.secured_broker import free_port
 
 TINY = {"name": "tiny", "rounds": 1, "method": {"name": "fedavg"}, "data": {"source": "digits"}}
 SOON = 10.0  # seconds; milliseconds where nothing else runs

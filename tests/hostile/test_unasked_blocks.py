@@ -3,8 +3,8 @@
 import urllib.request
 
 from protofleet.coordinator.config import Rules
-from tests.fleets import free_port
 from tests.hostile.federation import Federation
+from tests.support.secured_broker import free_port
 
 RULES = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=300)
 HELLOS = 30

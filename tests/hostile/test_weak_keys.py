@@ -5,7 +5,7 @@ import time
 from protofleet.protocol.security.records import RECORD
 from protofleet.protocol.security.statements import Writer, armoured, state
 from tests.hostile.federation import Federation
-from tests.small_order import RECEIVE, SIGN
+from tests.support.small_order import RECEIVE, SIGN
 
 
 def enrol_weakly(federation, name, sign, receive):

@@ -16,7 +16,7 @@ from protofleet.methods.contract.plan import Network
 from protofleet.methods.parts.weights import snapshot
 from tests.methods.extremes import any_answer, any_member, any_settings
 from tests.methods.tiny import same
-from tests.worlds import CLASSES, plan
+from tests.support.small_federation import CLASSES, plan
 
 METHODS = names()
 MOST = 40  # examples of a device

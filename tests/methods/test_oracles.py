@@ -16,7 +16,7 @@ from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.pulls import prototype_mse, proximal
 from protofleet.methods.parts.averaging import weighted_mean
 
-CASES = {c["id"]: c for c in json.loads((Path(__file__).parents[1] / "oracles.json").read_text())["cases"]}
+CASES = {c["id"]: c for c in json.loads((Path(__file__).parent / "oracles.json").read_text())["cases"]}
 
 
 def case(name):

@@ -19,7 +19,7 @@ from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.methods.contract.test_cost import plan_of, played
 from tests.methods.tiny import clients_of, play, same, server_of
-from tests.worlds import POLICY, assert_same, plan, simulation
+from tests.support.small_federation import POLICY, assert_same, plan, simulation
 
 WITH_MODELS = {"average_models": True, "inference": "classifier"}
 VARIANTS = [

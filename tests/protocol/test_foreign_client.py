@@ -14,7 +14,7 @@ from protofleet.deploy.simulation.world import Weather
 from protofleet.protocol.security.keys import Public
 from protofleet.protocol.transport.base import Arrived, Connected
 from tests.protocol import hpke
-from tests.worlds import CLASSES, simulation
+from tests.support.small_federation import CLASSES, simulation
 
 DOMAIN, SEALING = b"protofleet/1 envelope\0", b"protofleet/1 sealed\0"
 ME, BASE = "foreign", "protofleet/1/simulated/"

@@ -17,7 +17,7 @@ from protofleet.deploy.cli.main import main
 from protofleet.methods.contract.liveness import tensors_work
 from protofleet.runtime.health import STUCK, Pulse, disk_takes, loop_turns, watchdog
 from protofleet.runtime.metrics_page import Endpoint, exposed
-from tests.fleets import free_port
+from tests.support.secured_broker import free_port
 
 ROOT = Path(__file__).parents[2]
 

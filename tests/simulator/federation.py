@@ -44,8 +44,8 @@ from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
 from tests.simulator.promises import BrokenPromise, demand
 from tests.simulator.scenario import Scenario, manners
 from tests.simulator.signatures import both_kinds, quick
-from tests.worlds import plan as small_plan
-from tests.worlds import shard
+from tests.support.small_federation import plan as small_plan
+from tests.support.small_federation import shard
 
 RUN, FEDERATION = "simulated", "sky"
 KEYS = {name: Keys.new() for name in (COORDINATOR, *(f"d{i}" for i in range(8)))}

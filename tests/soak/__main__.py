@@ -15,9 +15,9 @@ from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.campaign import pictures
 from tests.chaos.world import World
-from tests.fleets import free_port
 from tests.soak.samples import of_folder, of_process, sizes
 from tests.soak.slopes import Slope, slope
+from tests.support.secured_broker import free_port
 
 Series = dict[str, list[tuple[float, float]]]  # figure -> (round, value)
 # What a figure may surely have grown by over the whole run before it counts as a leak.

@@ -10,7 +10,7 @@ from typing import Any
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network
-from tests.worlds import POLICY, plan, shard
+from tests.support.small_federation import POLICY, plan, shard
 
 HERE = Path(__file__).parent
 DEVICES = ("device-0", "device-1", "device-2")

@@ -8,7 +8,7 @@ from protofleet.coordinator.devices.bans import Bans, banned_in, lift
 from protofleet.coordinator.round.events import Policy
 from protofleet.protocol.storage.store import Partial
 from protofleet.protocol.transport.base import Arrived
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 HOUR, DAY = 3600.0, 86_400.0
 NAME = "device-1"

@@ -14,7 +14,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.wire.class_names import digest_of
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.reasons import Reason
-from tests.worlds import NAMES, shard, simulation
+from tests.support.small_federation import NAMES, shard, simulation
 
 OTHER = ("cat", "cow", "owl")
 LISTENING = 1000.0  # seconds, by which all have been heard

@@ -19,7 +19,7 @@ from protofleet.protocol.link.fetch import Fetch
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import Task, Want
 from protofleet.runtime.faults import OurFault
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 BAD = "device-1"
 POLICY = Policy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)

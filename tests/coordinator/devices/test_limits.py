@@ -11,9 +11,9 @@ from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.wants import SLICE, Want, problem_with
 from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.reasons import Reason
-from tests.malice import in_world
-from tests.test_malice import METHOD, POLICY, D, good
-from tests.worlds import simulation
+from tests.federations.test_malice import METHOD, POLICY, D, good
+from tests.support.lying_device import in_world
+from tests.support.small_federation import simulation
 
 
 class Watched:

@@ -23,8 +23,8 @@ from protofleet.coordinator.spool.crossed import read_crossed
 from protofleet.coordinator.spool.index import seal
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed
-from tests.fleets import free_port
-from tests.worlds import POLICY, simulation
+from tests.support.secured_broker import free_port
+from tests.support.small_federation import POLICY, simulation
 
 
 class Moments:

@@ -22,7 +22,7 @@ from protofleet.edge_client.state.device import Memory
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello, Update
 from tests.deploy.local.test_run import lines, place, protofleet, start, wait_for_rounds
-from tests.worlds import POLICY, assert_same, simulation
+from tests.support.small_federation import POLICY, assert_same, simulation
 
 __all__ = ["place"]  # a fixture
 NAMES = ("device-0", "device-1", "device-2")

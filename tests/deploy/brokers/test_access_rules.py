@@ -11,7 +11,7 @@ from protofleet.protocol.transport.base import Arrived, Connected
 from protofleet.protocol.transport.tls import tls_context
 from protofleet.protocol.wire.topics import TABLE, Topics
 from tests.conftest import PATIENCE, Peer, missing
-from tests.fleets import start_enrolled
+from tests.support.secured_broker import start_enrolled
 
 IDENTITIES = ("coordinator", "d1", "d2")
 DIGEST = "ab" * 32

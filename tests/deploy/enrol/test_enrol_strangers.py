@@ -30,8 +30,8 @@ from protofleet.protocol.security.statements import (
     state,
 )
 from protofleet.protocol.security.trust import Roots, issue_roots
-from tests.enrolling import enrol_in
-from tests.small_order import RECEIVE, SIGN, signed_by_nobody
+from tests.support.enrol import enrol_in
+from tests.support.small_order import RECEIVE, SIGN, signed_by_nobody
 
 FEDERATION = "lab"
 ROOT = Path(__file__).parents[3]

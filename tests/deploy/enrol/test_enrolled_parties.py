@@ -11,7 +11,7 @@ from protofleet.protocol.security.enrolment import KnownRecords, load_trust
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime import credentials
-from tests.worlds import POLICY, simulation
+from tests.support.small_federation import POLICY, simulation
 
 
 @pytest.fixture

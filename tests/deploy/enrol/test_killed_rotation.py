@@ -12,7 +12,7 @@ import time
 import pytest
 
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
-from tests.enrolling import ROOT, enrol_in
+from tests.support.enrol import ROOT, enrol_in
 
 pytestmark = pytest.mark.slow  # some forty kills each
 

@@ -17,7 +17,7 @@ from protofleet.protocol.security.enrolment import load_trust
 from protofleet.protocol.security.records import Revocations
 from protofleet.protocol.security.statements import read_armoured
 from protofleet.protocol.security.trust import Trust, first_roots
-from tests.enrolling import enrol_in
+from tests.support.enrol import enrol_in
 
 FEDERATION = "lab"
 

@@ -15,7 +15,7 @@ from protofleet.deploy.fleet.accuracy import Judge, Reading, fallen, fetch
 from protofleet.deploy.fleet.history import History
 from protofleet.deploy.fleet.rollout import Outcome, Rollout
 from protofleet.deploy.fleet.settings import Care
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 URL = "http://coordinator:9100/metrics"
 CARE = Care(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)

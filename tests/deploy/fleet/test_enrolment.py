@@ -12,7 +12,7 @@ from protofleet.deploy.enrol.fleet import join
 from protofleet.deploy.enrol.requests import REQUEST
 from protofleet.protocol.security.statements import Writer, armoured, state
 from protofleet.protocol.settings.reader import write_toml
-from tests.small_order import RECEIVE
+from tests.support.small_order import RECEIVE
 
 ROOT = Path(__file__).parents[3]
 FACTS = """arch=aarch64

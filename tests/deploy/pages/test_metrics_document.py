@@ -15,7 +15,7 @@ from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host_metrics import Place
 from tests.deploy.fleet.boards import jetson_files
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 ROWS = re.findall(
     r"^\| `(protofleet_\w+)` \| (\w+) \| ([\w, ]*?) ?\| (.+) \|$", PAGE.read_text(), re.MULTILINE

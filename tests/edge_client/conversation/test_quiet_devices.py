@@ -11,7 +11,7 @@ from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.wire.blocks import is_block
 from protofleet.protocol.wire.messages import Now
-from tests.worlds import POLICY, assert_same, simulation
+from tests.support.small_federation import POLICY, assert_same, simulation
 
 LONG = 20.0  # of work: after its first `here` a device is quiet
 SLOW = replace(POLICY, patience_seconds=1e6)

@@ -4,7 +4,7 @@ import numpy as np
 
 from protofleet.edge_client.conversation.outgoing import LONGEST_RESEND_SECONDS, Outgoing
 from protofleet.edge_client.state.device import Answer, Memory
-from tests.worlds import assert_same, simulation
+from tests.support.small_federation import assert_same, simulation
 
 
 def test_an_answer_is_said_again_ever_more_rarely():

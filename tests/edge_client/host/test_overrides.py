@@ -12,7 +12,7 @@ from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, i
 from protofleet.protocol.security.statements import armoured
 from protofleet.protocol.wire.reasons import Farewell
 from tests.deploy.fleet.boards import jetson_files
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 
 class Lab:

@@ -7,7 +7,7 @@ import pytest
 from protofleet.edge_client.host.status_file import StatusFile, read_status
 from protofleet.edge_client.host.systemd import Systemd, Watched
 from protofleet.protocol.transport.base import Done
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from protofleet.methods.contract.bridge import kept, to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Bye
 from protofleet.protocol.wire.reasons import Farewell, farewell_of
-from tests.worlds import POLICY, assert_same, simulation
+from tests.support.small_federation import POLICY, assert_same, simulation
 
 DATA = DataSettings(source="digits", domain="mnist", samples=80, test_samples=20, size=16)
 

@@ -10,7 +10,7 @@ from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.world import Weather
 from protofleet.methods.contract.catalog import load, names
-from tests.worlds import POLICY, assert_same, final_state, simulation
+from tests.support.small_federation import POLICY, assert_same, final_state, simulation
 
 ROUGH = Weather(jitter=0.5, repeat=0.5)
 LOSSY = Weather(jitter=0.3, loss=0.2)

@@ -7,7 +7,7 @@ from protofleet.coordinator.round.events import Drop, Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.world import Weather
 from protofleet.methods.contract.catalog import names
-from tests.worlds import final_state, plan, shard, simulation
+from tests.support.small_federation import final_state, plan, shard, simulation
 
 METHODS = names()
 SHORT = Policy(rounds=3, quorum=1, cohort=3, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)

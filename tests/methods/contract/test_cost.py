@@ -13,7 +13,7 @@ from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.contract.plan import Network, Plan
 from tests.methods.tiny import answer, floats
-from tests.worlds import POLICY, shard, simulation
+from tests.support.small_federation import POLICY, shard, simulation
 
 HOME = Path(methods.__file__).parent
 METHODS = [name for name in names() if (HOME / f"{name}.py").exists()]  # without the tests' own shapes

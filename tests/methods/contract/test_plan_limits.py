@@ -19,7 +19,7 @@ from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.reasons import Farewell
-from tests.worlds import POLICY, assert_same, part, plan, shard, simulation
+from tests.support.small_federation import POLICY, assert_same, part, plan, shard, simulation
 
 FILES = sorted(
     path for path in (Path(__file__).parents[3] / "experiments").rglob("*.toml") if path.parent.name != "base"

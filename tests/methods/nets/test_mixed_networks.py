@@ -9,7 +9,7 @@ from protofleet.deploy.simulation.world import Weather
 from protofleet.methods.contract.plan import Network, Plan, mixing
 from protofleet.methods.nets import catalog as nets
 from tests.methods.contract.test_contract_skew import assert_numbers
-from tests.worlds import CLASSES, Part, Shard
+from tests.support.small_federation import CLASSES, Part, Shard
 
 SIZE, FEATURES = 16, 32
 FLEET = {

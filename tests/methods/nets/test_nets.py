@@ -13,7 +13,7 @@ from torch import nn
 from protofleet.methods.nets import catalog as nets
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from protofleet.methods.parts.local import LocalHyper, train
-from tests.worlds import part
+from tests.support.small_federation import part
 
 CLASSES = 7
 every_network = pytest.mark.parametrize("name", nets.names())

@@ -15,7 +15,7 @@ from protofleet.protocol.security.statements import StatementError, Why, Writer,
 from protofleet.protocol.security.trust import Roots, first_roots, issue_roots
 from protofleet.protocol.security.weak_keys import check_keys, check_sign
 from protofleet.protocol.wire.reasons import Reason, Rejected
-from tests.small_order import RECEIVE, SIGN, signed_by_nobody, times, torsion
+from tests.support.small_order import RECEIVE, SIGN, signed_by_nobody, times, torsion
 
 ROOT = Ed25519PrivateKey.from_private_bytes(bytes(31) + b"\x01")
 PUBLIC = ROOT.public_key().public_bytes_raw()

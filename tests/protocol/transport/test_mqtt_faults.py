@@ -7,7 +7,7 @@ import pytest
 
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Will
 from protofleet.protocol.transport.mqtt import Mqtt
-from tests.scripted_broker import (
+from tests.support.scripted_broker import (
     CONNECT,
     DISCONNECT,
     PUBLISH,

@@ -14,9 +14,9 @@ from protofleet.protocol.transport.address import FINAL, BrokerAddress, BrokerEr
 from protofleet.protocol.transport.base import Disconnected
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.transport.tls import tls_context
-from tests.certificates import DAY, NOW, Authority
 from tests.conftest import PATIENCE
-from tests.scripted_broker import WELCOME, ScriptedBroker, connack
+from tests.support.certificates import DAY, NOW, Authority
+from tests.support.scripted_broker import WELCOME, ScriptedBroker, connack
 
 
 @pytest.fixture(scope="module")

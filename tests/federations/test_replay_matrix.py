@@ -15,7 +15,7 @@ from protofleet.protocol.security.envelope import SEALED, read_header, seal, uns
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason
-from tests.worlds import assert_same, simulation
+from tests.support.small_federation import assert_same, simulation
 
 DEVICE = "device-1"
 SAME, EARLIER, LATER = 0, -1, 1

@@ -10,8 +10,8 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.events import Phase, Policy
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.wire.reasons import Reason
-from tests.malice import KEY, encoded, in_world, with_table
-from tests.worlds import assert_same, simulation
+from tests.support.lying_device import KEY, encoded, in_world, with_table
+from tests.support.small_federation import assert_same, simulation
 
 POLICY = Policy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
 METHOD = "fedproto"  # its answers have values, labels and counts to lie about

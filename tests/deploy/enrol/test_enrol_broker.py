@@ -16,8 +16,8 @@ from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol import disconnect as cutting
 from protofleet.deploy.enrol.fleet import tls_files
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, preflight
-from tests.enrolling import enrol_in
-from tests.fleets import free_port
+from tests.support.enrol import enrol_in
+from tests.support.secured_broker import free_port
 
 
 @pytest.fixture

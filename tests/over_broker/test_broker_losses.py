@@ -24,8 +24,8 @@ from protofleet.protocol.transport.tls import rereading_context
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.proxy import Proxy
 from tests.conftest import missing
-from tests.test_federation_over_broker import DEVICES, Federation
-from tests.worlds import POLICY, assert_same, shard
+from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.small_federation import POLICY, assert_same, shard
 
 LARGE = Network("mlp", feature_size=2000)  # 1.7 MB: an answer is 26 blocks
 QUEUE = 8  # messages that the broker keeps for one client, beside those in flight

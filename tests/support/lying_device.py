@@ -22,7 +22,7 @@ from protofleet.protocol.wire.messages import Manifest
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
-from tests.worlds import CLASSES
+from tests.support.small_federation import CLASSES
 
 KEY = bytes(32)  # it has no secrets
 

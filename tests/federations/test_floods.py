@@ -17,9 +17,9 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Manifest, Task
 from protofleet.protocol.wire.reasons import Reason
-from tests.malice import KEY, in_world
 from tests.protocol.ends import TOPICS, Ends
-from tests.worlds import assert_same, simulation
+from tests.support.lying_device import KEY, in_world
+from tests.support.small_federation import assert_same, simulation
 
 POLICY = Policy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
 MANY = 1000

@@ -10,7 +10,12 @@ from protofleet.coordinator.observe.journal import Journal, RoundFile
 from protofleet.coordinator.round.events import Policy
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.wire.reasons import Reason
-from tests.worlds import assert_same, final_state, replace_coordinator_in_the_repeated_round, simulation
+from tests.support.small_federation import (
+    assert_same,
+    final_state,
+    replace_coordinator_in_the_repeated_round,
+    simulation,
+)
 
 POLICY = Policy(
     rounds=3, quorum=3, cohort=0, gather=4, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,

@@ -20,8 +20,8 @@ from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR, EVERYBODY
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol import hpke
-from tests.test_federation_over_broker import DEVICES, Federation
-from tests.worlds import POLICY, assert_same, simulation
+from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.small_federation import POLICY, assert_same, simulation
 
 MORE = ["shape", 7, b"\x00", ["a", ["list"]], None, 2.5]  # of a header; maps are not for headers
 NEWS = {"colour": "green", "telemetry": {"depth": [1, 2, 3]}, "": None, "seconds2": 1e9}

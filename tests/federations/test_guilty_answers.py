@@ -10,7 +10,12 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.journal import Journal, RoundFile
 from protofleet.coordinator.round.events import Left, Policy
 from protofleet.deploy.simulation.federation import Simulation
-from tests.worlds import plan, replace_coordinator, replace_coordinator_in_the_repeated_round, shard
+from tests.support.small_federation import (
+    plan,
+    replace_coordinator,
+    replace_coordinator_in_the_repeated_round,
+    shard,
+)
 
 POLICY = Policy(
     rounds=3, quorum=5, gather=5, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,

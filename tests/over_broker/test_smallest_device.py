@@ -26,7 +26,7 @@ from tests.hostile.test_clocks import renewed
 from tests.hostile.test_old_words import said_to, tell_again, until_connected
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
-EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "device.py"
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fedplcc": {}}
 EXAMPLES, BOTH = 10, ("one", "foreign")

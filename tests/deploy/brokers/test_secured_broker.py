@@ -24,7 +24,7 @@ from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from tests.conftest import PATIENCE, Peer, missing
-from tests.fleets import start_enrolled
+from tests.support.secured_broker import start_enrolled
 
 HOUR = dt.timedelta(hours=1)
 

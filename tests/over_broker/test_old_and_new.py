@@ -25,7 +25,7 @@ from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import CLASSES, RUN, Federation
 from tests.hostile.newer import Newer
 from tests.hostile.old_coordinator import INLINE, OldCoordinator
-from tests.worlds import once_each
+from tests.support.small_federation import once_each
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 METHODS = {  # broadcasts of several blocks, and of one

@@ -14,7 +14,7 @@ from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire import blocks
 from protofleet.protocol.wire.reasons import Reason
-from tests.worlds import POLICY, assert_same, simulation
+from tests.support.small_federation import POLICY, assert_same, simulation
 
 ANSWER = Accepted("a", b"", bytes(32), 5, {})
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from tests.enrolling import ROOT
-from tests.worlds import simulation
+from tests.support.enrol import ROOT
+from tests.support.small_federation import simulation
 
 
 def command(folder, *words):

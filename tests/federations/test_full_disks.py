@@ -10,7 +10,7 @@ import pytest
 
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.reasons import Reason
-from tests.worlds import assert_same, once_each, simulation
+from tests.support.small_federation import assert_same, once_each, simulation
 
 
 class Full(Disk):

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.wear import Written, one, run
 from protofleet.methods.contract.plan import Network, Plan
-from tests.worlds import simulation
+from tests.support.small_federation import simulation
 
 BOOK = 8192
 

@@ -18,12 +18,12 @@ from protofleet.edge_client.state.device import Memory, read_book
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire.reasons import Farewell
-from tests import worlds
-from tests.worlds import assert_same, once_each
+from tests.support import small_federation
+from tests.support.small_federation import assert_same, once_each
 
 
 def simulation(folder, method):
-    return worlds.simulation(folder, method, hyper={"epochs": 1, "server_epochs": 2})
+    return small_federation.simulation(folder, method, hyper={"epochs": 1, "server_epochs": 2})
 
 
 @pytest.fixture(scope="module")

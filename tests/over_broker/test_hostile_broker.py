@@ -16,9 +16,9 @@ from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Stop
 from protofleet.protocol.wire.reasons import Reason
-from tests.malicious_broker import Malice, malicious_broker
-from tests.test_federation_over_broker import DEVICES, Federation
-from tests.worlds import POLICY, assert_same, final_state, once_each, simulation
+from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.malicious_broker import Malice, malicious_broker
+from tests.support.small_federation import POLICY, assert_same, final_state, once_each, simulation
 
 PACE = 20.0  # the parties' clocks run fast, so that what is said again is said again soon
 

@@ -11,7 +11,7 @@ from protofleet.deploy.exit_codes import exit_code
 from protofleet.edge_client.state.device import Answer, Memory, TakenOverError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.reasons import Reason
-from tests.worlds import assert_same, simulation
+from tests.support.small_federation import assert_same, simulation
 
 HASH = "ab" * 32
 

@@ -14,9 +14,9 @@ from protofleet.protocol.transport.base import Arrived, Connected
 from protofleet.protocol.transport.inbox import MAX_BYTES, BoundedInbox
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.wire.reasons import Reason
-from tests.malice import Liar, encoded
-from tests.test_federation_over_broker import DEVICES, Federation
-from tests.worlds import assert_same, simulation
+from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.lying_device import Liar, encoded
+from tests.support.small_federation import assert_same, simulation
 
 NAN = {"weights.head.bias": np.full(3, np.nan, np.float32)}
 

@@ -1,0 +1,1 @@
+"""Whole federations in one process, on simulated time: what holds for every part of them together."""

@@ -1,0 +1,1 @@
+"""Whole federations at a real Mosquitto."""
