@@ -11,16 +11,15 @@ from typing import Final
 
 from protofleet.coordinator.command_queue import Backlog
 from protofleet.coordinator.devices.bans import Bans
-from protofleet.coordinator.devices.class_names import Naming
-from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.devices.class_names import ClassNameVote
+from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.devices.domains import settle
-from protofleet.coordinator.devices.doubts import LEFT, RETURNED, Doubts
-from protofleet.coordinator.devices.guard import Guard
-from protofleet.coordinator.devices.leaves import Leaves
+from protofleet.coordinator.devices.error_boundary import ErrorBoundary
+from protofleet.coordinator.devices.hello_requests import HelloRequests
+from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
 from protofleet.coordinator.devices.limits import Limits, unfit
-from protofleet.coordinator.devices.missed import Missed
-from protofleet.coordinator.devices.narrow import Narrow
-from protofleet.coordinator.devices.untold import Untold
+from protofleet.coordinator.devices.small_packets import SmallPackets
+from protofleet.coordinator.devices.undelivered import Undelivered
 from protofleet.coordinator.gate.door import Door
 from protofleet.coordinator.gate.intake import Intake
 from protofleet.coordinator.here import Here
@@ -54,11 +53,11 @@ from protofleet.coordinator.round.events import (
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.server.runner import Step, Story
-from protofleet.coordinator.server.trial import Trial
-from protofleet.coordinator.spool.copies import Copies
+from protofleet.coordinator.server.culprits import FailedRound
+from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.epochs import file_of
-from protofleet.coordinator.spool.spool import Accepted, Kept, Spool
+from protofleet.coordinator.spool.older_copies import OlderCopyDetector
+from protofleet.coordinator.spool.spool import Accepted, SavedRound, Spool
 from protofleet.methods.contract.base import Ask, Member
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.plan import Plan
@@ -116,21 +115,24 @@ class Service:
         self.door = Door(self)
         self.now = 0.0
         self.bans = Bans(spool.folder, spool.disk)
-        self.guard = Guard(self.bans, lambda: self.now, lambda name: self.link.admission.who(name))
+        self.error_boundary = ErrorBoundary(
+            self.bans, lambda: self.now, lambda name: self.link.admission.who(name)
+        )
         self.link: CoordinatorLink = link
         self.link.admission_controller = self.door
         self.link.remember(spool.heard())
-        self.link.alone, self.link.admission.flooded = self.guard.around, self._flooded
+        self.link.alone, self.link.admission.flooded = self.error_boundary.around, self._flooded
         self.watchers, self.limits = list(watchers), limits or Limits()
         self.aside = Aside(lambda: self.now)
         self.intake = Intake(self.limits, spool, self.link)
-        self.copies = Copies(spool, machine.policy.patience_seconds, self._enrolled)
-        self.story = Story(plan, spool, machine.policy.rounds, self.limits.outlier)
+        self.older_copies = OlderCopyDetector(spool, machine.policy.patience_seconds, self._enrolled)
+        self.server_runner = ServerRunner(plan, spool, machine.policy.rounds, self.limits.outlier)
         self.members: dict[str, Member] = {}
-        self.farewells, self.leaves, self.parting = Farewells(), Leaves(), Parting()
-        self.doubts, self.narrow = Doubts(machine.policy.grace_seconds), Narrow(machine.policy.quorum)
+        self.departures, self.parting = Departures(), Parting()
+        self.last_wills = LastWills(machine.policy.grace_seconds)
+        self.small_packets = SmallPackets(machine.policy.quorum)
         patience, known = machine.policy.patience_seconds, lambda device: device in self.link.keyring
-        self.naming = Naming(plan.classes, class_names, spool.called(), patience, known)
+        self.name_vote = ClassNameVote(plan.classes, class_names, spool.called(), patience, known)
         self.domains: dict[str, str] = {}
         self.finished = False
         self.diverged = ""  # why, where the run has come to nothing
@@ -143,12 +145,14 @@ class Service:
         self._max_packet, self._carried = 0, math.inf  # of this broker, and the largest object asked of it
         self._too_large: Step | None = None  # its broadcast goes through no broker that there was since
         self._resumed = False
-        self._here, self._missed = Here(), Missed()
-        self._untold = Untold()
+        self._here, self._hello_requests = Here(), HelloRequests()
+        self._undelivered = Undelivered()
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
         self.link.metric_names = tuple(sorted(self.measures))
-        self._about = About(FORMS, (), (), self.story.server.model.embedding_size, self.link.metric_names)
+        self._about = About(
+            FORMS, (), (), self.server_runner.server.model.embedding_size, self.link.metric_names
+        )
         self._digest = plan.digest
         self._said: dict[str, tuple[Hello, int, int]] = {}  # by device its last hello, with boot and sequence
         self._holds: dict[str, tuple[bytes, ...]] = {}  # what each device has said that it has, or had since
@@ -160,7 +164,15 @@ class Service:
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
-        parts = (self.link, self.backlog, self.bans, self.doubts, self.copies, self.naming, self.parting)
+        parts = (
+            self.link,
+            self.backlog,
+            self.bans,
+            self.last_wills,
+            self.older_copies,
+            self.name_vote,
+            self.parting,
+        )
         return min(*(part.wake_at for part in parts), machine, self._here.wake_at)
 
     def _resume(self, now: float) -> None:
@@ -169,14 +181,14 @@ class Service:
         Not before the first connection: a replay must cut its broadcasts as the broker's limits demand.
         """
         self._resumed = True
-        self.copies.begins(now)
+        self.older_copies.begins(now)
         if remembered := self.spool.recover():
             (past, self.members), self.domains = remembered, self.spool.domains()
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged else []
             self.backlog.add([*damaged, *self.machine.resume(past)], now)
-            for device in self.bans.unheard:  # they were there when it was saved
-                self.guard.leaves(device)
+            for device in self.bans.ignored:  # they were there when it was saved
+                self.error_boundary.exclude(device)
 
     def take(self, item: Item, now: float) -> None:
         self.now = now
@@ -187,17 +199,17 @@ class Service:
 
     def unwanted(self, topic: str) -> bool:
         """Whether what comes there is dropped unseen. Any thread may ask."""
-        if not self.bans.unheard or topic == self.link.topics.coord_state:
+        if not self.bans.ignored or topic == self.link.topics.coord_state:
             return False
         name = self.link.writer(topic)
         if self.bans.drops(name):
             return True
-        return STRANGER in self.bans.unheard and self.bans.drops(self.link.admission.who(name))
+        return STRANGER in self.bans.ignored and self.bans.drops(self.link.admission.who(name))
 
     def _take(self, item: Item, now: float) -> None:
         match item:
             case Arrived(topic, frame) if not self.unwanted(topic):
-                with self.guard.around(self.link.writer(topic)):
+                with self.error_boundary.around(self.link.writer(topic)):
                     self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self.spool.check_claim()
@@ -224,7 +236,9 @@ class Service:
             case Denied(topic, reason):
                 place = self.link.topics.parse(topic)
                 to_all = place is not None and place.kind in ("bcast", "now")
-                self._untold.denied(self.machine.waited_for if to_all else [place.device] if place else [])
+                self._undelivered.denied(
+                    self.machine.waited_for if to_all else [place.device] if place else []
+                )
                 if self._words.take(now):
                     log.warning("the broker refused a message on %s: %s", topic, reason)
             case Done(call):
@@ -248,18 +262,18 @@ class Service:
                 self.spool.note_crossed()
         for device in self.parting.to_tell_again(now):
             self.link.send(device, Finished(self.machine.policy.rounds))
-        if words := self.copies.verdict({*self.machine.roster, *self.machine.cohort}, now):
+        if words := self.older_copies.verdict({*self.machine.roster, *self.machine.cohort}, now):
             self.stopped, self.finished = words, True
             self._announce(State(False, words))
-        self.naming.look(now)
+        self.name_vote.wake(now)
         self._sort_out(now)
         self.backlog.wake(now)
         self._settle_doubts(now)
         if now >= self.bans.wake_at:
-            unheard = self.bans.unheard
-            self.link.dropped(self.bans.look(now))
+            unheard = self.bans.ignored
+            self.link.dropped(self.bans.refresh(now))
             self._hear()
-            self._call_back(unheard - self.bans.unheard)
+            self._call_back(unheard - self.bans.ignored)
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke(), now)
         self._part_from_the_unheard()
@@ -274,40 +288,40 @@ class Service:
         waited = set() if early else set(m.waited_for)
         if not early and (m.phase is Phase.GATHERING or len(waited) > MOST_NAMED):
             return Now(m.round, asked, m.attempt, None)
-        waited.update(self._missed.named(self.bans.unheard, MOST_NAMED - len(waited), now))
+        waited.update(self._hello_requests.names(self.bans.ignored, MOST_NAMED - len(waited), now))
         return Now(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
 
     def _enrolled(self) -> int:
         return sum(device != COORDINATOR for device in self.link.keyring)
 
     def _flooded(self, who: str) -> None:
-        if who in self.bans.unheard:
+        if who in self.bans.ignored:
             return
         if who:
             self.bans.ban(who, self.now)
         else:
             seconds = self.bans.pause(who, self.now)
             log.warning("names without a key flood: nothing of them is read for %.0f s", seconds)
-        self.guard.leaves(who)
+        self.error_boundary.exclude(who)
 
     def _part_from_the_unheard(self) -> None:
         """Nobody waits for them: not in what was going on when they were cut off, but after it."""
-        for device in self.guard.leaving():
+        for device in self.error_boundary.take_excluded():
             self.link.abandon(device, for_good=True)
             if device in {*self.machine.roster, *self.machine.cohort}:
                 self._gone(device, "it is not listened to")
-                self._missed.misses(device, self.now)
+                self._hello_requests.add(device, self.now)
             self._hear()
 
     def _call_back(self, devices: frozenset[str]) -> None:
         """Who is listened to again. It answers a welcome with a hello; where that is lost, a `here` names it."""
-        for device in sorted(device for device in devices if device in self._missed):
+        for device in sorted(device for device in devices if device in self._hello_requests):
             self._welcome(device)
 
     def _hear(self) -> None:
         """Also of devices that were enrolled while somebody is not listened to."""
         if self.connected:
-            self.link.hear(self.bans.unheard)
+            self.link.hear(self.bans.ignored)
 
     def happen(self, event: Event, now: float) -> None:
         before = self.machine.phase
@@ -326,7 +340,7 @@ class Service:
         try:
             for received in self.link.arrived(topic, frame, now):
                 self._heard(received, now)
-            if self.doubts:
+            if self.last_wills:
                 self._is_there(topic)
         except Rejected as fault:
             if isinstance(fault, NoRoom):
@@ -339,51 +353,51 @@ class Service:
             case State() if received.sender == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
-                self.leaves.greeted(received, self.link.heard_of(hello.device)[1])
+                self.departures.greeted(received, self.link.heard_of(hello.device)[1])
                 if received.run != self.link.run:  # two runs may have one plan
                     hello = replace(hello, plan=b"")
                 self._said[hello.device] = (hello, received.boot, received.sequence)
-                if self.naming.is_open and received.epoch != self.link.epoch:
+                if self.name_vote.is_open and received.epoch != self.link.epoch:
                     self._greeted_another(hello)
                 else:
                     self._greeted(hello, now)
             case State(online=False) if received.sequence == 0 and not self.parting.begun:
                 self._doubt(received.sender, now)
             case State(online=True):
-                if (since := self.doubts.settle(received.sender, RETURNED)) is not None:
+                if (since := self.last_wills.settle(received.sender, RETURNED)) is not None:
                     self._gone(received.sender, "connection lost", since)  # and here again: its hello follows
-                    self._missed.misses(received.sender, now)
-            case State(online=False) | Bye() if self._is_overtaken(received):
+                    self._hello_requests.add(received.sender, now)
+            case State(online=False) | Bye() if self._is_stale(received):
                 pass
             case State(online=False, reason=reason) | Bye(reason):
                 if isinstance(received.message, Bye):
-                    aloud = self._words.take(now)
-                    self.farewells.bidden(received.sender, reason, aloud, over=self.parting.begun)
+                    may_log = self._words.take(now)
+                    self.departures.left(received.sender, reason, may_log, run_is_over=self.parting.begun)
                 self._gone(received.sender, reason)
-                self._missed.found(received.sender)
+                self._hello_requests.discard(received.sender)
             case Update() as update:
                 self._answered(update, received.object, now)
 
-    def _is_overtaken(self, leave: Received) -> bool:
-        return self.leaves.is_overtaken(leave, self.link.heard_of(leave.sender)[1])
+    def _is_stale(self, leave: Received) -> bool:
+        return self.departures.is_stale(leave, self.link.heard_of(leave.sender)[1])
 
     def _gone(self, device: str, reason: str, since: float | None = None) -> None:
         if self.parting.begun:
             self.parting.gone(device)
             return
-        self.doubts.settle(device, LEFT)
-        self.naming.left(device)
+        self.last_wills.settle(device, LEFT)
+        self.name_vote.left(device)
         self.link.abandon(device)
         self.happen(Left(device, reason, since), self.now)
 
     def _doubt(self, device: str, now: float) -> None:
         """A device that is there answers a welcome with a hello, whatever it is at."""
         known = device in self.machine.roster
-        if known and self.doubts.raise_about(device, self.link.heard_of(device), now):
+        if known and self.last_wills.received(device, self.link.heard_of(device), now):
             self._welcome(device)
 
     def _welcome(self, device: str) -> None:
-        names, can = self.naming.names, self._said[device][0].can if device in self._said else ()
+        names, can = self.name_vote.names, self._said[device][0].can if device in self._said else ()
         told = NAMES in can and self.link.carries(packed(names))
         asked = self._needs_counts and COUNTS in can
         about = replace(self._about, names=names if told else (), counts=asked)
@@ -392,13 +406,13 @@ class Service:
     def _is_there(self, topic: str) -> None:
         place = self.link.topics.parse(topic)
         device = place.device if place else ""
-        self.doubts.is_there(device, self.link.heard_of(device), self.now)
+        self.last_wills.heard_from(device, self.link.heard_of(device), self.now)
 
     def _settle_doubts(self, now: float) -> None:
-        for device, since in self.doubts.over(now).items():
+        for device, since in self.last_wills.timed_out(now).items():
             self._gone(device, "connection lost", since)
-            self._missed.misses(device, now)
-        for device in self.doubts.refuted(now):
+            self._hello_requests.add(device, now)
+        for device in self.last_wills.take_refuted(now):
             if self._words.take(now):
                 log.warning(
                     "the will of %s was said, but it is there: the broker says wills that are not due", device
@@ -426,13 +440,13 @@ class Service:
 
     def _greeted(self, hello: Hello, now: float) -> None:
         self.spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
-        self._missed.found(hello.device)
-        if problem := unfit(hello, self.plan, self.limits, self.uses) or self.naming.judge(hello, now):
+        self._hello_requests.discard(hello.device)
+        if problem := unfit(hello, self.plan, self.limits, self.uses) or self.name_vote.judge(hello, now):
             self._refuse(hello.device, problem)
             if hello.device in self.machine.roster:  # it was another one before
                 self._gone(hello.device, "it does not fit any more")
             return
-        waits = self.naming.waits(hello.device)
+        waits = self.name_vote.waits(hello.device)
         if waits and hello.device in self.machine.roster:  # as it said something else before
             self.link.abandon(hello.device)
             self.happen(Left(hello.device, "its classes have other names"), now)
@@ -447,7 +461,7 @@ class Service:
         if problem := unfit(hello, self.plan, self.limits, self.uses):
             self._refuse(hello.device, problem)
         else:
-            self._missed.misses(hello.device, self.now)
+            self._hello_requests.add(hello.device, self.now)
             self._welcome(hello.device)
 
     def _admit(self, hello: Hello, now: float) -> None:
@@ -455,13 +469,13 @@ class Service:
         if self.parting.begun and BYE in hello.can:
             self.parting.came(hello.device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
-            self._missed.misses(hello.device, now)
+            self._hello_requests.add(hello.device, now)
             self._welcome(hello.device)
             return
         self.members[hello.device] = Member(hello.device, hello.examples, hello.counts)
         settle(hello.device, hello.domain, self.domains, self.limits.domains)
         self._holds[hello.device] = hello.holds
-        self.copies.greeted(hello, self.link.heard_of(hello.device)[0], self.machine.base, now)
+        self.older_copies.greeted(hello, self.link.heard_of(hello.device)[0], self.machine.base, now)
         self.happen(Joined(hello.device), now)
 
     def takes_part(self, device: str) -> bool:
@@ -477,14 +491,14 @@ class Service:
 
     def _sort_out(self, now: float) -> None:
         """After what counts as the names of the classes may have become something else."""
-        for hello in self.naming.outvoted():
+        for hello in self.name_vote.outvoted():
             if hello.device in self.machine.roster:
                 self._gone(hello.device, "its classes have other names")
-                self.naming.keep_waiting(hello, now)
-        for device, problem in self.naming.refused().items():
+                self.name_vote.hold(hello, now)
+        for device, problem in self.name_vote.refused().items():
             self._refuse(device, problem)
-        for hello in self.naming.released():
-            with self.guard.around(hello.device):
+        for hello in self.name_vote.released():
+            with self.error_boundary.around(hello.device):
                 self._admit(hello, now)
 
     def _answered(self, update: Update, name: bytes, now: float) -> None:
@@ -518,14 +532,14 @@ class Service:
                 self._settle_names()
                 members = {d: self.members[d] for d in sorted({*cohort, *self.machine.roster})}
                 roster, domains = self.machine.roster, self.domains
-                self.spool.save(round, attempt, cohort, members, self.story.state(), roster, domains)
+                self.spool.save(round, attempt, cohort, members, self.server_runner.state(), roster, domains)
             case Forget():
                 self.spool.forget_damaged()
             case Rollback(why, missing):
-                why += self._untold.words(missing, self.connected)
+                why += self._undelivered.describe(missing, self.connected)
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
-                self.story.restore()
+                self.server_runner.restore()
             case Advance():
                 self._advance(command)
             case Blame():
@@ -536,7 +550,7 @@ class Service:
                     round, ", ".join(aside), words,
                 )  # fmt: skip
                 self.spool.put_aside(round, phase, devices, aside, words)
-                self.story.restore()
+                self.server_runner.restore()
                 self.link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(aside)
             case Diverge(round, words):
                 self.spool.diverge(round, words)
@@ -577,7 +591,7 @@ class Service:
         What is open was cut for another one, maybe, whose packets were larger.
         """
         self._max_packet = max_packet
-        arrays = to_numpy(self.story.server.payload())
+        arrays = to_numpy(self.server_runner.server.payload())
         size = sum(n for _, n in parts(arrays)) if arrays else 0
         waiting = self._too_large.manifest if self._too_large else None
         if not self._carries(max([size, *(offer.size for offer in (self._broadcast, waiting) if offer)])):
@@ -588,14 +602,14 @@ class Service:
 
     def _carries(self, size: int) -> bool:
         """Whether an object of this size goes through this broker; else another connection is waited for."""
-        boxes = self.narrow.takes_boxes(self.machine.roster, self.link.can, self.now)
+        boxes = self.small_packets.manifests_may_be_objects(self.machine.roster, self.link.can, self.now)
         try:
             self.link.adapt(self._max_packet, size, boxes)
         except BrokerError as error:
-            self.narrow.turned_down(self.now)
+            self.small_packets.broker_refused(self.now)
             self.link.turn_down(error)
             return False
-        self.narrow.carried()
+        self.small_packets.broker_accepted()
         self._carried, self.uses = size, self.link.demands(size)
         self._about = replace(self._about, uses=tuple(self.uses))
         self._part_from_the_unable()
@@ -615,16 +629,16 @@ class Service:
         self.spool.broadcasts.keep(objects_of(self._broadcast))
 
     def _settle_names(self) -> None:
-        self.naming.settle()
-        if self.naming.fixed and not self.naming.kept:
-            self.spool.keep_names(self.naming.fixed)
-            self.naming.kept = True
+        self.name_vote.settle()
+        if self.name_vote.fixed and not self.name_vote.saved:
+            self.spool.keep_names(self.name_vote.fixed)
+            self.name_vote.saved = True
 
     def _send_task(self, device: str, round: int, phase: str, seconds: float) -> None:
         told = "wants" in self.link.can.get(device, ()) and self.ask is not None
         rows = self._rows if told else ()
         holds = self._broadcast is not None and self._broadcast.object in self._holds.get(device, ())
-        self._untold.said(device, self.connected)
+        self._undelivered.sent(device, self.connected)
         self.link.task(device, Task(round, phase, self._broadcast, seconds, rows), holds)
 
     def _part_from_the_unknown(self) -> None:
@@ -641,7 +655,7 @@ class Service:
         members = [self.members[d] for d in self.machine.cohort]
         answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
         block = self.link.block
-        self.worker.submit(lambda: self.story.step(advance, members, answers, block), self._stepped)
+        self.worker.submit(lambda: self.server_runner.step(advance, members, answers, block), self._stepped)
 
     def _blame(self, blame: Blame) -> None:
         trial, past = None, Recovered(blame.round, 0, ())
@@ -657,9 +671,9 @@ class Service:
                 raise found
             self.happen(found, self.now)
 
-        self.worker.submit(lambda: self.story.blamed(past, blame, trial), blamed)
+        self.worker.submit(lambda: self.server_runner.blamed(past, blame, trial), blamed)
 
-    def _trial(self, kept: Kept) -> Trial:
+    def _trial(self, kept: SavedRound) -> FailedRound:
         past, in_hand = kept.past, kept.past.round == self.machine.round
         known = {phase: self.spool.answers(past.round, phase) for phase in past.closed}
         closed = {
@@ -668,7 +682,7 @@ class Service:
         }
         members = [self.members[d] for d in past.cohort]
         then = None if in_hand else [self.members[d] for d in self.machine.cohort]
-        return Trial(past.round, kept.state, members, closed, then, in_hand)
+        return FailedRound(past.round, kept.state, members, closed, then, in_hand)
 
     def _stepped(self, step: Step | Exception) -> None:
         if isinstance(step, Exception):

@@ -22,7 +22,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import valid_name
 
 BANNED: Final = "banned"
-LOOK_SECONDS: Final = 1.0  # between looks at the folder, while it holds a name
+REFRESH_SECONDS: Final = 1.0  # between looks at the folder, while it holds a name
 SAY_SECONDS: Final = 3600.0  # between lines of the log about those that go on
 BAN_SECONDS: Final = 3600.0  # the first; each doubles, up to the longest
 PAUSE_SECONDS: Final = 60.0
@@ -34,7 +34,7 @@ log = logging.getLogger("protofleet.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
-class While:
+class Suspension:
     """How long a name is not listened to: the so-many-th time, of which the first was so long."""
 
     since: float
@@ -53,8 +53,8 @@ class While:
         return self.since <= at < self.until + QUIET_SECONDS
 
     @staticmethod
-    def after(last: While | None, at: float, first: float) -> While:
-        return While(at, first, last.times + 1 if last and last.remembered(at) else 1)
+    def after(last: Suspension | None, at: float, first: float) -> Suspension:
+        return Suspension(at, first, last.times + 1 if last and last.remembered(at) else 1)
 
 
 class Bans:
@@ -64,20 +64,20 @@ class Bans:
         self, folder: Path, disk: Disk | None = None, clock: Callable[[], float] = time.time
     ) -> None:
         self._folder, self._disk, self._clock = folder, disk or Disk(), clock
-        self._pauses: dict[str, While] = {}
+        self._pauses: dict[str, Suspension] = {}
         self._lock = threading.Lock()
         self._dropped = self._uncounted = 0
-        self._look_at, self._said_at = 0.0, float("-inf")
+        self._refresh_at, self._said_at = 0.0, float("-inf")
         self._bans = _records(folder)
-        self.banned = self.unheard = banned_in(folder, clock())  # replaced whole: another thread reads it
+        self.banned = self.ignored = banned_in(folder, clock())  # replaced whole: another thread reads it
 
     @property
     def wake_at(self) -> float:
-        return self._look_at if self.unheard or self._bans else float("inf")
+        return self._refresh_at if self.ignored or self._bans else float("inf")
 
     def drops(self, name: str) -> bool:
         """Whether what this name says is dropped, and that it was. Any thread may call."""
-        if name not in self.unheard:
+        if name not in self.ignored:
             return False
         with self._lock:
             self._dropped += 1
@@ -86,9 +86,9 @@ class Bans:
 
     def ban(self, name: str, now: float) -> bool:
         """For flooding. False where it is not listened to already."""
-        if name in self.unheard:
+        if name in self.ignored:
             return False
-        ban = While.after(self._bans.get(name), float(int(self._clock())), BAN_SECONDS)
+        ban = Suspension.after(self._bans.get(name), float(int(self._clock())), BAN_SECONDS)
         try:
             self._disk.make(self._folder / BANNED)
             (self._folder / BANNED / valid_name(name)).write_text(f"{ban.since:.0f} {ban.times}\n")
@@ -107,16 +107,16 @@ class Bans:
         """For how long it is not listened to now. While it is not, nothing makes that longer."""
         last = self._pauses.get(name)
         if not (last and last.lasts(now)):
-            last = self._pauses[name] = While.after(last, now, first)
+            last = self._pauses[name] = Suspension.after(last, now, first)
             self._changed(now)
         return last.until - now
 
-    def look(self, now: float) -> int:
+    def refresh(self, now: float) -> int:
         """Lift what has been lifted or is over. How many frames were dropped since the last look comes back."""
-        before = self.unheard
+        before = self.ignored
         self._forget(now)
         self._changed(now)
-        for name in sorted(before - self.unheard):
+        for name in sorted(before - self.ignored):
             log.warning("%s is listened to again", name or "who has no key")
         self._say(now)
         with self._lock:
@@ -143,15 +143,15 @@ class Bans:
     def _changed(self, now: float) -> None:
         at = self._clock()
         self.banned = frozenset(name for name, ban in self._bans.items() if ban.lasts(at))
-        self.unheard = self.banned | {name for name, pause in self._pauses.items() if pause.lasts(now)}
-        self._look_at = now + LOOK_SECONDS
+        self.ignored = self.banned | {name for name, pause in self._pauses.items() if pause.lasts(now)}
+        self._refresh_at = now + REFRESH_SECONDS
 
 
 def lift(folder: Path, name: str) -> None:
     (folder / BANNED / valid_name(name)).unlink(missing_ok=True)
 
 
-def words_of(ban: While) -> str:
+def words_of(ban: Suspension) -> str:
     """Until when, and why: there is one reason for a ban."""
     again = replace(ban, times=ban.times + 1)
     return (
@@ -160,7 +160,7 @@ def words_of(ban: While) -> str:
     )
 
 
-def bans_in(folder: Path, at: float | None = None) -> dict[str, While]:
+def bans_in(folder: Path, at: float | None = None) -> dict[str, Suspension]:
     """Of the names that are banned in a coordinator's folder, now if no other time is given."""
     when = time.time() if at is None else at
     return {name: ban for name, ban in sorted(_records(folder).items()) if ban.lasts(when)}
@@ -170,7 +170,7 @@ def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
     return frozenset(bans_in(folder, at))
 
 
-def _records(folder: Path) -> dict[str, While]:
+def _records(folder: Path) -> dict[str, Suspension]:
     """Also of bans that are over, as the next is longer."""
     found = {}
     with contextlib.suppress(OSError):
@@ -180,14 +180,14 @@ def _records(folder: Path) -> dict[str, While]:
     return found
 
 
-def _record(path: Path) -> While:
+def _record(path: Path) -> Suspension:
     """What says no time, as of an earlier version or a full disk, began when it was written."""
     written = path.stat().st_mtime
     try:
         since, times = path.read_text().split()
-        return While(float(int(since)), BAN_SECONDS, max(1, int(times)))
+        return Suspension(float(int(since)), BAN_SECONDS, max(1, int(times)))
     except (ValueError, OverflowError):
-        return While(written, BAN_SECONDS)
+        return Suspension(written, BAN_SECONDS)
 
 
 def _as_time(at: float) -> str:

@@ -36,7 +36,7 @@ class Called:
     names: Names = ()
 
 
-class Naming:
+class ClassNameVote:
     def __init__(
         self, classes: int, stated: Names, known: Called | None, listen: float,
         enrolled: Callable[[str], bool] = lambda device: True,
@@ -44,7 +44,7 @@ class Naming:
         """`known` is what an earlier coordinator of this run has fixed."""
         self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
-        self.fixed, self.kept = known, known is not None
+        self.fixed, self.saved = known, known is not None
         self._said: dict[str, bytes] = {}  # by each device, while nothing is fixed
         self._hellos: dict[str, Hello] = {}  # in which it was said
         self._votes: dict[bytes, int] = {}  # what was said first comes first
@@ -52,7 +52,7 @@ class Naming:
         self._waiting: dict[str, Hello] = {}
         self._warned: set[str] = set()
         self._counts = b""  # what the devices that take part have said
-        self._listened = False
+        self._has_listened = False
         self._lines = Bucket(1 / SAY_SECONDS, FEW)
         self.wake_at = float("inf")
         if stated:
@@ -82,7 +82,7 @@ class Naming:
             return None
         if self.fixed:
             return self._problem(digest, hello.names)
-        self.keep_waiting(hello, now)
+        self.hold(hello, now)
         return None
 
     def waits(self, device: str) -> bool:
@@ -133,30 +133,30 @@ class Naming:
             "else takes part", listed(self.names) or side.hex(), self._votes[side], total,
         )  # fmt: skip
 
-    def look(self, now: float) -> None:
+    def wake(self, now: float) -> None:
         """Whether who contradicts has been given the time in which more devices could say who is right."""
         if not self.fixed:
             for device in [device for device in self._said if not self._enrolled(device)]:
                 self._waiting.pop(device, None)
                 self._take_back(device)
         if now >= self.wake_at:
-            self.wake_at, self._listened = float("inf"), True
+            self.wake_at, self._has_listened = float("inf"), True
             self.settle()
 
     def _state(self, stated: Called) -> None:
         if self.fixed and self.fixed.digest != stated.digest:
             words = difference("class_names", stated.names, "the run so far", self.fixed.names)
             log.warning("the settings change what the classes of this run are called: %s", words)
-        self.kept = self.kept and self.fixed == stated
+        self.saved = self.saved and self.fixed == stated
         self.fixed = stated
 
-    def keep_waiting(self, hello: Hello, now: float) -> None:
+    def hold(self, hello: Hello, now: float) -> None:
         """For more devices, which may say who is right, or for the settings to say it. Or to be refused, once it is
         fixed."""
         self._waiting[hello.device] = hello
         if self.fixed:
             return
-        if not self._listened and self.wake_at == float("inf"):
+        if not self._has_listened and self.wake_at == float("inf"):
             self.wake_at = now + self._listen
         if self._lines.take(now):
             digest = self._said[hello.device]
@@ -170,7 +170,7 @@ class Naming:
     def _hear(self, hello: Hello, digest: bytes) -> None:
         if self.fixed:
             if self.fixed.digest == digest and hello.names and not self.fixed.names:
-                self.fixed, self.kept = Called(digest, hello.names), False
+                self.fixed, self.saved = Called(digest, hello.names), False
             return
         if self._said.get(hello.device) != digest:
             self._take_back(hello.device)
@@ -179,7 +179,7 @@ class Naming:
         self._hellos[hello.device] = replace(hello, names=(), names_hash=digest)
         if hello.names:
             self._lists[digest] = hello.names
-        if self._listened:
+        if self._has_listened:
             self.settle()
 
     def _take_back(self, device: str) -> None:

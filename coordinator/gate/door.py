@@ -8,7 +8,7 @@ from typing import Protocol
 from protofleet.coordinator.gate.intake import Intake
 from protofleet.coordinator.round.events import Answered, Command, Drop, Event, Phase
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.spool.copies import Copies
+from protofleet.coordinator.spool.older_copies import OlderCopyDetector
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.disk import NoRoom
@@ -29,7 +29,7 @@ class Desk(Protocol):
     def intake(self) -> Intake: ...
 
     @property
-    def copies(self) -> Copies: ...
+    def older_copies(self) -> OlderCopyDetector: ...
 
     @property
     def members(self) -> Mapping[str, Member]: ...
@@ -75,7 +75,7 @@ class Door:
             if service.takes_part(
                 device
             ):  # else it may be of an earlier run, said by a device that has not looked
-                service.copies.answered(device, update.round, service.now)
+                service.older_copies.answered(device, update.round, service.now)
             self.judged(update, None)
         return False
 

@@ -38,7 +38,7 @@ from protofleet.coordinator.round.events import (
     Save,
 )
 from protofleet.coordinator.server.runner import Step
-from protofleet.coordinator.spool.crossed import Crossed
+from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.messages import Update
@@ -69,15 +69,15 @@ class Journal:
         self._metrics: dict[str, dict[str, float]] = {}
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
-        self._earlier = Crossed()  # in the open round, before this process began
+        self._earlier = RoundTraffic()  # in the open round, before this process began
         service.spool.crossing = self.crossing
 
-    def crossing(self) -> tuple[int, Crossed] | None:
+    def crossing(self) -> tuple[int, RoundTraffic] | None:
         """The open round, and what has crossed in it in this life."""
         if not self._record.round:
             return None
         crossed = self._service.link.meter.snapshot().since(self._before)
-        return self._record.round, Crossed.of(crossed, self._service.now - self._began)
+        return self._record.round, RoundTraffic.of(crossed, self._service.now - self._began)
 
     def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         match event:
@@ -127,7 +127,7 @@ class Journal:
         machine = self._service.machine
         changed = self._presence.get(device) != what
         self._presence[device] = what
-        unsteady = len(machine.steadiness.unsteady(now))
+        unsteady = len(machine.flaps.flapping(now))
         self._tell(
             what if changed else SEEN, device=device, roster=len(machine.roster), unsteady=unsteady, **more
         )
@@ -168,7 +168,7 @@ class Journal:
         kind = "evaluation" if number > self._service.machine.policy.rounds else "training"
         if self._record.round != number:
             earlier = self._service.spool.crossed_before(number)
-            self._earlier, resumed = sum(earlier, Crossed()), resumed or bool(earlier)
+            self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
         self._began = self._thinking = now
         self._metrics = {}
@@ -187,8 +187,8 @@ class Journal:
 
     def _end(self, service: RunView, now: float) -> None:
         record, meter = self._record, service.link.meter.snapshot()
-        crossed = Crossed.of(meter.since(self._before), now - self._began) + self._earlier
-        self._before, self._earlier = meter, Crossed()
+        crossed = RoundTraffic.of(meter.since(self._before), now - self._began) + self._earlier
+        self._before, self._earlier = meter, RoundTraffic()
         record.seconds = round(crossed.seconds, 3)
         record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}

@@ -11,11 +11,11 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
-from protofleet.coordinator.devices.doubts import OUTCOMES
+from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.journal import ByView, RoundRecord
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.coordinator.observe.view import RunView
-from protofleet.coordinator.spool.copies import ITS_OWN, OURS
+from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
 
@@ -134,9 +134,9 @@ class Errors:
     def collect(self) -> Iterator[CounterMetricFamily]:
         cut_off, observers, server = self.describe()
         if self._service is not None:
-            cut_off.add_metric([], self._service.guard.cut_off)
+            cut_off.add_metric([], self._service.error_boundary.cut_off)
             observers.add_metric([], self._service.aside.errors)
-            server.add_metric([], self._service.story.errors)
+            server.add_metric([], self._service.server_runner.errors)
         yield from (cut_off, observers, server)
 
 
@@ -151,10 +151,10 @@ class Metrics:
         r.register(ConnectionErrors(service.link.transport.failures))
         self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
         self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
-        r.register(service.farewells)
+        r.register(service.departures)
         r.register(Damage(service.spool.fallbacks))
-        r.register(Wills(service.doubts.counted, self._device_names))
-        r.register(OlderCopies(service.copies.counted, self._device_names))
+        r.register(Wills(service.last_wills.counted, self._device_names))
+        r.register(OlderCopies(service.older_copies.counted, self._device_names))
         r.register(Errors(service))
         service.link.spoke = self._spoke
         self.attendance.banned.set_function(lambda: float(len(service.bans.banned)))

@@ -18,7 +18,7 @@ from protofleet.coordinator.observe.ledger import Ledger
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.summary import summarise, write_summary
 from protofleet.coordinator.observe.view import RunView, Watcher
-from protofleet.coordinator.spool.copies import demand_newest
+from protofleet.coordinator.spool.older_copies import demand_newest
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.wire.arrays import parts
@@ -58,7 +58,7 @@ def observed(
 
 def model_bytes(service: RunView) -> int:
     """What one device would send for FedAvg: the same network's weights, really encoded once."""
-    return sum(size for _, size in parts(to_numpy(weights_of(service.story.server.model))))
+    return sum(size for _, size in parts(to_numpy(weights_of(service.server_runner.server.model))))
 
 
 class Events:

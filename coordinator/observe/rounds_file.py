@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.observe.record import believed_round
-from protofleet.coordinator.spool.index import seal
+from protofleet.coordinator.spool.index import row_checksum
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -39,7 +39,7 @@ def read_rounds(path: Path) -> list[dict[str, Any]]:
 
 def sealed_line(table: Mapping[str, Any]) -> str:
     text = json.dumps(table, allow_nan=False)
-    return json.dumps({**table, "seal": seal("round", text).hex()}, allow_nan=False) + "\n"
+    return json.dumps({**table, "seal": row_checksum("round", text).hex()}, allow_nan=False) + "\n"
 
 
 def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
@@ -65,7 +65,7 @@ def _believed(table: dict[str, Any], known: Collection[str]) -> dict[str, Any] |
     sealed = table.pop("seal", None)
     if sealed is None:
         return believed_round(table) if table.keys() <= set(known) else None
-    return table if sealed == seal("round", json.dumps(table)).hex() else None
+    return table if sealed == row_checksum("round", json.dumps(table)).hex() else None
 
 
 def finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.record import Summary, odd_summary
 from protofleet.coordinator.observe.view import RunView
-from protofleet.coordinator.spool.index import seal
+from protofleet.coordinator.spool.index import row_checksum
 from protofleet.protocol.link.meter import DOWN, UP
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
@@ -127,4 +127,4 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def _seal(summary: Mapping[str, Any]) -> str:
-    return seal("summary", json.dumps(summary, allow_nan=False)).hex()
+    return row_checksum("summary", json.dumps(summary, allow_nan=False)).hex()

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from protofleet.coordinator.command_queue import Backlog
 from protofleet.coordinator.devices.bans import Bans
-from protofleet.coordinator.devices.departures import Farewells
-from protofleet.coordinator.devices.doubts import Doubts
-from protofleet.coordinator.devices.guard import Guard
+from protofleet.coordinator.devices.departures import Departures
+from protofleet.coordinator.devices.error_boundary import ErrorBoundary
+from protofleet.coordinator.devices.last_wills import LastWills
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.aside import Aside
 from protofleet.coordinator.round.events import Command, Event
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.server.runner import Step, Story
-from protofleet.coordinator.spool.copies import Copies
+from protofleet.coordinator.server.runner import ServerRunner, Step
+from protofleet.coordinator.spool.older_copies import OlderCopyDetector
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.plan import Plan
@@ -38,7 +38,7 @@ class RunView(Protocol):
     def link(self) -> CoordinatorLink: ...
 
     @property
-    def story(self) -> Story: ...
+    def server_runner(self) -> ServerRunner: ...
 
     @property
     def members(self) -> Mapping[str, Member]: ...
@@ -65,19 +65,19 @@ class RunView(Protocol):
     def aside(self) -> Aside: ...
 
     @property
-    def guard(self) -> Guard: ...
+    def error_boundary(self) -> ErrorBoundary: ...
 
     @property
     def bans(self) -> Bans: ...
 
     @property
-    def doubts(self) -> Doubts: ...
+    def last_wills(self) -> LastWills: ...
 
     @property
-    def copies(self) -> Copies: ...
+    def older_copies(self) -> OlderCopyDetector: ...
 
     @property
-    def farewells(self) -> Farewells: ...
+    def departures(self) -> Departures: ...
 
     @property
     def backlog(self) -> Backlog: ...

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Steadiness:
+class FlapDetector:
     leaves: int  # within `seconds` make a device unsteady; 0: none ever is
     seconds: float
     _left: dict[str, deque[float]] = field(default_factory=dict)
     _until: dict[str, float] = field(default_factory=dict)
 
-    def left(self, device: str, now: float) -> None:
+    def disconnected(self, device: str, now: float) -> None:
         if not self.leaves:
             return
         times = self._left.setdefault(device, deque(maxlen=self.leaves))
         times.append(now)
         often = len(times) == self.leaves and now - times[0] <= self.seconds
-        if often or device in self.unsteady(now):
+        if often or device in self.flapping(now):
             self._until[device] = now + self.seconds
 
-    def unsteady(self, now: float) -> set[str]:
+    def flapping(self, now: float) -> set[str]:
         self._until = {device: until for device, until in self._until.items() if now < until}
         return set(self._until)

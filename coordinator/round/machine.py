@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from protofleet.coordinator.round.cohort import CohortSelection
 from protofleet.coordinator.round.events import (
     Accept,
     Advance,
@@ -37,9 +38,8 @@ from protofleet.coordinator.round.events import (
     Send,
     Woke,
 )
-from protofleet.coordinator.round.flapping import Steadiness
-from protofleet.coordinator.round.gathering import Gathering
-from protofleet.coordinator.round.stragglers import Pace
+from protofleet.coordinator.round.flapping import FlapDetector
+from protofleet.coordinator.round.stragglers import StragglerDeadline
 from protofleet.coordinator.round.verdicts import BROKEN, Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
 
@@ -68,9 +68,11 @@ class RoundMachine:
     _ahead: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
 
     def __post_init__(self) -> None:
-        self.gathering = Gathering(self.policy, self.seed)
-        self.pace = Pace(self.policy.straggler_factor, self.policy.straggler_seconds)
-        self.steadiness = Steadiness(self.policy.flaps, self.policy.flap_seconds)
+        self.selection = CohortSelection(self.policy, self.seed)
+        self.straggler_deadline = StragglerDeadline(
+            self.policy.straggler_factor, self.policy.straggler_seconds
+        )
+        self.flaps = FlapDetector(self.policy.flaps, self.policy.flap_seconds)
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
@@ -113,14 +115,16 @@ class RoundMachine:
     @property
     def wake_at(self) -> float | None:
         if self.phase is Phase.GATHERING:
-            return self.gathering.settled
+            return self.selection.settled
         if self.phase is not Phase.COLLECTING or self._deadline is None:
             return None
         if len(self._answered) < self._quorum and not self._hopeless:
             return self._deadline
         expected = set(self.cohort) - self.verdicts.refused.keys() - (self._missing & self._absent.keys())
         quorum = 0 if self._hopeless else self._quorum
-        latest = min(self._deadline, self.pace.until(self._answered, self._missing, len(expected), quorum))
+        latest = min(
+            self._deadline, self.straggler_deadline.at(self._answered, self._missing, len(expected), quorum)
+        )
         if self._missing and self._missing <= set(self._absent):
             latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
         return latest
@@ -164,7 +168,7 @@ class RoundMachine:
 
     def _steady(self, now: float) -> set[str]:
         """Of those present, who can be counted on."""
-        return self.roster - self.steadiness.unsteady(now) - self.verdicts.suspects
+        return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
     def _join(self, device: str, now: float) -> Iterator[Command]:
         self.roster.add(device)
@@ -178,26 +182,26 @@ class RoundMachine:
 
     def _leave(self, device: str, now: float, since: float | None = None) -> Iterator[Command]:
         if device in self.roster:  # its will may be said more than once
-            self.steadiness.left(device, now)
+            self.flaps.disconnected(device, now)
         self.roster.discard(device)
         if device in self.cohort:
             self._absent.setdefault(device, now if since is None else since)
         if self.phase is Phase.GATHERING and len(self.roster) < self.policy.quorum:
-            self.gathering.settled = None
+            self.selection.settled = None
         yield from self._maybe_close(now)
 
     def _maybe_start(self, now: float) -> Iterator[Command]:
         if self.phase is not Phase.GATHERING or len(self.roster) < self.policy.quorum:
             return
         first = (self.round, self.attempt) == (1, 0)
-        if self.gathering.is_complete(len(self.roster), len(self._steady(now)), first, now):
+        if self.selection.is_complete(len(self.roster), len(self._steady(now)), first, now):
             yield from self._start(now)
 
     def _start(self, now: float) -> Iterator[Command]:
         steady = self._steady(now).difference(self._aside.get(self.round, ()))
         others = (self.roster - steady).difference(self._aside.get(self.round, ()))
-        self.cohort = self.gathering.draw(steady, others, self.round, self.attempt)
-        self.phase, self.gathering.settled, self._earlier = Phase.THINKING, None, None
+        self.cohort = self.selection.draw(steady, others, self.round, self.attempt)
+        self.phase, self.selection.settled, self._earlier = Phase.THINKING, None, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
         yield Advance(self.round, None, ())
@@ -223,13 +227,13 @@ class RoundMachine:
     def _time(self, now: float, closed: bool) -> None:
         question = self.round, self.asked, self.base
         if closed:  # the same devices have to answer, however long that takes them
-            self.pace.asked(question, (), (), now)
+            self.straggler_deadline.asked(question, (), (), now)
             return
         earlier, self._earlier = self._earlier, None
         back = 0.0 if earlier is None else self.policy.grace_seconds  # everybody has to come back
-        self.pace.asked(question, self.cohort, self._answered, now, earlier, back)
+        self.straggler_deadline.asked(question, self.cohort, self._answered, now, earlier, back)
         if self.evaluating and self.cohort:
-            self.pace.asked_at_the_end()
+            self.straggler_deadline.asked_at_the_end()
 
     def _answer(self, event: Answered, now: float) -> Iterator[Command]:
         device, place = event.device, (event.device, event.round, event.phase)
@@ -249,7 +253,7 @@ class RoundMachine:
         else:
             self._answered.add(device)
             self.verdicts.accept(event.phase, device, event.base)
-            self.pace.answered(device, now)
+            self.straggler_deadline.answered(device, now)
             yield Accept(*place)
 
     def _was_accepted(self, event: Answered) -> bool:

@@ -16,7 +16,7 @@ Question = tuple[int, str, bytes]  # round, phase, broadcast
 
 
 @dataclass
-class Pace:
+class StragglerDeadline:
     factor: float  # so many times the measure; 0: it is never known
     floor: float = 0.0  # seconds; less than that is no measure of anybody
     _question: Question = (0, "", b"")
@@ -52,7 +52,7 @@ class Pace:
         if key in self._began:
             self._took.setdefault(key, now - self._began[key])
 
-    def until(self, answered: Collection[str], missing: Collection[str], cohort: int, quorum: int) -> float:
+    def at(self, answered: Collection[str], missing: Collection[str], cohort: int, quorum: int) -> float:
         """When to give up the missing of so many; infinite while too few answers have been seen."""
         keys = [(self._question, device) for device in answered]
         took = sorted(self._took[key] for key in keys if key in self._took)

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Final
 
 from protofleet.coordinator.round.events import Advance, Blame, Blamed, Recovered
+from protofleet.coordinator.server.culprits import FailedRound, find_culprits
 from protofleet.coordinator.server.outliers import farthest, worst
 from protofleet.coordinator.server.stepper import Stepper
-from protofleet.coordinator.server.trial import Trial, search
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.base import Ask, Member, ServerHalf
@@ -43,7 +43,7 @@ class Step:
     fault: str = ""  # why nobody can go on from what the round has come to
 
 
-class Story:
+class ServerRunner:
     def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
         self._spool = spool
         self._fresh = partial(Stepper, plan, rounds, outlier, self._arrays)
@@ -110,7 +110,7 @@ class Story:
             return self._stepper.begin(advance.round, members)
         return self._stepper.send(given)
 
-    def blamed(self, past: Recovered, blame: Blame, trial: Trial | None) -> Blamed:
+    def blamed(self, past: Recovered, blame: Blame, trial: FailedRound | None) -> Blamed:
         """Whose answers brought a round to nothing, from what is on the disk alone. Runs on the worker's thread."""
         if trial is None or not trial.closed:
             return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
@@ -124,11 +124,11 @@ class Story:
             log.exception("an error in comparing answers; none is told from the others")
             return Blamed(past, trial.phase, words=f"{blame.why}; its answers cannot be compared")
 
-    def _blamed(self, past: Recovered, blame: Blame, trial: Trial) -> Blamed:
+    def _blamed(self, past: Recovered, blame: Blame, trial: FailedRound) -> Blamed:
         sizes = self._stepper.sizes(trial.closed[trial.phase])
         everybody = frozenset(trial.closed[trial.phase])
         if blame.server_half and not trial.works(self._fresh(), trial.phase, everybody):
-            found = search(trial, self._fresh, farthest(sizes), blame.aside)
+            found = find_culprits(trial, self._fresh, farthest(sizes), blame.aside)
             if found is None:
                 words = (
                     f"{blame.why}; it is so without any minority of the answers to round {blame.round} too"

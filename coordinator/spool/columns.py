@@ -10,7 +10,7 @@ from protofleet.protocol.storage.store import DamagedError
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class SavedDevice:
     """A device as a checkpoint remembers it."""
 
     member: Member
@@ -28,10 +28,10 @@ def names_in(text: object) -> list[str]:
 
 def members_in(text: object) -> dict[str, Member]:
     """The members of a checkpoint, or DamagedError."""
-    return {device: guest.member for device, guest in guests_in(text).items()}
+    return {device: guest.member for device, guest in saved_devices(text).items()}
 
 
-def guests_in(text: object) -> dict[str, Guest]:
+def saved_devices(text: object) -> dict[str, SavedDevice]:
     """The devices of a checkpoint, or DamagedError. Format 0 had neither their domains nor who was present."""
     guests = {}
     for row in _list(_json(text)):
@@ -39,7 +39,7 @@ def guests_in(text: object) -> dict[str, Guest]:
             case [str(device), int(examples), [*counts], *rest] if all(isinstance(n, int) for n in counts):
                 domain, present = rest if len(rest) == 2 else ("", False)
                 member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
-                guests[device] = Guest(member, str(domain), bool(present))
+                guests[device] = SavedDevice(member, str(domain), bool(present))
             case _:
                 raise DamagedError("a row of the roster is none")
     return guests

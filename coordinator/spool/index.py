@@ -57,7 +57,7 @@ class FencedError(RunMismatchError):
     """The run goes on elsewhere."""
 
 
-class Patient(sqlite3.Connection):
+class WaitingConnection(sqlite3.Connection):
     """A read outlasts another program's lock: what asks for it is in the middle of a frame or a step.
 
     A write raises. It is begun by a command, which can wait and be performed again. `waits_on` is asked whenever the
@@ -153,7 +153,9 @@ class Index:
 
     def put(self, table: str, *values: Value) -> None:
         marks = ", ".join("?" * (len(values) + 1))
-        self.db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", (*values, seal(table, *values)))
+        self.db.execute(
+            f"INSERT OR REPLACE INTO {table} VALUES ({marks})", (*values, row_checksum(table, *values))
+        )
 
     def keep_copy(self) -> None:
         fresh = self._copy.with_suffix(".new")
@@ -168,7 +170,7 @@ class Index:
     def close(self) -> None:
         self.db.close()
 
-    def _opened(self) -> Patient:
+    def _opened(self) -> WaitingConnection:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh and not self._copy.exists() and not any((self.folder / "snapshots").glob("*.body")):
             return self._connected()
@@ -195,8 +197,10 @@ class Index:
         except sqlite3.DatabaseError:
             return True
 
-    def _connected(self) -> Patient:
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, factory=Patient)
+    def _connected(self) -> WaitingConnection:
+        db = sqlite3.connect(
+            self.path, isolation_level=None, check_same_thread=False, factory=WaitingConnection
+        )
         try:
             # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
             db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
@@ -231,7 +235,7 @@ class Index:
             if tables:
                 for row in db.execute(f"SELECT * FROM old_{table}").fetchall():
                     marks = ", ".join("?" * (len(row) + 1))
-                    db.execute(f"INSERT INTO {table} VALUES ({marks})", (*row, seal(table, *row)))
+                    db.execute(f"INSERT INTO {table} VALUES ({marks})", (*row, row_checksum(table, *row)))
                 db.execute(f"DROP TABLE old_{table}")
         db.execute(f"PRAGMA user_version = {FORMAT}")
         self.disk.commit(db, self.path)
@@ -298,7 +302,7 @@ def tables_in(db: sqlite3.Connection) -> set[str]:
     return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def seal(table: str, *values: Value) -> bytes:
+def row_checksum(table: str, *values: Value) -> bytes:
     """What a row says, in 16 bytes: a flipped bit in a number or a name is no fault to SQLite."""
     plain = [value.hex() if isinstance(value, bytes) else value for value in values]
     return hashlib.sha256(json.dumps([table, *plain]).encode()).digest()[:16]
@@ -311,7 +315,7 @@ def check(db: sqlite3.Connection) -> None:
             raise DamagedError(str(words)[:200])
         for table in [*SCHEMA, *(LATER.keys() & tables_in(db))]:
             for *values, sealed in db.execute(f"SELECT * FROM {table}"):
-                if seal(table, *values) != sealed:
+                if row_checksum(table, *values) != sealed:
                     raise DamagedError(f"a row of {table} is not what was written")
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
         if is_held(error):

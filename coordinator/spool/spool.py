@@ -20,9 +20,9 @@ from typing import Final, TypeAlias
 
 from protofleet.coordinator.devices.class_names import Called
 from protofleet.coordinator.round.events import Recovered
-from protofleet.coordinator.spool.columns import guests_in, members_in, names_in
-from protofleet.coordinator.spool.crossed import Crossed, read_crossed
+from protofleet.coordinator.spool.columns import members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, way_on
+from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.disk import Disk, is_full, is_held
 from protofleet.protocol.storage.store import DamagedError, ObjectStore
@@ -46,7 +46,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedRound:
     """A round and what it began with."""
 
     past: Recovered
@@ -55,7 +55,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AskedBroadcast:
     """Of a broadcast among all that were asked with in this run."""
 
     number: int
@@ -86,7 +86,7 @@ class Spool:
         self._db = self.index.db
         self.fallbacks = Counter({"index": int(self.index.fell_back)})  # what was found damaged at the start
         # What has crossed in which round, as the one who counts it says; and what of it is on the disk.
-        self.crossing: Callable[[], tuple[int, Crossed] | None] = lambda: None
+        self.crossing: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._noted: tuple[int, str] = (0, "")
         self.damaged: list[
             tuple[int, str, str]
@@ -231,9 +231,9 @@ class Spool:
         if holds:
             self._holders.add(device)
 
-    def asked(self, base: bytes) -> Place | None:
+    def asked(self, base: bytes) -> AskedBroadcast | None:
         row = self._db.execute("SELECT number, round FROM asked WHERE base = ?", (base,)).fetchone()
-        return Place(*row) if row else None
+        return AskedBroadcast(*row) if row else None
 
     @property
     def knows_all_that_was_asked(self) -> bool:
@@ -273,10 +273,10 @@ class Spool:
             self.index.put("crossed", noted[0], self.index.epoch, noted[1])
             self._noted = noted
 
-    def crossed_before(self, round: int) -> list[Crossed]:
+    def crossed_before(self, round: int) -> list[RoundTraffic]:
         """In the earlier lives of this coordinator in which that round was open."""
         query = "SELECT counts FROM crossed WHERE round = ? AND epoch != ? ORDER BY epoch"
-        return [read_crossed(row[0]) for row in self._db.execute(query, (round, self.index.epoch))]
+        return [read_traffic(row[0]) for row in self._db.execute(query, (round, self.index.epoch))]
 
     def answers(self, round: int, phase: str) -> dict[str, Accepted]:
         rows = self._db.execute(
@@ -290,19 +290,19 @@ class Spool:
         if not self._usable:
             return None
         past = [self._past(row) for row in self._usable]
-        members = {d: g.member for row in reversed(self._usable) for d, g in guests_in(row[4]).items()}
+        members = {d: g.member for row in reversed(self._usable) for d, g in saved_devices(row[4]).items()}
         aside, diverged = self._put_aside()
         earlier = self._earlier(past[0].round)
         return replace(
             past[0], ahead=tuple(past[1:]), earlier=earlier, aside=aside, diverged=diverged
         ), members
 
-    def generation(self, round: int) -> Kept | None:
+    def generation(self, round: int) -> SavedRound | None:
         """A round that is kept, as it was when its last phase was closed."""
         for row in self._generations():
             if row[1] == round and self.snapshots.has(name := bytes.fromhex(row[5])):
-                members = {device: guest.member for device, guest in guests_in(row[4]).items()}
-                return Kept(self._past(row), members, self.snapshots.open(name))
+                members = {device: guest.member for device, guest in saved_devices(row[4]).items()}
+                return SavedRound(self._past(row), members, self.snapshots.open(name))
         return None
 
     def keep_names(self, called: Called) -> None:
@@ -351,7 +351,10 @@ class Spool:
     def domains(self) -> dict[str, str]:
         """Of the devices that `recover` names."""
         return {
-            d: g.domain for row in reversed(self._usable) for d, g in guests_in(row[4]).items() if g.domain
+            d: g.domain
+            for row in reversed(self._usable)
+            for d, g in saved_devices(row[4]).items()
+            if g.domain
         }
 
     @property
@@ -402,7 +405,7 @@ class Spool:
                 self._lost(number, phase, device)
         rows = self._db.execute("SELECT phase, devices FROM closed WHERE round = ? ORDER BY rowid", (number,))
         closed = {phase: tuple(names_in(devices)) for phase, devices in rows}
-        roster = tuple(device for device, guest in guests_in(guests).items() if guest.present)
+        roster = tuple(device for device, guest in saved_devices(guests).items() if guest.present)
         seconds = sum(crossed.seconds for crossed in self.crossed_before(number))
         return Recovered(number, attempt, tuple(names_in(cohort)), closed, accepted, roster, seconds=seconds)
 

@@ -128,7 +128,7 @@ def add_go_on(jobs: Jobs) -> None:
 
 
 def go_on(options: argparse.Namespace) -> int:
-    from protofleet.coordinator.spool.copies import go_on_from
+    from protofleet.coordinator.spool.older_copies import go_on_from
 
     go_on_from(options.folder / "coordinator", options.from_round)
     print(f"{options.folder} goes on in round {options.from_round} with what this copy knows")

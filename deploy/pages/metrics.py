@@ -11,7 +11,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.observe.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.edge_client.host.sensors import Board
@@ -71,7 +71,7 @@ def of_both(r: CollectorRegistry) -> None:
 def of_a_coordinator(r: CollectorRegistry) -> None:
     for series in (Progress, Attendance, Traffic, Learned, Devices, Room):
         series(r)
-    r.register(Farewells())
+    r.register(Departures())
     r.register(Damage(Counter()))
     r.register(Wills(Counter(), Names(MAX_DEVICES)))
     r.register(OlderCopies(Counter(), Names(MAX_DEVICES)))

@@ -324,12 +324,12 @@ def test_it_is_steady_again_after_as_long_a_time_without_a_loss():
     m = flappy(quorum=2)
     m.handle(Joined("c"), 0.0)
     flap(m, "c", 3, 1.0)
-    assert m.steadiness.unsteady(62.9) == {"c"} and not m.steadiness.unsteady(63.1)
+    assert m.flaps.flapping(62.9) == {"c"} and not m.flaps.flapping(63.1)
     flap(m, "c", 1, 62.0)
-    assert m.steadiness.unsteady(121.0) == {"c"}, "one more while it is unsteady is one too many"
-    assert not m.steadiness.unsteady(122.1)
+    assert m.flaps.flapping(121.0) == {"c"}, "one more while it is unsteady is one too many"
+    assert not m.flaps.flapping(122.1)
     flap(m, "c", 1, 130.0)
-    assert not m.steadiness.unsteady(130.0), "and one after that is not"
+    assert not m.flaps.flapping(130.0), "and one after that is not"
 
 
 def test_a_will_that_is_said_again_is_no_second_loss():
@@ -337,7 +337,7 @@ def test_a_will_that_is_said_again_is_no_second_loss():
     m.handle(Joined("c"), 0.0)
     for _ in range(5):
         m.handle(Left("c"), 1.0)
-    assert not m.steadiness.unsteady(1.0)
+    assert not m.flaps.flapping(1.0)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class Crashing(Simulation):
             rounds = RoundFile(path, disk, until)
             journal = Journal(self.service, [rounds], model_bytes(self.service))
             self.service.watchers = [journal]
-            self.service.story.step = partial(self._stepped, self.service.story.step)  # type: ignore[method-assign]
+            self.service.server_runner.step = partial(self._stepped, self.service.server_runner.step)  # type: ignore[method-assign]
 
     def boot_device(self, device: str) -> None:
         if self._boot(device, partial(super().boot_device, device)):
@@ -182,7 +182,7 @@ def outcome(run: Crashing) -> Outcome:
     path = run.folder / "coordinator" / "rounds.jsonl"
     rounds = [{key: line[key] for key in LEARNED} for line in read_rounds(path)]
     # Of a device what its disk holds: one that died after its last answer needs nothing of it any more.
-    states = {"server": run.service.story.server.state()}
+    states = {"server": run.service.server_runner.server.state()}
     states |= {name: to_torch(agent.memory.half() or {}) for name, agent in run.agents.items()}
     learned = {f"{who}/{key}": value.clone() for who, state in states.items() for key, value in state.items()}
     return Outcome(learned, run.counted, rounds)

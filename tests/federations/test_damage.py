@@ -288,7 +288,7 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
     agent = run.agents["device-1"]
     assert re.search(r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.problem)
     assert agent.memory.book.answers == before and "\n" not in agent.problem
-    run.run(until=lambda: run.service.farewells[Farewell.DAMAGED] == 1)
+    run.run(until=lambda: run.service.departures[Farewell.DAMAGED] == 1)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
 ):
     """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest off."""
     run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
-    story, left, at = run.service.story, [1], []
+    story, left, at = run.service.server_runner, [1], []
     step, monitor = story.step, story.server.monitor
 
     def stepped(advance, *given):

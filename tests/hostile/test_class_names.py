@@ -18,8 +18,8 @@ NAMES, OTHER = ("circle", "line", "square"), ("line", "square", "zebra")
 POLICY = Rules(quorum=2, gather=2, settle_seconds=0.5, grace_seconds=1.0, patience_seconds=60.0)
 FIRST = "class 0 is 'line' in {} and 'circle' in {}; {}: line, square, zebra; {}: circle, line, square"
 JUDGES_NOTHING = (
-    "from protofleet.coordinator.devices.class_names import Naming\n"
-    "Naming.judge = lambda self, hello, now: None"
+    "from protofleet.coordinator.devices.class_names import ClassNameVote\n"
+    "ClassNameVote.judge = lambda self, hello, now: None"
 )
 HOSTILE = {
     "cursor": ("circle", "line", "\x1b[2J\x1b[Hall is well"),

@@ -19,14 +19,14 @@ HELLOS = 'protofleet_messages_total{direction="up",kind="hello",result="accepted
 # The server half of round 1 is slow: it ends when a file is there.
 SLOW = """
 import pathlib, time
-from protofleet.coordinator.server.runner import Story
-step = Story.step
+from protofleet.coordinator.server.runner import ServerRunner
+step = ServerRunner.step
 def slow(self, advance, *more):
     found = step(self, advance, *more)
     while advance.phase == "train" and not pathlib.Path({!r}).exists():
         time.sleep(0.05)
     return found
-Story.step = slow
+ServerRunner.step = slow
 """
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.coordinator.spool.copies import LISTEN_SECONDS
+from protofleet.coordinator.spool.older_copies import LISTEN_SECONDS
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile import wire
 from tests.hostile.device import Device

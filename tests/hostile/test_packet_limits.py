@@ -130,7 +130,7 @@ def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_s
         assert not f.proxy.frames("refusal", down=True)
 
 
-SOON_LASTING = "import protofleet.coordinator.devices.narrow as narrow; narrow.LASTS_SECONDS = 2.0"
+SOON_LASTING = "import protofleet.coordinator.devices.small_packets as sp; sp.LASTS_SECONDS = 2.0"
 
 
 @pytest.mark.parametrize("leaves", [True, False])

@@ -300,7 +300,7 @@ class Federation:
             self._somebody_sets_the_clock()
         if isinstance(party, Service):
             self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
-            errors = party.guard.cut_off + party.aside.errors
+            errors = party.error_boundary.cut_off + party.aside.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
             demand(not party.bans.banned, f"I8: honest devices are banned: {sorted(party.bans.banned)}")
         if process.alive and not party.finished:

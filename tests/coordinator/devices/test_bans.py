@@ -34,7 +34,7 @@ def length(folder, clock, bans):
     begun = clock.now
     while NAME in bans.banned:
         clock.now += 60.0
-        bans.look(clock.now)
+        bans.refresh(clock.now)
     assert not bans.drops(NAME) and NAME not in banned_in(folder, clock.now)
     return clock.now - begun
 
@@ -62,7 +62,7 @@ def test_a_quiet_day_after_its_end_forgets_a_ban(tmp_path, clock):
     bans.ban(NAME, clock.now)
     clock.now += HOUR + DAY
     assert bans.wake_at < clock.now
-    bans.look(clock.now)
+    bans.refresh(clock.now)
     assert not list((tmp_path / "banned").iterdir()) and bans.wake_at == float("inf")
     bans.ban(NAME, clock.now)
     assert length(tmp_path, clock, bans) == HOUR
@@ -72,7 +72,7 @@ def test_lifting_a_ban_is_seen_at_once_and_forgets_it(tmp_path, clock):
     bans = Bans(tmp_path, clock=clock)
     bans.ban(NAME, 1.0)
     lift(tmp_path, NAME)
-    bans.look(2.0)
+    bans.refresh(2.0)
     assert not bans.drops(NAME) and bans.ban(NAME, 3.0)
     assert length(tmp_path, clock, bans) == HOUR
 
@@ -118,10 +118,10 @@ def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_tra
     )
     for i in range(1000):
         service.take(Arrived(run.topics.up(f"n{i}"), bytes(60)), service.now)
-    assert service.bans.unheard == {""} and not given_up
+    assert service.bans.ignored == {""} and not given_up
     assert all(service.unwanted(run.topics.up(f"n{i}")) for i in range(10))
     assert not service.unwanted(run.topics.up(NAME))
     monkeypatch.undo()
     run.run()
-    assert service.finished and not service.stopped and service.guard.cut_off == 0
+    assert service.finished and not service.stopped and service.error_boundary.cut_off == 0
     assert len(service.machine.roster) == 3 and not service.bans.banned

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.coordinator.devices.class_names import LISTEN_SECONDS, Naming
+from protofleet.coordinator.devices.class_names import LISTEN_SECONDS, ClassNameVote
 from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.wire.class_names import digest_of
@@ -22,7 +22,7 @@ PATIENT = Policy(rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, s
 
 
 def naming(stated=(), known=None):
-    return Naming(3, stated, known, 600.0)
+    return ClassNameVote(3, stated, known, 600.0)
 
 
 def hello(device, names=NAMES):
@@ -83,7 +83,7 @@ def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says
     assert judged(made, hello("a"), hello("b", OTHER), now=5.0) == [None, None]
     assert made.waits("b") and not made.waits("a") and made.wake_at == 5.0 + LISTEN_SECONDS
     for now in range(int(made.wake_at) - 1, 3000, 15):
-        made.look(now)
+        made.wake(now)
         judged(made, hello("a"), hello("b", OTHER), now=now)
         assert made.waits("b") and not made.refused() and made.is_open
     assert made.wake_at == float("inf"), "there is nothing more to wake for"
@@ -94,7 +94,7 @@ def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says
 def test_after_the_listening_the_first_to_make_most_of_them_fixes_it():
     made = naming()
     judged(made, hello("liar", OTHER), hello("a"))
-    made.look(LISTENING)
+    made.wake(LISTENING)
     judged(made, hello("b"))
     assert made.names == NAMES and [*made.refused()] == [] and [h.device for h in made.released()] == ["a"]
     assert made.released() == [], "each is told once"
@@ -125,19 +125,19 @@ def test_two_of_four_that_say_three_lists_take_no_part_either():
 
 def test_who_is_not_enrolled_any_more_has_said_nothing():
     enrolled = {"liar", "a"}
-    made = Naming(3, (), None, 600.0, enrolled.__contains__)
+    made = ClassNameVote(3, (), None, 600.0, enrolled.__contains__)
     judged(made, hello("liar", OTHER), hello("a"))
-    made.look(1.0)
+    made.wake(1.0)
     assert made.waits("a") and made.released() == []
     enrolled.discard("liar")
-    made.look(2.0)
+    made.wake(2.0)
     assert [h.device for h in made.released()] == ["a"]
 
 
 def test_who_has_left_in_a_tie_counts_when_a_third_comes():
     made = naming()
     judged(made, hello("liar", OTHER), hello("a"))
-    made.look(LISTENING)
+    made.wake(LISTENING)
     made.refused()
     made.left("a")
     assert judged(made, hello("b")) == [None]
@@ -156,7 +156,7 @@ def test_one_liar_decides_nothing_whatever_it_says_and_whenever(said, lies):
         if settles:
             made.settle()
         if looks:
-            made.look(LISTENING)
+            made.wake(LISTENING)
         assert made.names in ((), NAMES)
     honest = ["a", "b"]
     judged(made, *map(hello, honest))
@@ -176,9 +176,9 @@ def test_settings_above_what_a_run_has_called_its_classes_are_warned_of(caplog):
     judged(made, hello("a"), hello("b"))
     made.settle()
     again = naming(OTHER, made.fixed)
-    assert again.names == OTHER and not again.kept
+    assert again.names == OTHER and not again.saved
     assert "class 1 is 'cow' in class_names and 'dog' in the run so far" in caplog.text
-    assert naming(NAMES, made.fixed).kept
+    assert naming(NAMES, made.fixed).saved
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, 
     run.run(lambda: run.agents[odd].finished)
     assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].problem
     run.run()
-    assert run.service.finished and run.service.naming.names == NAMES
+    assert run.service.finished and run.service.name_vote.names == NAMES
     assert odd not in run.service.members and len(run.service.members) == 2
 
 
@@ -228,13 +228,13 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
     run.boot_coordinator()
     run.boot_device("device-2")
     odd_one(run)
-    assert run.service.naming.names == NAMES and run.service.naming.kept
+    assert run.service.name_vote.names == NAMES and run.service.name_vote.saved
     run.run(lambda: run.agents["device-2"].finished)
     assert "its classes have other names" in run.agents["device-2"].problem and not run.service.finished
 
 
 def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(Naming, "judge", lambda self, hello, now: None)
+    monkeypatch.setattr(ClassNameVote, "judge", lambda self, hello, now: None)
     run = simulation(tmp_path, "fedavg", policy=PATIENT, class_names=NAMES)
     odd_one(run)
     with caplog.at_level(logging.WARNING):
@@ -250,8 +250,8 @@ def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp
 def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, rounds=3))
     said = []
-    judge = Naming.judge
-    Naming.judge = lambda self, hello, now: (said.append(hello), judge(self, hello, now))[1]
+    judge = ClassNameVote.judge
+    ClassNameVote.judge = lambda self, hello, now: (said.append(hello), judge(self, hello, now))[1]
     try:
         run.run(lambda: run.service.machine.round == 2)
         first = [h for h in said if h.device == "device-1"]
@@ -260,7 +260,7 @@ def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_
         said.clear()
         run.run()
     finally:
-        Naming.judge = judge
+        ClassNameVote.judge = judge
     second = [h for h in said if h.device == "device-1"]
     assert [bool(h.names) for h in first] == [True, False], (
         "what it said before it heard the epoch is not judged"

@@ -12,15 +12,15 @@ from dataclasses import asdict, replace
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.coordinator.devices.doubts import OUTCOMES
+from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.journal import Journal, RoundFile, RoundRecord, read_rounds
 from protofleet.coordinator.observe.ledger import PER_DEVICE, Ledger, records_in
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import model_bytes
 from protofleet.coordinator.observe.summary import best, curve, summarise, totals
 from protofleet.coordinator.round.events import Phase
-from protofleet.coordinator.spool.crossed import read_crossed
-from protofleet.coordinator.spool.index import seal
+from protofleet.coordinator.spool.index import row_checksum
+from protofleet.coordinator.spool.traffic import read_traffic
 from protofleet.protocol.storage.disk import Disk
 from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed
 from tests.support.secured_broker import free_port
@@ -130,7 +130,7 @@ def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp
     before = sum(run.service.link.meter.wire.values())
     run.world.run(lambda: run.world.now > 1000)
     (row,) = run.service.spool.index.db.execute("SELECT counts FROM crossed WHERE round = 1")
-    noted = read_crossed(row[0])
+    noted = read_traffic(row[0])
     now = sum(run.service.link.meter.wire.values())
     assert before < sum(noted.wire.values()) <= now and noted.seconds > 900
 
@@ -255,7 +255,7 @@ def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without
         tmp_path / "rounds.jsonl",
         {"round": 1, "kind": "training", "loss": {"global": {"a": 1e999, "b": 2.0}}},
     )
-    path.write_text(json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()}) + "\n")
+    path.write_text(json.dumps({**table, "seal": row_checksum("round", json.dumps(table)).hex()}) + "\n")
     assert "Infinity" in path.read_text()
     assert read_rounds(path) == [{**table, "loss": {"global": {"b": 2.0}}}]
 
@@ -264,7 +264,7 @@ def test_a_lost_line_comes_back_from_a_ledger_with_numbers_that_are_none_without
     """As earlier versions wrote it; a line with them cannot be written any more."""
     path, table = tmp_path / "ledger.sqlite", {"round": 1, "kind": "training", "loss": {"a": {"b": 1e999}}}
     Ledger(path, 1, "1.0", "{}").close()
-    text = json.dumps({**table, "seal": seal("round", json.dumps(table)).hex()})
+    text = json.dumps({**table, "seal": row_checksum("round", json.dumps(table)).hex()})
     with sqlite3.connect(path) as db:
         db.execute("INSERT INTO rounds (round, record) VALUES (1, ?)", (text,))
     rounds = RoundFile(tmp_path / "rounds.jsonl", until=2, known=records_in(path))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-import protofleet.coordinator.round.gathering
+import protofleet.coordinator.round.cohort
 import protofleet.coordinator.round.machine
 import protofleet.coordinator.round.stragglers
 import protofleet.coordinator.round.verdicts
@@ -20,7 +20,7 @@ from tests.coordinator.round.test_machine import AnyWeather
 
 PARTS = (
     protofleet.coordinator.round.machine,
-    protofleet.coordinator.round.gathering,
+    protofleet.coordinator.round.cohort,
     protofleet.coordinator.round.stragglers,
     protofleet.coordinator.round.verdicts,
 )

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from protofleet.coordinator.observe.metrics import Metrics
-from protofleet.coordinator.spool.copies import (
+from protofleet.coordinator.spool.older_copies import (
     ITS_OWN,
     OURS,
-    Copies,
+    OlderCopyDetector,
     OlderCopyError,
     demand_newest,
     go_on_from,
@@ -81,14 +81,16 @@ def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_
     agent.link.send_update(Update("device-1", 3, "train", 5, bytes(32), {}, {}), bytes.fromhex(name))
     run.run()
     assert run.service.finished and not run.service.stopped
-    assert run.service.spool.fallbacks["folder"] == 0 and run.service.copies.counted["device-1", OURS] == 1
+    assert (
+        run.service.spool.fallbacks["folder"] == 0 and run.service.older_copies.counted["device-1", OURS] == 1
+    )
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_path, caplog, devices):
     spool = Spool(tmp_path)
     present = ["device-1", "device-2", "device-3"]
-    copies = Copies(spool, 60.0, lambda: 3)
+    copies = OlderCopyDetector(spool, 60.0, lambda: 3)
     for hour in range(3):
         for device in present[:devices]:
             for number in range(100):  # whatever it says, and however often it starts again
@@ -110,7 +112,7 @@ def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away
     tmp_path, enrolled, says, ends
 ):
     spool = Spool(tmp_path)
-    copies = Copies(spool, 60.0, lambda: enrolled)
+    copies = OlderCopyDetector(spool, 60.0, lambda: enrolled)
     copies.begins(0.0)
     there = [f"device-{i}" for i in range(says)]
     for device in there:

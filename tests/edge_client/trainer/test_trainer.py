@@ -199,7 +199,7 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
     agent.train = once
     sim.service.watchers.append(Hears(heard))
     sim.run()
-    assert sim.service.farewells[Farewell.OUT_OF_MEMORY] == 1
+    assert sim.service.departures[Farewell.OUT_OF_MEMORY] == 1
     assert any(reason.startswith("out_of_memory: the kernel") for reason in heard)
     assert agent.receipts["accepted"] >= 3 and agent._rest.failures == 0
     assert_same(sim, simulation(tmp_path / "other", "fedavg", policy=POLICY).run())

@@ -9,7 +9,7 @@ from protofleet.coordinator.round.events import Policy
 
 
 @dataclass
-class Gathering:
+class CohortSelection:
     policy: Policy
     seed: int
     settled: float | None = None  # when who is there is enough

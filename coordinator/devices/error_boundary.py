@@ -19,13 +19,13 @@ from protofleet.runtime.faults import OURS
 log = logging.getLogger("protofleet.coordinator")
 
 
-class Guard:
+class ErrorBoundary:
     def __init__(
         self, bans: Bans, now: Callable[[], float], who: Callable[[str], str] = lambda device: device
     ) -> None:
         """`who` gives the name under which a device is paused: those that nobody knows share one."""
         self._bans, self._now, self._who = bans, now, who
-        self._leaving: list[str] = []
+        self._excluded: list[str] = []
         self._words = Bucket(rate=1 / 60, burst=20.0)
         self.cut_off = 0
 
@@ -43,12 +43,12 @@ class Guard:
                 words = "an error with %s, which is not listened to for %.0f s"
                 log.exception(words, who or "a stranger", pause)
             self.cut_off += 1
-            self.leaves(device)
+            self.exclude(device)
 
-    def leaves(self, device: str) -> None:
-        self._leaving.append(device)
+    def exclude(self, device: str) -> None:
+        self._excluded.append(device)
 
-    def leaving(self) -> list[str]:
+    def take_excluded(self) -> list[str]:
         """Who has been cut off since it was asked last: nobody shall wait for them."""
-        gone, self._leaving = self._leaving, []
+        gone, self._excluded = self._excluded, []
         return gone

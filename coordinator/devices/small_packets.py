@@ -13,12 +13,14 @@ MANIFEST: Final = "manifest"  # a form: it may be an object
 LASTS_SECONDS: Final = 60.0
 
 
-class Narrow:
+class SmallPackets:
     def __init__(self, quorum: int) -> None:
         self._quorum = quorum
         self._since = float("inf")  # no broker could be used
 
-    def takes_boxes(self, present: Collection[str], can: Mapping[str, Collection[str]], now: float) -> bool:
+    def manifests_may_be_objects(
+        self, present: Collection[str], can: Mapping[str, Collection[str]], now: float
+    ) -> bool:
         """Whether a manifest may be an object from now on. Who has left is not asked.
 
         All that can count as the others, be they there or not: who comes back is not heard before there is a
@@ -29,8 +31,8 @@ class Narrow:
         lasts = now >= self._since + LASTS_SECONDS
         return not unable or (lasts and len(able) >= self._quorum)
 
-    def turned_down(self, now: float) -> None:
+    def broker_refused(self, now: float) -> None:
         self._since = min(self._since, now)
 
-    def carried(self) -> None:
+    def broker_accepted(self) -> None:
         self._since = float("inf")

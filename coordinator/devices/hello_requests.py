@@ -9,29 +9,29 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-MISSED_SECONDS: Final = 600.0  # after that it says hello by itself, or has gone for good
+REQUEST_SECONDS: Final = 600.0  # after that it says hello by itself, or has gone for good
 
 
-class Missed:
+class HelloRequests:
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def __contains__(self, device: str) -> bool:
         return device in self._since
 
-    def misses(self, device: str, now: float) -> None:
+    def add(self, device: str, now: float) -> None:
         self._since[device] = now
 
-    def found(self, device: str) -> None:
+    def discard(self, device: str) -> None:
         """It is in the roster, or knows that it is not."""
         self._since.pop(device, None)
 
-    def named(self, unheard: Collection[str], most: int, now: float) -> list[str]:
+    def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:
         """Those that would be heard, newest first."""
         self._since = {
-            device: now if device in unheard else since
+            device: now if device in ignored else since
             for device, since in self._since.items()
-            if device in unheard or now < since + MISSED_SECONDS
+            if device in ignored or now < since + REQUEST_SECONDS
         }
-        heard = [device for device in self._since if device not in unheard]
+        heard = [device for device in self._since if device not in ignored]
         return sorted(heard, key=lambda device: -self._since[device])[: max(0, most)]

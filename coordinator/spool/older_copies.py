@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.spool.spool import Place, Spool
+from protofleet.coordinator.spool.spool import AskedBroadcast, Spool
 from protofleet.protocol.link.rate_limit import Bucket
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.settings.reader import SettingsError
@@ -38,10 +38,10 @@ class OlderCopyError(DamagedError):
 def demand_newest(spool: Spool, written: int) -> None:
     """A round's line is on the disk before the next round begins; so no line is of a round that has not begun."""
     if written > spool.furthest:
-        raise OlderCopyError(words_of(spool, f"rounds.jsonl has round {written}", written))
+        raise OlderCopyError(describe(spool, f"rounds.jsonl has round {written}", written))
 
 
-def words_of(spool: Spool, sign: str, written: int) -> str:
+def describe(spool: Spool, sign: str, written: int) -> str:
     at, onward = "knows of no round", ""
     if spool.furthest:
         at = f"stands at round {spool.furthest}"
@@ -72,7 +72,7 @@ def go_on_from(folder: Path, round: int) -> None:
         spool.shut()
 
 
-class Copies:
+class OlderCopyDetector:
     """What devices tell, by what they hold and what they have answered."""
 
     def __init__(self, spool: Spool, patience: float, enrolled: Callable[[], int]) -> None:
@@ -114,7 +114,7 @@ class Copies:
         if not _are_most(who, len(present)) or not _are_most(who, enrolled := self._enrolled()):
             return ""
         written = max(ahead[device] for device in who)
-        return words_of(
+        return describe(
             self._spool,
             f"{len(who)} of {enrolled} devices ({_some(who)}) have answered round {written}",
             written,
@@ -183,7 +183,12 @@ class Copies:
         return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
 
     def _lacks(
-        self, device: str, holds: Collection[bytes], known: Mapping[bytes, Place], boot: int, base: bytes
+        self,
+        device: str,
+        holds: Collection[bytes],
+        known: Mapping[bytes, AskedBroadcast],
+        boot: int,
+        base: bytes,
     ) -> str:
         """By the broadcasts that it holds: one of an earlier version names no answer."""
         last = self._spool.last_answer(device)

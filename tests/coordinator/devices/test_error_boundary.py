@@ -7,7 +7,7 @@ import pytest
 
 import protofleet.coordinator.service
 from protofleet.coordinator.devices.bans import Bans
-from protofleet.coordinator.devices.departures import Farewells
+from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.gate.door import Door
 from protofleet.coordinator.gate.intake import Intake
 from protofleet.coordinator.round.events import Policy
@@ -48,7 +48,7 @@ def of_update(gate, update, *rest):
 
 HANDLERS = {
     "hello": (protofleet.coordinator.service, "unfit", lambda hello, *rest: hello.device == BAD),
-    "bye": (Farewells, "bidden", lambda farewells, device, *rest: device == BAD),
+    "bye": (Departures, "left", lambda departures, device, *rest: device == BAD),
     "update": (Door, "admit", of_update),
     "a broken body": (Door, "judged", of_update),
     "claims": (Intake, "problem_with", of_update),
@@ -88,8 +88,8 @@ def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, c
     with caplog.at_level(logging.ERROR):
         run.run()
     assert run.service.finished and not run.service.stopped
-    assert run.service.guard.cut_off >= 1
-    assert BAD in run.service.bans.unheard
+    assert run.service.error_boundary.cut_off >= 1
+    assert BAD in run.service.bans.ignored
     said = [record for record in caplog.records if record.exc_info and record.exc_info[0] is Planted]
     assert said and BAD in said[0].getMessage()
     assert BAD not in run.service.machine.roster
@@ -107,8 +107,8 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
         Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
     plant(monkeypatch, Fetched, moment, times=1)
     monkeypatch.setattr("protofleet.protocol.link.coordinator.Fetch", Fetched)
-    run.world.run(lambda: run.service.guard.cut_off > 0, run.world.now + 60)
-    assert run.service.guard.cut_off == 1 and len(run.service.bans.unheard) == 1
+    run.world.run(lambda: run.service.error_boundary.cut_off > 0, run.world.now + 60)
+    assert run.service.error_boundary.cut_off == 1 and len(run.service.bans.ignored) == 1
     assert not run.service.stopped
 
 
@@ -121,7 +121,7 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
     link.send = lambda message: None if isinstance(message, Want) and run.world.now < 4.0 else send(message)
     plant(monkeypatch, CoordinatorLink, "send_block", times=1)
     run.run()
-    assert run.service.finished and not run.service.stopped and run.service.guard.cut_off == 1
+    assert run.service.finished and not run.service.stopped and run.service.error_boundary.cut_off == 1
     (said,) = [record.getMessage() for record in caplog.records if record.exc_info]
     assert said.startswith("an error with device-") and BAD not in said
 
@@ -138,7 +138,7 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
 
     def error_meanwhile(fetch, *given):
         taken.append(fetch)
-        run.service.guard.leaves("")
+        run.service.error_boundary.exclude("")
         return take(fetch, *given)
 
     monkeypatch.setattr(ObjectStore, "begin", begin)
@@ -152,8 +152,8 @@ def test_who_was_cut_off_is_heard_again_after_a_while_that_doubles(tmp_path, mon
     bans = Bans(tmp_path)
     assert [bans.pause(BAD, 1000.0 * n) for n in range(3)] == [60.0, 120.0, 240.0]
     assert bans.drops(BAD) and not bans.drops("device-2")
-    assert bans.look(2100.0) == 1 and bans.drops(BAD)
-    bans.look(2241.0)
+    assert bans.refresh(2100.0) == 1 and bans.drops(BAD)
+    bans.refresh(2241.0)
     assert not bans.drops(BAD) and bans.wake_at == float("inf")
 
 
@@ -201,7 +201,7 @@ def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
     plant(monkeypatch, Spool, step)
     with pytest.raises(OurFault, match="could not be carried out"):
         run.run()
-    assert run.service.guard.cut_off == 0
+    assert run.service.error_boundary.cut_off == 0
 
 
 def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
@@ -221,4 +221,4 @@ def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
     before = link.meter.messages.total()
     for _ in range(2):
         link.send(BAD, Task(1, "train"))
-    assert link.meter.messages.total() == before + 1 and run.service.guard.cut_off == 0
+    assert link.meter.messages.total() == before + 1 and run.service.error_boundary.cut_off == 0

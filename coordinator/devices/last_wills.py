@@ -31,7 +31,7 @@ Mark = tuple[int, int]  # boot and newest sequence that were heard
 
 
 @dataclass
-class Doubts:
+class LastWills:
     seconds: float  # without a sign of life
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # device, outcome
     _open: dict[str, tuple[float, Mark]] = field(default_factory=dict)  # since when, and what had been heard
@@ -48,7 +48,7 @@ class Doubts:
     def __len__(self) -> int:
         return len(self._open)
 
-    def raise_about(self, device: str, heard: Mark, now: float) -> bool:
+    def received(self, device: str, heard: Mark, now: float) -> bool:
         """Whether it is new: said again, a will neither ends a doubt nor prolongs it."""
         if device in self._open:
             return False
@@ -57,7 +57,7 @@ class Doubts:
         self._open[device] = (now, heard)
         return True
 
-    def is_there(self, device: str, heard: Mark, now: float) -> None:
+    def heard_from(self, device: str, heard: Mark, now: float) -> None:
         """Whatever new has been heard of a device in doubt settles that."""
         if device not in self._open or heard <= self._open[device][1]:
             return
@@ -68,7 +68,7 @@ class Doubts:
             del self._open[device]
             self._there[device] = now
 
-    def refuted(self, now: float) -> list[str]:
+    def take_refuted(self, now: float) -> list[str]:
         """Who was there all the time, as no birth of it has come."""
         found = [device for device, since in self._there.items() if now >= since + BIRTH_SECONDS]
         for device in found:
@@ -90,7 +90,7 @@ class Doubts:
         self.counted[device, outcome] += 1
         return doubt[0]
 
-    def over(self, now: float) -> dict[str, float]:
+    def timed_out(self, now: float) -> dict[str, float]:
         """Of whom nothing was heard for too long, and since when."""
         gone = {device: since for device, (since, _) in self._open.items() if now >= since + self.seconds}
         for device in gone:

@@ -19,7 +19,7 @@ ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 
 
 @dataclass(frozen=True)
-class Crossed:
+class RoundTraffic:
     """Of one life of a coordinator, or of several."""
 
     seconds: float = 0.0
@@ -28,11 +28,11 @@ class Crossed:
     rejected: Counter[Reason] = field(default_factory=Counter)
 
     @staticmethod
-    def of(meter: Meter, seconds: float) -> Crossed:
-        return Crossed(seconds, meter.payload, meter.wire, meter.rejected)
+    def of(meter: Meter, seconds: float) -> RoundTraffic:
+        return RoundTraffic(seconds, meter.payload, meter.wire, meter.rejected)
 
-    def __add__(self, other: Crossed) -> Crossed:
-        return Crossed(
+    def __add__(self, other: RoundTraffic) -> RoundTraffic:
+        return RoundTraffic(
             self.seconds + other.seconds, self.payload + other.payload, self.wire + other.wire,
             self.rejected + other.rejected,
         )  # fmt: skip
@@ -45,12 +45,12 @@ class Crossed:
         return json.dumps([round(self.seconds, 3), *rows, rejected], allow_nan=False)
 
 
-def read_crossed(text: str) -> Crossed:
+def read_traffic(text: str) -> RoundTraffic:
     """Of a row whose seal has been looked at."""
     try:
         seconds, payload, wire, rejected = json.loads(text)
         known = {reason.value for reason in Reason}  # another version may know others
-        return Crossed(
+        return RoundTraffic(
             float(seconds), _counter(payload), _counter(wire),
             Counter({Reason(reason): int(number) for reason, number in rejected.items() if reason in known}),
         )  # fmt: skip

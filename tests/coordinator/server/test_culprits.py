@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.coordinator.server.trial import Group
+from protofleet.coordinator.server.culprits import GroupTest
 
 DEVICES = [f"d{i:02}" for i in range(40)]
 
@@ -17,7 +17,7 @@ def found(order, works, most):
         tried.append(kept)
         return works(kept)
 
-    return Group(counts, most).left_out(order), tried
+    return GroupTest(counts, most).left_out(order), tried
 
 
 @given(st.data(), st.integers(1, 40))

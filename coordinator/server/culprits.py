@@ -30,7 +30,7 @@ Works = Callable[[frozenset[str]], bool]
 
 
 @dataclass(frozen=True)
-class Trial:
+class FailedRound:
     """A round that came to nothing, as the disk has it."""
 
     round: int
@@ -74,14 +74,15 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Guilty:
+class Culprits:
     phase: str
     devices: tuple[str, ...]
 
 
-def search(
-    trial: Trial, make: Callable[[], Stepper], suspicion: Mapping[str, Outlier], aside: Mapping[int, Sequence[str]]
-) -> Guilty | None:  # fmt: skip
+def find_culprits(
+    trial: FailedRound, make: Callable[[], Stepper], suspicion: Mapping[str, Outlier],
+    aside: Mapping[int, Sequence[str]],
+) -> Culprits | None:  # fmt: skip
     """Who must be left out of which phase; nobody is where that is no minority, or no matter of answers."""
     for phase in [*trial.closed][::-1] if trial.in_hand else [trial.phase]:
         before = aside.get(trial.round, ())
@@ -95,14 +96,14 @@ def search(
             "trying round %d without some of its %d answers to %s, of which at most %d may be put aside",
             trial.round, len(order), phase, max(0, most),
         )  # fmt: skip
-        group = Group(lambda kept, phase=phase: trial.works(make(), phase, kept), most)  # type: ignore[misc]
+        group = GroupTest(lambda kept, phase=phase: trial.works(make(), phase, kept), most)  # type: ignore[misc]
         if found := group.left_out(order):
-            return Guilty(phase, tuple(sorted(found)))
+            return Culprits(phase, tuple(sorted(found)))
     return None
 
 
 @dataclass
-class Group:
+class GroupTest:
     """Of answers with all of which together it does not work."""
 
     works: Works

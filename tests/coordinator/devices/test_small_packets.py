@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.coordinator.devices.narrow import LASTS_SECONDS, Narrow
+from protofleet.coordinator.devices.small_packets import LASTS_SECONDS, SmallPackets
 
 CAN = {"one": frozenset({"manifest"}), "old": frozenset()}
 
@@ -20,14 +20,16 @@ CAN = {"one": frozenset({"manifest"}), "old": frozenset()}
 def test_a_limit_that_lasts_is_gone_on_with_where_enough_others_have_said_that_they_can(
     present, can, quorum, goes_on
 ):
-    narrow = Narrow(quorum)
-    assert not narrow.takes_boxes(present, can, 0.0)
-    narrow.turned_down(0.0)
-    assert not narrow.takes_boxes(present, can, LASTS_SECONDS - 1.0), "one CONNACK may be a slip"
-    assert narrow.takes_boxes(present, can, LASTS_SECONDS) is goes_on
-    narrow.carried()
-    assert not narrow.takes_boxes(present, can, LASTS_SECONDS)
+    small_packets = SmallPackets(quorum)
+    assert not small_packets.manifests_may_be_objects(present, can, 0.0)
+    small_packets.broker_refused(0.0)
+    assert not small_packets.manifests_may_be_objects(present, can, LASTS_SECONDS - 1.0), (
+        "one CONNACK may be a slip"
+    )
+    assert small_packets.manifests_may_be_objects(present, can, LASTS_SECONDS) is goes_on
+    small_packets.broker_accepted()
+    assert not small_packets.manifests_may_be_objects(present, can, LASTS_SECONDS)
 
 
 def test_where_all_can_it_may_be_one_at_once():
-    assert Narrow(2).takes_boxes({"one"}, CAN, 0.0)
+    assert SmallPackets(2).manifests_may_be_objects({"one"}, CAN, 0.0)
