@@ -75,18 +75,22 @@ def networks(options: argparse.Namespace) -> int:
 
 
 def data(options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.alike import demand_alike, parties_in
+    from protofleet.deploy.local.class_check import participants_in, require_same_classes
     from protofleet.edge_client.data.shard import load
     from protofleet.protocol.wire.class_names import listed
 
-    parties = [party for path in options.settings for party in parties_in(path, options.set)]
-    demand_alike(parties)
-    for party in parties:
-        called = f"classes: {listed(party.names) or 'not said'}"
-        if party.data is None or party.elsewhere:
-            print(f"{party.name:16} {party.elsewhere:12} {called}")
+    participants = [
+        participant for path in options.settings for participant in participants_in(path, options.set)
+    ]
+    require_same_classes(participants)
+    for participant in participants:
+        called = f"classes: {listed(participant.names) or 'unknown'}"
+        if participant.data is None or participant.elsewhere:
+            print(f"{participant.name:16} {participant.elsewhere:12} {called}")
             continue
-        shard = load(party.data)
+        shard = load(participant.data)
         sizes = f"train {len(shard.train.y)}, validation {len(shard.validation.y)}, test {len(shard.test.y)}"
-        print(f"{party.name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}; {called}")
+        print(
+            f"{participant.name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}; {called}"
+        )
     return 0

@@ -30,7 +30,7 @@ def add_run(jobs: Jobs) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.alike import agreed_names
+    from protofleet.deploy.local.class_check import agreed_names
     from protofleet.deploy.local.experiment import read_experiment
     from protofleet.deploy.local.run import make_way, run_experiment
     from protofleet.deploy.local.sweep import Sweep

@@ -18,6 +18,7 @@ from protofleet.protocol.settings.reader import (
     decode_file,
     demand_within,
     encode,
+    merge,
     read_toml,
 )
 from protofleet.protocol.wire.names import valid_device
@@ -161,7 +162,7 @@ def read_fleet(path: Path) -> Fleet:
 def settings_of(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     """A device's settings: the common ones, its own on top, and where things are on a device that we set up."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEYS)}
-    table = merged(merged(PLACES, fleet.device), fleet.hosts[name].device)
+    table = merge(merge(PLACES, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")
@@ -184,12 +185,3 @@ def reached_at(name: str, address: str) -> str:
             f"device.metrics_port of {name} is set, but its address is the name {address!r}; set metrics_host to "
             'the address at which Prometheus reaches it, or to "0.0.0.0" for all of its addresses'
         ) from None
-
-
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables key by key; anything else replaces what is below."""
-    both = dict(below)
-    for key, value in above.items():
-        old = both.get(key)
-        both[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return both

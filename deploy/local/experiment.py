@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,31 +12,53 @@ import torch
 
 from protofleet.coordinator.config import CoordinatorSettings, Rules, Straggler, split_method
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.deploy.local.origin import Origin, placed
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
-from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
 from protofleet.edge_client.pictures import Pictures
-from protofleet.methods.contract.plan import Network
+from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
-from protofleet.protocol.settings.reader import SettingsError, decode_file, read_toml
+from protofleet.protocol.settings.reader import SettingsError, decode_file, merge, read_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.metrics_page import LOOPBACK
 
 MOST_DEVICES = 10_000  # processes of one machine
 
+ONE_SOURCE = DataSettings()
+
 OneMachine = Annotated[int, Within(1, MOST_DEVICES)]
 
 
 @dataclass(frozen=True)
-class Fleet:
+class SimulatedDevices:
     """Which devices there are. One of three ways to say it; the first that is set holds."""
 
     clients: dict[str, OneMachine] = field(default_factory=dict)  # domain -> how many devices share it
     count: Annotated[int, Within(0, MOST_DEVICES)] = 0  # so many devices share the data, as data.split says
     per_domain: OneMachine = 1  # so many for every domain of the source, or of [domains]
     networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
+
+
+@dataclass(frozen=True)
+class DomainSource:
+    """Where one domain comes from: a row of the [domains] table. What is left out is as [data] has it."""
+
+    source: str
+    root: str = ""  # "": the source's own folder
+    fraction: Fraction | None = None
+    samples: Samples | None = None
+
+    def data(self, domain: str, common: DataSettings) -> DataSettings:
+        """The settings of a device that has this domain to itself."""
+        known = domains(self.source)
+        if known and domain not in (self.source, *known):
+            raise ValueError(f"{self.source} has no domain {domain!r}; it has {', '.join(known)}")
+        return replace(
+            common, source=self.source, root=self.root, domain=domain,
+            fraction=common.fraction if self.fraction is None else self.fraction,
+            samples=common.samples if self.samples is None else self.samples,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,7 +80,7 @@ class BrokerChoice:
 
 @dataclass(frozen=True)
 class LocalRules(Rules):
-    """Devices that share one machine: who is quick there is chance, and a repeated run must count the same."""
+    """On one machine it is chance which device is slow, and a repeated run must have the same cohorts."""
 
     straggler_factor: Straggler = 0.0
 
@@ -70,8 +94,8 @@ class Experiment:
     classes: Classes = 10
     network: Network = field(default_factory=Network)
     data: DataSettings = field(default_factory=DataSettings)
-    domains: dict[str, Origin] = field(default_factory=dict)  # if not all are from data.source
-    devices: Fleet = field(default_factory=Fleet)
+    domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
+    devices: SimulatedDevices = field(default_factory=SimulatedDevices)
     policy: LocalRules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Pictures = field(default_factory=Pictures)
@@ -84,14 +108,20 @@ class Experiment:
         valid_name(self.name)
         split_method(self.method)
         # Every file that a run writes is checked before anything starts.
-        plan = coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
-        for name, data in self.shards().items():
+        plan = self.plan
+        for name, data in self.shards.items():
             DeviceSettings(name, data=data, compute=self.compute)
         with torch.device("meta"):  # shapes without numbers
-            for network in set(self.networks().values()):
+            for network in set(self.networks.values()):
                 plan.device_model(network)
 
-    def shards(self) -> dict[str, DataSettings]:
+    @cached_property
+    def plan(self) -> Plan:
+        """What the coordinator states to every device."""
+        return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
+
+    @cached_property
+    def shards(self) -> Mapping[str, DataSettings]:
         """Device name -> its part of the data."""
         fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
@@ -109,31 +139,34 @@ class Experiment:
                 found[name.replace("_", "-")] = replace(own, part=i, parts=number)
         return found
 
-    def sharers(self) -> dict[str, tuple[str, ...]]:
-        """Domain -> the devices that have a part of it, and alone may say so."""
+    @cached_property
+    def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
+        """Domain -> the devices that have a part of it: no other device may report it."""
         found: dict[str, tuple[str, ...]] = {}
-        for name, data in self.shards().items():
+        for name, data in self.shards.items():
             domain = data.domain or data.source
             found[domain] = (*found.get(domain, ()), name)
         return found
 
-    def networks(self) -> dict[str, Network]:
+    @cached_property
+    def networks(self) -> Mapping[str, Network]:
         """Device name -> its own network, where the fleet is mixed."""
         mixed = self.devices.networks
         return {
             name: replace(self.network, name=mixed[i % len(mixed)])
-            for i, name in enumerate(self.shards())
+            for i, name in enumerate(self.shards)
             if mixed
         }
 
     @property
     def reports(self) -> str:
         """Whose accuracy the run is about: "global" or "personal"."""
-        return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan().variant.reports
+        return self.plan.variant.reports
 
+    @cached_property
     def rules(self) -> LocalRules:
-        """Everybody is there at the first round, or who is drawn for it would depend on who was quick to start."""
-        everybody = len(self.shards())
+        """The first round waits for all devices: else the cohort would depend on which of them started fastest."""
+        everybody = len(self.shards)
         rules = self.policy or LocalRules(quorum=everybody, settle_seconds=0.0)
         return replace(rules, gather=rules.gather or everybody)
 
@@ -150,12 +183,29 @@ class Experiment:
             raise ValueError(
                 f"devices.clients has {strange[0]!r}, which is not in [domains]; there are {', '.join(self.domains)}"
             )
-        return placed(self.domains, self.data)
+        return data_by_domain(self.domains, self.data)
 
     def _domains(self) -> tuple[str, ...]:
         if self.data.domain:
             return (self.data.domain,)
         return domains(self.data.source) or (self.data.source,)
+
+
+def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:
+    """Domain -> its data. ValueError names the line that is wrong."""
+    for key in ("source", "root", "domain"):
+        if getattr(common, key) != getattr(ONE_SOURCE, key):
+            raise ValueError(
+                f"data.{key} is {getattr(common, key)!r}, but [domains] says where each domain comes from; "
+                "leave one of them out"
+            )
+    found = {}
+    for domain, source in sources.items():
+        try:
+            found[domain] = source.data(domain, common)
+        except ValueError as error:
+            raise ValueError(f"domains.{domain}: {error}") from None
+    return found
 
 
 def read_experiment(path: Path, assignments: list[str]) -> Experiment:
@@ -173,43 +223,31 @@ def read_tables(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return table
     if not isinstance(base, str) or not (path.parent / base).is_file():
         raise SettingsError(f"{path}: base is {base!r}, it must be a TOML file's path as seen from this file")
-    return merged(read_tables(path.parent / base, chain), table)
-
-
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Tables key by key; anything else takes the place of what is below."""
-    both = {**below, **above}
-    for key in below.keys() & above.keys():
-        if isinstance(below[key], dict) and isinstance(above[key], dict):
-            both[key] = merged(below[key], above[key])
-    return both
+    return merge(read_tables(path.parent / base, chain), table)
 
 
 def coordinator_settings(
-    experiment: Experiment, broker: BrokerAddress, runs: Path, words: str
+    experiment: Experiment, broker: BrokerAddress, runs: Path, broker_description: str
 ) -> CoordinatorSettings:
     e = experiment
     enrolled = runs / e.name / "enrolled"
-    rules = e.rules()
-    if rules.quorum > len(e.shards()):
-        raise SettingsError(f"policy.quorum is {rules.quorum}, but there are {len(e.shards())} devices")
+    if e.rules.quorum > len(e.shards):
+        raise SettingsError(f"policy.quorum is {e.rules.quorum}, but there are {len(e.shards)} devices")
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
-        network=e.network, policy=rules, broker=broker,
+        network=e.network, policy=e.rules, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
-        security=e.security, limits=Limits(domains=e.sharers()),
-        metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=words,
+        security=e.security, limits=Limits(domains=dict(e.devices_by_domain)),
+        metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
     )  # fmt: skip
 
 
-def device_settings(
-    experiment: Experiment, name: str, data: DataSettings, broker: BrokerAddress, runs: Path
-) -> DeviceSettings:
+def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, runs: Path) -> DeviceSettings:
     folder = runs / experiment.name
     return DeviceSettings(
         name=name, federation=experiment.name, folder=str(folder / "devices" / name),
-        enrolled=str(folder / "enrolled" / "devices" / name),
-        broker=broker, data=data, network=experiment.networks().get(name), pictures=experiment.pictures,
+        enrolled=str(folder / "enrolled" / "devices" / name), broker=broker, data=experiment.shards[name],
+        network=experiment.networks.get(name), pictures=experiment.pictures,
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
     )  # fmt: skip

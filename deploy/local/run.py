@@ -20,7 +20,7 @@ from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.exit_codes import DIVERGED
 from protofleet.deploy.local import orphans
-from protofleet.deploy.local.alike import agreed_names
+from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.local.progress import Progress
 from protofleet.deploy.report.page import final_table, write_report
@@ -87,7 +87,7 @@ def local_broker(experiment: Experiment, folder: Path) -> Iterator[Reached]:
 
 
 def enrolled(experiment: Experiment, folder: Path) -> SimulatedFleet:
-    return enrol_fleet(folder / "enrolled", experiment.name, experiment.shards())
+    return enrol_fleet(folder / "enrolled", experiment.name, experiment.shards)
 
 
 def prepare(experiment: Experiment, broker: Reached, runs: Path, names: Names) -> None:
@@ -97,8 +97,8 @@ def prepare(experiment: Experiment, broker: Reached, runs: Path, names: Names) -
     settings = replace(written, class_names=names)
     (folder / "coordinator.toml").write_text(write_toml(encode(settings)))
     (folder / "experiment.toml").write_text(write_toml(encode(experiment)))
-    for name, data in experiment.shards().items():
-        device = device_settings(experiment, name, data, broker.by(name), runs)
+    for name in experiment.shards:
+        device = device_settings(experiment, name, broker.by(name), runs)
         target = folder / "devices" / name / "device.toml"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(write_toml(encode(device)))
@@ -174,7 +174,7 @@ def watch(experiment: Experiment, processes: Processes, progress: Progress) -> N
     coordinator = processes.start(
         "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", piped=True
     )
-    for name in experiment.shards():
+    for name in experiment.shards:
         processes.start(name, "device", str(folder / "devices" / name / "device.toml"))
     assert coordinator.stdout is not None
 
@@ -197,7 +197,7 @@ def check(experiment: Experiment, processes: Processes) -> None:
         raise RunError(words)
     failed = processes.failed()
     failed.pop("coordinator", None)
-    if len(experiment.shards()) - len(failed) < experiment.rules().quorum:
+    if len(experiment.shards) - len(failed) < experiment.rules.quorum:
         name, word = next(iter(failed.items()))
         raise RunError(f"{name}: {word}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from protofleet.coordinator.observe.summary import read_summary
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.local.alike import agreed_names
+from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.local.run import make_way, run_experiment
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml

@@ -87,7 +87,7 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
     if number < 1:
         raise SettingsError(f"devices is {number}, it must be at least 1")
     bare = replace(experiment, devices=replace(experiment.devices, clients={}, count=0, per_domain=1))
-    domains = list(dict.fromkeys(data.domain for data in bare.shards().values()))
+    domains = list(dict.fromkeys(data.domain for data in bare.shards.values()))
     if len(domains) < 2:
         return replace(experiment, devices=replace(experiment.devices, clients={}, count=number))
     clients = {domain: len(range(i, number, len(domains))) for i, domain in enumerate(domains[:number])}

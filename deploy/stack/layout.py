@@ -51,7 +51,7 @@ class Stack:
 
     @property
     def devices(self) -> list[str]:
-        return list(self.experiment.shards())
+        return list(self.experiment.shards)
 
     @property
     def apart(self) -> bool:

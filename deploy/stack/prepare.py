@@ -17,7 +17,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers import rabbitmq
 from protofleet.deploy.brokers.mosquitto import Listening
 from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
-from protofleet.deploy.local.alike import agreed_names
+from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.stack.layout import (
     EVERYWHERE,
@@ -142,8 +142,7 @@ def coordinator_inside(experiment: Experiment) -> CoordinatorSettings:
 
 def device_inside(stack: Stack, experiment: Experiment, name: str) -> DeviceSettings:
     home = INSIDE if stack.apart else INSIDE / "devices" / name
-    data = experiment.shards()[name]
-    written = device_settings(experiment, name, data, _broker(home / "enrolled"), Path("runs"))
+    written = device_settings(experiment, name, _broker(home / "enrolled"), Path("runs"))
     return replace(
         written,
         folder=str(home / "state"),

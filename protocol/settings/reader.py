@@ -66,6 +66,15 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
     return changed
 
 
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> Table:
+    """Tables key by key; anything else takes the place of what is below."""
+    both = dict(below)
+    for key, value in above.items():
+        old = both.get(key)
+        both[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return both
+
+
 def decode_file(cls: type[T], path: Path, table: object, assignments: Sequence[str] = ()) -> T:
     """What a file says, with `--set` on top of it; an error names the file too."""
     try:

@@ -127,7 +127,7 @@ def no_traceback(e: Evidence) -> Iterable[str]:
 
 
 def evidence_of(world: World) -> Evidence:
-    results, plan = world.results, plan_of(world)
+    results, plan = world.results, world.experiment.plan
     db = sqlite3.connect(results / "ledger.sqlite")
     rows = db.execute("SELECT what, details FROM moments WHERE what IN ('counted', 'again') ORDER BY rowid")
     counted = [counted_in(what, json.loads(details)) for what, details in rows.fetchall()]
@@ -156,19 +156,12 @@ def said_in(log: str) -> set[Said]:
     return {(int(number), phase, name) for number, phase, name in SAID.findall(log)}
 
 
-def plan_of(world: World) -> Any:
-    from protofleet.deploy.local.experiment import coordinator_settings
-    from protofleet.protocol.transport.address import BrokerAddress
-
-    return coordinator_settings(world.experiment, BrokerAddress(), world.folder, "").plan()
-
-
 def computed_again(world: World, e: Evidence) -> list[str]:
     """The whole run once more, in this process: every answer by name, and the last state bit by bit."""
     torch.set_num_threads(1)
-    plan = plan_of(world)
+    plan = world.experiment.plan
     server, view = plan.server_half(), plan.variant.reports
-    data = {name: load(settings) for name, settings in world.experiment.shards().items()}
+    data = {name: load(settings) for name, settings in world.experiment.shards.items()}
     halves = {name: plan.client_half(part.train, name) for name, part in data.items()}
     counted = {(c.round, c.phase): c.answers for c in e.final}
     took_part = {line["round"]: line["participants"] for line in e.lines}

@@ -104,12 +104,12 @@ class World:
         self.logs.mkdir(parents=True)
         self.disks: dict[str, SmallDisk] = {}
         hosts = ("localhost", "127.0.0.1", HUB)
-        self.fleet = enrol_fleet(folder / "enrolled", experiment.name, experiment.shards(), hosts)
+        self.fleet = enrol_fleet(folder / "enrolled", experiment.name, experiment.shards, hosts)
         (self.fleet.party(BROKER) / "data").mkdir(exist_ok=True)
         secured = Secured(self.fleet.party(BROKER), self.fleet.tls(COORDINATOR))
         self.broker = LocalBroker(self.logs, "mosquitto", port=port, more=STORE, secured=secured)
         self.processes = {COORDINATOR: self._coordinator()}
-        for name in experiment.shards():
+        for name in experiment.shards:
             self.processes[name] = self._device(name)
 
     def __enter__(self) -> World:
@@ -198,8 +198,7 @@ class World:
         return self._process(COORDINATOR, COORDINATOR, self.folder / COORDINATOR, encode(made))
 
     def _device(self, name: str) -> Process:
-        data = self.experiment.shards()[name]
-        made = device_settings(self.experiment, name, data, self._address(name), self.folder)
+        made = device_settings(self.experiment, name, self._address(name), self.folder)
         place = self.folder / "devices" / name
         made = replace(made, folder=str(place), enrolled=str(self.fleet.party(name)))
         return self._process(name, "device", place, encode(made))

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.experiment import Experiment, coordinator_settings, read_experiment
+from protofleet.deploy.local.experiment import Experiment, device_settings, read_experiment
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.methods.contract.plan import Plan
 from protofleet.methods.nets import catalog as nets
 from protofleet.protocol.settings.reader import SettingsError, tomllib
 from protofleet.protocol.transport.address import BrokerAddress
@@ -36,7 +38,7 @@ def read(path: Path) -> Experiment:
 @of_every_file
 def test_a_file_says_a_run_that_can_start(path):
     experiment = read(path)  # decodes, and checks every device's settings
-    plan = coordinator_settings(experiment, BrokerAddress(), Path("runs"), "").plan()
+    plan = experiment.plan
     with torch.device("meta"):
         assert plan.model().classes == experiment.classes
 
@@ -61,8 +63,8 @@ def test_nobody_is_waited_for_in_vain():
     """A [policy] without a quorum would go on with the first answer."""
     for path in FILES:
         experiment = read(path)
-        asked = experiment.rules().cohort or len(experiment.shards())
-        assert experiment.rules().quorum == asked, path
+        asked = experiment.rules.cohort or len(experiment.shards)
+        assert experiment.rules.quorum == asked, path
 
 
 def root_of(path: Path) -> Path:
@@ -78,7 +80,7 @@ def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder
         table = root_of(path) if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
         rows[table].append(read(path))
     for table, experiments in rows.items():
-        shared = [(e.shards(), e.rounds, e.seed, e.rules()) for e in experiments]
+        shared = [(e.shards, e.rounds, e.seed, e.rules) for e in experiments]
         assert all(one == shared[0] for one in shared), table
         assert len({e.devices.networks for e in experiments} - {()}) <= 1, table
 
@@ -92,7 +94,7 @@ def test_every_paper_has_runs_on_the_digits_that_need_no_download(folder):
     }
     for experiment in found.values():
         assert (experiment.data.source, experiment.data.root) == ("digits", "")
-        assert {data.domain for data in experiment.shards().values()} in ({""}, SIX)
+        assert {data.domain for data in experiment.shards.values()} in ({""}, SIX)
 
 
 SIX = {"mnist", "optdigits", "mfeat", "synth", "mnistm", "street"}
@@ -168,3 +170,30 @@ def test_the_data_of_a_file_with_a_base_can_be_asked_for(capsys):
     few = ["--set", "data.samples=20", "--set", "data.test_samples=5"]
     assert main(["data", str(FOLDER / "fedlsa" / "ablation-no-sep-digits.toml"), *few]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(SIX)
+
+
+# What follows from a file is computed once
+
+
+def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monkeypatch):
+    path = write(
+        "one.toml", 'name = "one"\nrounds = 1\nmethod = { name = "fedavg" }\ndevices = { count = 20 }'
+    )
+    shards, plans = counted(monkeypatch, DataSettings), counted(monkeypatch, Plan)
+    experiment = read_experiment(path, [])
+    own = 1  # of the file's [data] table
+    assert len(shards) == 20 + own
+    stated = len(plans)  # one that the coordinator's settings check, one that they give
+    assert stated == 2
+    for name in experiment.shards:
+        device_settings(experiment, name, BrokerAddress(), Path("runs"))
+    assert experiment.plan.variant.reports == experiment.reports
+    assert experiment.rules.quorum == len(experiment.devices_by_domain["digits"]) == 20
+    assert (len(shards), len(plans)) == (20 + own, stated)
+
+
+def counted(monkeypatch, cls):
+    made = []
+    init = cls.__init__
+    monkeypatch.setattr(cls, "__init__", lambda self, *a, **k: (made.append(self), init(self, *a, **k))[1])
+    return made

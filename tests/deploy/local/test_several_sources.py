@@ -40,7 +40,7 @@ def decoded(text):
 
 
 def test_each_device_gets_its_domain_from_its_source(file):
-    found = decoded(file + "[devices]\nclients = { mnist = 2, synth = 1, mnistm = 1 }").shards()
+    found = decoded(file + "[devices]\nclients = { mnist = 2, synth = 1, mnistm = 1 }").shards
     loaded = {name: load(data) for name, data in found.items()}
     assert {name: shard.domain for name, shard in loaded.items()} == {
         "mnist-1": "mnist", "mnist-2": "mnist", "synth": "synth", "mnistm": "mnistm",
@@ -50,13 +50,13 @@ def test_each_device_gets_its_domain_from_its_source(file):
 
 
 def test_without_numbers_every_domain_has_as_many_devices(file):
-    assert list(decoded(file).shards()) == ["mnist", "synth", "mnistm"]
-    doubled = decoded(file + "[devices]\nper_domain = 2").shards()
+    assert list(decoded(file).shards) == ["mnist", "synth", "mnistm"]
+    doubled = decoded(file + "[devices]\nper_domain = 2").shards
     assert list(doubled) == [f"{d}-{i}" for d in ("mnist", "synth", "mnistm") for i in (1, 2)]
 
 
 def test_a_domain_may_be_left_without_a_device(file):
-    assert list(decoded(file + "[devices]\nclients = { synth = 1 }").shards()) == ["synth"]
+    assert list(decoded(file + "[devices]\nclients = { synth = 1 }").shards) == ["synth"]
 
 
 def test_what_was_run_is_written_so_that_it_can_be_read_again(file):

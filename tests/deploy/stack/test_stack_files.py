@@ -32,8 +32,8 @@ def stack(tmp_path_factory):
 
 
 def test_devices_are_dealt_out_over_the_domains():
-    assert list(with_devices(experiment(), 2).shards()) == ["mnist", "optdigits"]
-    assert len(with_devices(experiment(), 20).shards()) == 20
+    assert list(with_devices(experiment(), 2).shards) == ["mnist", "optdigits"]
+    assert len(with_devices(experiment(), 20).shards) == 20
     assert max(with_devices(experiment(), 20).devices.clients.values()) == 4
     with pytest.raises(SettingsError, match="devices is -1, it must be at least 1"):
         with_devices(experiment(), -1)
@@ -56,11 +56,11 @@ def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
 
 def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
     made = experiment(devices={"clients": {"mnist": 2, "synth": 1}})
-    assert made.sharers() == {"mnist": ("mnist-1", "mnist-2"), "synth": ("synth",)}
-    assert experiment(devices={"count": 2}).sharers() == {"digits": ("device-1", "device-2")}
+    assert made.devices_by_domain == {"mnist": ("mnist-1", "mnist-2"), "synth": ("synth",)}
+    assert experiment(devices={"count": 2}).devices_by_domain == {"digits": ("device-1", "device-2")}
     prepare(stack := Stack(tmp_path / "s", made))
     told = decode(CoordinatorSettings, read_toml(stack.toml("coordinator")))
-    assert told.limits.domains == made.sharers()
+    assert told.limits.domains == made.devices_by_domain
 
 
 def test_private_files_are_for_their_owner_alone(stack):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from protofleet.coordinator.round.events import Policy
-from protofleet.deploy.local.experiment import coordinator_settings, read_experiment
+from protofleet.deploy.local.experiment import read_experiment
 from protofleet.edge_client.bounds import Builder, Limits, memory_of, per_sample
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.trainer.deadline import Deadline
@@ -17,7 +17,6 @@ from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.reader import SettingsError, decode
-from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.reasons import Farewell
 from tests.support.small_federation import POLICY, assert_same, part, plan, shard, simulation
 
@@ -85,7 +84,7 @@ def test_state_on_the_disk_and_epochs_have_their_limits():
 def test_no_experiment_comes_near_the_defaults(path):
     """Of every file as it stands; what a batch takes beside the weights is in docs/security-limits.md."""
     experiment = read_experiment(path, [])
-    stated = coordinator_settings(experiment, BrokerAddress(), Path("runs"), "").plan()
+    stated = experiment.plan
     assert stated.settings().epochs <= Limits().epochs / 10
     networks = set(experiment.devices.networks) or {None}
     for name in networks:

@@ -81,7 +81,7 @@ def test_devices_with_the_same_names_are_listed_with_them(tmp_path, capsys):
 def test_the_first_difference_between_two_devices_is_said_with_both_lists(tmp_path, capsys):
     line = refused(capsys, "data", device(tmp_path, "a", PETS), device(tmp_path, "b", OTHER))
     assert line.startswith(
-        "protofleet: classes have other names: class 1 is 'dog' in a and 'cow' in b; "
+        "protofleet: class names differ: class 1 is 'dog' in a and 'cow' in b; "
         "a: cat, dog, owl; b: cat, cow, owl"
     )
 

@@ -1,0 +1,93 @@
+"""Whether all participants have the same class names: compared from their settings, before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.deploy.fleet.settings import Fleet, settings_of
+from protofleet.deploy.local.experiment import Experiment, read_tables
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.errors import DataError
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import class_names, stated
+from protofleet.protocol.settings.reader import SettingsError, decode_file
+from protofleet.protocol.wire.class_names import Names, difference, listed, normal
+from protofleet.protocol.wire.names import COORDINATOR
+
+COORDINATOR_KEYS = CoordinatorSettings.__dataclass_fields__.keys() - Experiment.__dataclass_fields__.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A device or coordinator, and its class names as far as they can be known here."""
+
+    name: str
+    names: Names = ()
+    data: DataSettings | None = None
+    classes: int = 0  # how many the settings say there are; 0: nothing
+    elsewhere: str = ""  # where its data are, if not here
+
+
+def agreed_names(experiment: Experiment) -> Names:
+    """The class names of all devices of an experiment. SettingsError where two differ."""
+    participants = list(_from_experiment(experiment))
+    require_same_classes(participants)
+    return next((participant.names for participant in participants if participant.names), ())
+
+
+def require_same_classes(participants: Sequence[Participant]) -> None:
+    """SettingsError with the first difference. A participant without class names is skipped."""
+    named = [participant for participant in participants if participant.names]
+    for participant in named[1:]:
+        if message := difference(named[0].name, named[0].names, participant.name, participant.names):
+            raise SettingsError(
+                f"class names differ: {message}. Set data.classes on each device to the names to keep, in one order"
+            )
+    for number in {participant.classes for participant in participants if participant.classes}:
+        if named and len(named[0].names) != number:
+            raise SettingsError(
+                f"classes is {number}, but {named[0].name} has {len(named[0].names)}: {listed(named[0].names)}; "
+                "data.classes says which to keep"
+            )
+
+
+def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
+    """From the settings of a device, a coordinator, a fleet or an experiment."""
+    table = read_tables(path)
+    if "hosts" in table:
+        return list(_from_fleet(decode_file(Fleet, path, table, assignments)))
+    if "method" not in table:
+        settings = decode_file(DeviceSettings, path, table, assignments)
+        return list(_from_data({settings.name: settings.data}))
+    if COORDINATOR_KEYS & table.keys() or isinstance(table.get("devices"), str):
+        coordinator = decode_file(CoordinatorSettings, path, table, assignments)
+        return [Participant(COORDINATOR, normal(coordinator.class_names), classes=coordinator.classes)]
+    return list(_from_experiment(decode_file(Experiment, path, table, assignments)))
+
+
+def _from_experiment(experiment: Experiment) -> Iterator[Participant]:
+    yield from _from_data(experiment.shards, experiment.classes)
+
+
+def _from_data(shards: Mapping[str, DataSettings], classes: int = 0) -> Iterator[Participant]:
+    """Data that cannot be read is skipped: loading it gives its own error."""
+    known: dict[tuple[str, str, str, Names], Names] = {}  # many devices share a folder
+    for name, data in shards.items():
+        key = (data.source, data.root, data.domain, data.classes)
+        if key not in known:
+            known[key] = ()
+            with contextlib.suppress(DataError):
+                known[key] = class_names(data)
+        yield Participant(name, known[key], data, classes)
+
+
+def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
+    """The data is on the hosts: only what the settings say is known here."""
+    federation = str(fleet.device.get("federation", "protofleet"))
+    for name, host in fleet.hosts.items():
+        data = settings_of(fleet, federation, name).data
+        yield Participant(name, normal(stated(data)), data, elsewhere=f"at {host.address}")
