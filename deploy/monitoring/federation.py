@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.asked import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW
 from protofleet.deploy.monitoring.panels import dashboard, lines, number
+from protofleet.deploy.monitoring.queries import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW
 
 
 def federation() -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.asked import DEVICE
 from protofleet.deploy.monitoring.panels import bars, dashboard, lines, number, table
+from protofleet.deploy.monitoring.queries import DEVICE
 
 
 def fleet() -> dict[str, Any]:

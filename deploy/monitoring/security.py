@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.asked import DEVICE, FORGED
 from protofleet.deploy.monitoring.panels import dashboard, lines, number, table
+from protofleet.deploy.monitoring.queries import DEVICE, FORGED
 
 REFUTED_WILLS = 'protofleet_device_wills_total{outcome="refuted",device=~"$device"}'
 

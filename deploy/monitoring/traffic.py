@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.asked import DEVICE, FEDAVG, METHOD, OURS
 from protofleet.deploy.monitoring.panels import dashboard, lines, number, table
+from protofleet.deploy.monitoring.queries import DEVICE, FEDAVG, METHOD, OURS
 
 
 def traffic() -> dict[str, Any]:

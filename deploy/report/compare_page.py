@@ -11,7 +11,7 @@ from protofleet.deploy.local.progress import human
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
 from protofleet.deploy.report.compare import Group, Point
 from protofleet.deploy.report.compare_tables import Table
-from protofleet.deploy.report.gallery import BASELINE, NONE, mean, ratio, two_places
+from protofleet.deploy.report.feature_sections import BASELINE, NONE, mean, ratio, two_places
 from protofleet.deploy.report.page import page, percent, table
 from protofleet.deploy.report.pictures import Margins, margins_of_run
 

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 
 from protofleet.deploy.local.progress import human
 from protofleet.deploy.report.compare import Goal, Group, Point
-from protofleet.deploy.report.gallery import NONE
+from protofleet.deploy.report.feature_sections import NONE
 from protofleet.protocol.link.meter import DOWN, UP
 
 

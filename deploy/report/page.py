@@ -10,8 +10,8 @@ from typing import Any
 from protofleet.coordinator.observe.summary import curve
 from protofleet.deploy.local.progress import human
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
+from protofleet.deploy.report.feature_sections import feature_sections
 from protofleet.deploy.report.finished import Finished, Rounds, demand_said, read_run
-from protofleet.deploy.report.gallery import gallery
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 
 KIND_COLOURS = {
@@ -49,7 +49,7 @@ def write_report(folder: Path) -> Path:
         accuracy_section(rounds, summary),
         bytes_section(rounds, summary),
         margins_section(rounds),
-        gallery(folder, summary["rounds"]),
+        feature_sections(folder, summary["rounds"]),
         participation_section(rounds),
         f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
     ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protofleet.deploy.report import gallery as sections
+from protofleet.deploy.report import feature_sections as sections
 from protofleet.deploy.report.charts import COLOURS, LEFT
 from protofleet.deploy.report.pictures import (
     ANCHOR,
@@ -160,7 +160,7 @@ def test_margins_of_a_run_are_those_of_its_last_saved_round_with_something_recei
 
 def test_a_run_without_pictures_has_no_margins_and_no_sections(tmp_path):
     assert margins_of_run(tmp_path) == (0, {}, {})
-    assert sections.gallery(tmp_path, 3) == ""
+    assert sections.feature_sections(tmp_path, 3) == ""
 
 
 def test_where_anchors_are_unit_vectors_everything_is_taken_at_unit_length(tmp_path):
@@ -193,7 +193,7 @@ def test_a_torn_file_is_as_good_as_none(run):
     assert read_scenes(saved_rounds(run)[2]) == []
     (run / "devices" / "mnist" / "pictures" / "round-0003.npz").write_bytes(b"no archive")
     assert [s.device for s in read_scenes(saved_rounds(run)[3])] == ["street"]
-    assert drawn(sections.gallery(run, 2))
+    assert drawn(sections.feature_sections(run, 2))
 
 
 X, Y = features()
@@ -234,9 +234,9 @@ ODD = {
 @pytest.mark.parametrize("arrays", ODD.values(), ids=ODD)
 def test_odd_files_are_drawn_as_far_as_they_go(tmp_path, arrays):
     save(tmp_path, "a", 1, **arrays)
-    drawn(sections.gallery(tmp_path, 1))
+    drawn(sections.feature_sections(tmp_path, 1))
     save(tmp_path, "b", 1, features=X, labels=Y, domain=np.array("other <domain>"))
-    assert drawn(sections.gallery(tmp_path, 1))
+    assert drawn(sections.feature_sections(tmp_path, 1))
 
 
 def test_rows_without_labels_are_one_a_class_and_broken_rows_are_left_out():

@@ -40,7 +40,7 @@ BASELINE = "local, largest"
 NONE = "-"
 
 
-def gallery(folder: Path, rounds: int) -> str:
+def feature_sections(folder: Path, rounds: int) -> str:
     return margins_section(folder, rounds) + features_section(folder, rounds) + class_section(folder, rounds)
 
 
