@@ -134,7 +134,7 @@ def build_wheel(folder: Path) -> None:
 
 
 def sources() -> list[Path]:
-    found = [SOURCE / "pyproject.toml", SOURCE / "README.md"]
+    found = [SOURCE / name for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE")]
     for package in PACKAGES:
         found += (p for p in (SOURCE / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts)
     return sorted(found)

@@ -30,7 +30,7 @@ PACKAGES: Final = (
     "deploy",
     "experiments",
 )
-FILES: Final = ("pyproject.toml", "README.md")
+FILES: Final = ("pyproject.toml", "README.md", "LICENSE", "NOTICE")
 SCRIPTS: Final = ("trim.sh", "compile.sh", "beside_torch.py")
 TARGETS: Final = ("edge", "coordinator", "demo", "edge-jetson")
 MIB: Final = 1 << 20

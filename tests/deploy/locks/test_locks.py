@@ -137,7 +137,7 @@ def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
     source, planted = tmp_path / "source", tmp_path / "planted"
     for package in PACKAGES:
         shutil.copytree(SOURCE / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md"):
+    for file in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(SOURCE / file, source)
     planted.mkdir()
     wheel_of(planted, "setuptools", "999.0")
