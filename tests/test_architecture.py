@@ -170,3 +170,69 @@ def test_a_coordinator_writes_no_json_with_numbers_that_are_none():
 def test_the_repository_holds_no_large_files():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     assert all((ROOT / name).stat().st_size <= 1 << 20 for name in listed if (ROOT / name).exists())
+
+
+PICTURE = re.search(
+    r"^```text rooms\n(.*?)^```", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE | re.DOTALL
+)[1]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+TOPS = "benchmarks|coordinator|deploy|docs|edge_client|experiments|methods|protocol|runtime|tests"
+
+
+def drawn():
+    """Rooms as docs/architecture.md draws them, each with the number of its layer, from the top."""
+    layer, found = 0, {}
+    for line in PICTURE.splitlines():
+        layer += "───" in line
+        if match := re.search(r"(\w+):((?: [\w/]+)+)$", line):
+            package, inner = match[1], match[2].split()
+            found |= {f"protofleet.{package}": layer}
+            found |= {f"protofleet.{package}.{name.replace('/', '.')}": layer for name in inner}
+        elif match := re.search(r" (\w+)$", line):
+            found[f"protofleet.{match[1]}"] = layer
+    return found
+
+
+def test_the_picture_of_the_rooms_has_every_room_and_no_other():
+    assert drawn().keys() == set(ROOMS), "see docs/architecture.md"
+
+
+def test_a_room_imports_none_that_is_drawn_above_it():
+    layers = drawn()
+    for name in FILES:
+        for other in imported(name) if room_of(name) in layers else ():
+            if room_of(other) in layers:
+                assert layers[room_of(name)] <= layers[room_of(other)], f"{name} imports {other}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_what_the_documents_name_is_there(page):
+    """Files by their paths in the repository or in tests/, modules and what is in them by their full names."""
+    text = page.read_text()
+    paths = re.findall(rf"`((?:{TOPS})/[\w./-]+\.(?:py|sh|md|toml|txt|yml|json|npz|conf))\b", text)
+    assert [name for name in paths if not any((at / name).exists() for at in (ROOT, ROOT / "tests"))] == []
+    names = re.findall(rf"\bprotofleet\.(?:{TOPS})\.[\w.]*\w", text)
+    assert [name for name in names if not is_there(name)] == []
+
+
+def is_there(name):
+    """A module, a room, or what stands in a module."""
+    module, inner = name, []
+    while module not in FILES and module:
+        module, _, last = module.rpartition(".")
+        inner.append(last)
+    words = set(re.findall(r"\w+", FILES[module].read_text())) if inner and module else set()
+    return module not in ("", "protofleet") and words >= set(inner)
+
+
+def test_the_documents_name_no_make_target_that_is_not_there():
+    targets = re.findall(r"^([a-z][a-z-]*(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    known = {name for line in targets for name in line.split()}
+    for page in PAGES:
+        shell = "".join(re.findall(r"^```sh.*?^```", page.read_text(), re.MULTILINE | re.DOTALL))
+        said = re.findall(r"^make ([a-z][a-z-]*)", shell, re.MULTILINE)
+        for name in said + re.findall(r"`make ([a-z][a-z-]*)", page.read_text()):
+            assert name in known, f"{page.name} says make {name}"

@@ -28,6 +28,7 @@ class Bug:
     also_old: str = ""  # a second place, where both ends have to agree on what is wrong
     also_new: str = ""
     test: str = ""  # finds it too
+    seen_as: str = ""  # which promise it breaks
     of_300: int = 0  # seeds, from 0 on, that found it when all were counted
 
     @property

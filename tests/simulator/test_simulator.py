@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.protocol.settings.reader import read_toml
+from tests.simulator.page import PAGE, row, written
 from tests.simulator.planted import BUGS, planted
 from tests.simulator.run import run_scenario, run_seed
 from tests.simulator.scenario import KINDS, draw
@@ -77,14 +78,14 @@ def test_a_planted_bug_is_found(name):
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_page_names_for_a_planted_bug_how_many_seeds_find_it_and_a_test_that_is_there(name):
-    bug, page = BUGS[name], (ROOT / "docs" / "simulator.md").read_text()
-    where, _, what = name.partition(": ")
+    bug = BUGS[name]
     path, _, function = bug.test.partition("::")
     assert re.search(rf"^(def )?{function}\b", (ROOT / path).read_text(), re.MULTILINE), bug.test
-    row = next(line for line in page.splitlines() if line.startswith(f"| {where} | {what} |"))
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[2] == (str(bug.of_300) if bug.of_300 else "not counted")
-    assert cells[4] == f"`{path.removeprefix('tests/')}`: `{function}`"
+    assert row(bug) in PAGE.read_text()
+
+
+def test_the_pages_table_of_planted_bugs_is_the_one_that_is_written():
+    assert written(PAGE.read_text()) == PAGE.read_text(), "run python -m tests.simulator.page"
 
 
 def test_faults_stop_in_time_or_the_run_is_said_to_hang():
