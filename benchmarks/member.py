@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.fleet import FEDERATION, PATIENCE
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.device import DeviceLink
@@ -58,7 +58,7 @@ def main(wish: dict[str, object]) -> None:
     shape = json.loads((folder / "shape.json").read_text())
     data = made_up(name, shape["classes"], shape["size"], int(str(wish["examples"])))
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
-    memory = Memory(folder / "devices" / name)
+    memory = DeviceState(folder / "devices" / name)
     me = Identity(name, memory.boot(int(time.time())), load_keys(folder / "keys" / f"{name}.key"))
     topics, ring = Topics(FEDERATION), {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
     transport = Mqtt(

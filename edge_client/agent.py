@@ -12,17 +12,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from protofleet.edge_client.conversation.coordinator_watchdog import Silence
+from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
 from protofleet.edge_client.conversation.greeting import FORMS, hello_of, plan_for
-from protofleet.edge_client.conversation.hello_timer import Quiet
+from protofleet.edge_client.conversation.hello_timer import HelloTimer
 from protofleet.edge_client.conversation.outgoing import RESEND_SECONDS, Outgoing, question_of
-from protofleet.edge_client.conversation.retry_backoff import Rest
+from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.job import build_up, work_out
 from protofleet.edge_client.pictures import Pictures
-from protofleet.edge_client.state.device import Answer, Memory, TakenOverError
-from protofleet.edge_client.state.disk_space import Room
-from protofleet.edge_client.state.heard import Ending, Heard, Refused, taken_up, told_earlier
+from protofleet.edge_client.state.device import DeviceState, TakenOverError
+from protofleet.edge_client.state.disk_space import DiskSpaceCheck
+from protofleet.edge_client.state.file import Answer
+from protofleet.edge_client.state.heard import HeardFile, RefusalCheck, RunEndCheck, taken_up, told_earlier
 from protofleet.edge_client.trainer.process import TrainerDiedError
 from protofleet.edge_client.trainer.work import Build, Work, work
 from protofleet.methods.contract.base import ClientHalf
@@ -58,41 +59,41 @@ from protofleet.runtime.faults import OURS
 log = logging.getLogger("protofleet.device")
 
 
-class Watcher(Protocol):
+class Observer(Protocol):
     def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
 
 
 class Agent:
     def __init__(
-        self, data: Splits, build: Build, link: DeviceLink, memory: Memory, worker: Worker, *,
+        self, data: Splits, build: Build, link: DeviceLink, state: DeviceState, worker: Worker, *,
         software: str = "", stays: bool = False, pictures: Pictures | None = None,
-        watchers: tuple[Watcher, ...] = (), work: Work = work,
+        observers: tuple[Observer, ...] = (), work: Work = work,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.data, self.link, self.memory, self.worker = data, link, memory, worker
-        self.software, self.stays, self.watchers = software, stays, watchers
+        self.data, self.link, self.state, self.worker = data, link, state, worker
+        self.software, self.stays, self.observers = software, stays, observers
         self.pictures = pictures or Pictures()
-        wall = link.clock.after(memory.started_last)
-        self._heard_before = Heard(memory.folder, memory.disk, wall, memory.renewed)
+        wall = link.clock.after(state.started_last)
+        self._heard_before = HeardFile(state.folder, state.disk, wall, state.renewed)
         link.clock = self._heard_before.clock
-        self._ending, self._refused, self._quiet = Ending(), Refused(), Quiet()
+        self._ending, self._refused, self._quiet = RunEndCheck(), RefusalCheck(), HelloTimer()
         conductor = link.keyring.get(COORDINATOR)
         holder = conductor.holder if conductor else ""
-        self.link.epoch = taken_up(memory, self._heard_before, link.clock, holder)
+        self.link.epoch = taken_up(state, self._heard_before, link.clock, holder)
         mark = self._heard_before.mark
         self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
         self.half: ClientHalf | None = None
         self.plan: Plan | None = None
-        self._run = memory.book.run  # of which was heard last; plan, half and answers in hand are of it
+        self._run = state.saved.run  # of which was heard last; plan, half and answers in hand are of it
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
-        self.room = Room(memory)
+        self.disk_space = DiskSpaceCheck(state)
         self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
         self.build, self.train, self.clock = build, work, clock
-        self._rest = Rest(link.me.name)
+        self._rest = RetryBackoff(link.me.name)
         self.connected = False
-        self._silence = Silence()
+        self._silence = CoordinatorWatchdog()
         self._words = Bucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
         self._by_hash = False  # whether the last hello named the classes so, though it could have in full
@@ -198,7 +199,7 @@ class Agent:
                 self._heard(received)
         except Rejected as fault:
             if isinstance(fault, NoRoom):  # the next hello brings the task again
-                self.room.short(str(fault))
+                self.disk_space.short(str(fault))
             else:
                 self._warn("rejected on %.100s: %s", topic, fault)
                 if fault.reason is Reason.STALE_ROUND:
@@ -206,7 +207,7 @@ class Agent:
         except (TakenOverError, *OURS):
             raise
         except Exception:  # in what one message said: the next hello brings what matters again
-            self._notify("erred", round=self.memory.last_round)
+            self._notify("erred", round=self.state.last_round)
             if self._words.take(self._now):
                 log.exception("an error in handling a message on %.100s", topic)
 
@@ -217,17 +218,17 @@ class Agent:
 
     def _asked_for_the_past(self) -> None:
         """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
-        book = self.memory.book
+        saved = self.state.saved
         if self.half is None or self._run != self.link.run:
             return  # what is in the book is of another run
-        if self.link.epoch > book.epoch and book.answers and self._outgoing is None and not self._question:
-            self._outgoing = Outgoing(book.answers[-1], self._now)
+        if self.link.epoch > saved.epoch and saved.answers and self._outgoing is None and not self._question:
+            self._outgoing = Outgoing(saved.answers[-1], self._now)
             self._say_answer(self._outgoing)
 
     def _heard(self, received: Received) -> None:
         if received.run != self.link.run:
             return  # it waited for its broadcast, and its run is another's turn now
-        told_earlier(self.memory, self._heard_before, self.link.clock, received.epoch)
+        told_earlier(self.state, self._heard_before, self.link.clock, received.epoch)
         self._settle(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         self._silence.broken(self.link.news_at)
@@ -305,7 +306,7 @@ class Agent:
         names = self.data.names
         in_full = self._named_to != self.link.epoch and self.link.carries(packed(names))
         self._by_hash = bool(names) and not in_full and self.link.carries(packed(names))
-        self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.memory.book, in_full))
+        self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.state.saved, in_full))
         self._named_to = self.link.epoch
         self._refused.hello_said(self.link.me.boot, self.link.said, self._now)
         self._quiet.hello_said(self._now)
@@ -356,7 +357,7 @@ class Agent:
             return
         self._forget()
         self.plan, self.half, self._question, self.idle = plan, half, "", False
-        self.link.least_round = self.memory.last_round
+        self.link.least_round = self.state.last_round
         self._hello()
 
     def _cannot_follow(self, error: ValueError) -> None:
@@ -367,17 +368,17 @@ class Agent:
         if self.plan is None or self.half is None:
             return  # a task for an earlier life of this process: the hello after the welcome brings it again
         question = question_of(received, task)
-        if answer := self.memory.answer_to(question):
+        if answer := self.state.answer_to(question):
             self._outgoing = Outgoing(answer, self._now)
             self._say_answer(self._outgoing)
         elif self.draining or self._now < self._rest.until:
             return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
-        elif words := self.memory.contradicted(question):
+        elif words := self.state.contradicted(question):
             self._leave(f"{Farewell.DAMAGED.value}: {words}")
             self._end(words)
-        elif not self._question and self.room.for_answer(received.object):
+        elif not self._question and self.disk_space.for_answer(received.object):
             self._question, self._place, self.idle = question, (task.round, task.phase), False
             half, view = self.half, self.plan.variant.reports
             self._notify("started", round=task.round)
@@ -396,11 +397,11 @@ class Agent:
             self._not_done(answer)
             return
         self._rest.over()
-        self._question, self.link.least_round = "", self.memory.last_round
+        self._question, self.link.least_round = "", self.state.last_round
         self._outgoing = Outgoing(answer, self._now)
         self._say_answer(self._outgoing)
         self._notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
-        self.memory.tidy(self.link.served | ({self._next.object} if self._next else set()))
+        self.state.tidy(self.link.served | ({self._next.object} if self._next else set()))
         if self._next:
             received, self._next = self._next, None
             assert isinstance(received.message, Task)
@@ -421,7 +422,7 @@ class Agent:
         """Without room for its answer a half is nowhere: as after a reboot, it is what the disk holds of it."""
         if not is_full(error):
             raise error
-        self.room.short(str(error))
+        self.disk_space.short(str(error))
         self._question = ""
         self._forget()
 
@@ -433,7 +434,7 @@ class Agent:
         self.link.send(Bye(str(death)))
         self._quiet.leaves()
         self._forget()  # where it trained, the half is in the middle of it; the disk has what it was before
-        self._notify("died", round=self.memory.last_round)
+        self._notify("died", round=self.state.last_round)
 
     def _say_answer(self, outgoing: Outgoing) -> None:
         if not self._conducted:
@@ -464,7 +465,7 @@ class Agent:
         self._keep_heard(lasting=True)
         boot = refusal.boot
         mine = self.link.me.boot
-        counts = self.memory.outranked(boot, mine) if boot else self._refused.counts(refusal, self._now)
+        counts = self.state.outranked(boot, mine) if boot else self._refused.counts(refusal, self._now)
         if counts and refusal.answers and self._by_hash:
             self._named_to, self._hello_at = (
                 -1,
@@ -478,19 +479,19 @@ class Agent:
 
     def _end_of(self, run: str) -> None:
         """A session or a broker may have kept the word since another run."""
-        known, over = self.memory.book.run, self._heard_before.mark.over
+        known, over = self.state.saved.run, self._heard_before.mark.over
         if self._ending.heard(run, known, self.plan is not None, over, self._now):
             self._run_over()
 
     def _run_over(self) -> None:
         self._silence.ends()
         self._ending.contradicted()
-        self._heard_before.end_of(self.memory.book.run)
+        self._heard_before.end_of(self.state.saved.run)
         self._outgoing, self._next, self.idle = None, None, True
         self._quiet.leaves()
         self.link.send(Bye(Farewell.FINISHED.value))
         if not self.stays:
-            self._end(self.memory.contradicted(""))
+            self._end(self.state.contradicted(""))
 
     def _end(self, problem: str) -> None:
         self._keep_heard(lasting=True)
@@ -500,7 +501,7 @@ class Agent:
         self._heard_before.up_to(*self.link.heard_of(COORDINATOR), lasting)
 
     def _notify(self, what: str, **figures: float) -> None:
-        for watcher in self.watchers:
+        for watcher in self.observers:
             watcher.happened(self, what, **figures)
 
 

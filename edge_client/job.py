@@ -8,7 +8,8 @@ from typing import Protocol
 
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.pictures import Pictures, save_picture
-from protofleet.edge_client.state.device import Answer, Memory
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.work import Build, Work
 from protofleet.methods.contract.base import Ask, ClientHalf
 from protofleet.methods.contract.bridge import to_numpy, to_torch
@@ -26,7 +27,7 @@ class Workbench(Protocol):
     """What work needs. All of it is the worker's while it works."""
 
     @property
-    def memory(self) -> Memory: ...
+    def state(self) -> DeviceState: ...
 
     @property
     def data(self) -> Splits: ...
@@ -49,14 +50,14 @@ class Workbench(Protocol):
 
 def build_up(bench: Workbench, plan: Plan, run: str, epoch: int) -> ClientHalf:
     """The half that a plan asks for, as far as it had come before this process began."""
-    bench.memory.begin(run, plan.digest.hex(), epoch)
+    bench.state.begin(run, plan.digest.hex(), epoch)
     half = bench.build(plan)
-    if (saved := bench.memory.half()) is not None:
+    if (saved := bench.state.half()) is not None:
         half.restore(to_torch(saved))
-    lost = bench.memory.book.lost  # its round may be over, and nobody would ask for it
-    if lost and (not lost.base or bench.memory.store.has(bytes.fromhex(lost.base))):
+    lost = bench.state.saved.lost  # its round may be over, and nobody would ask for it
+    if lost and (not lost.base or bench.state.store.has(bytes.fromhex(lost.base))):
         task = Task(lost.round, lost.phase, None, 0.0)
-        received = Received(COORDINATOR, task, run, bench.memory.book.epoch, bytes.fromhex(lost.base))
+        received = Received(COORDINATOR, task, run, bench.state.saved.epoch, bytes.fromhex(lost.base))
         again = work_out(bench, half, received, lost.question, plan.variant.reports)
         if again.object != lost.object:
             log.error("round %d %s, worked out again, is another answer than before", lost.round, lost.phase)
@@ -64,19 +65,19 @@ def build_up(bench: Workbench, plan: Plan, run: str, epoch: int) -> ClientHalf:
 
 
 def work_out(bench: Workbench, half: ClientHalf, received: Received, question: str, view: str) -> Answer:
-    task, memory = received.message, bench.memory
+    task, state = received.message, bench.state
     assert isinstance(task, Task)
     begun = bench.clock()
-    arrays = memory.store.open(received.object) if received.object else {}
+    arrays = state.store.open(received.object) if received.object else {}
     place = place_of(half.model)
     ask = Ask(task.phase, {name: value.to(place) for name, value in to_torch(arrays).items()})
     payload, metrics = bench.train(half, bench.data, ask, task.round, view)
     if bench.pictures.wanted(task.round, task.phase):
-        album, most = memory.folder / "pictures", bench.pictures.samples
+        album, most = state.folder / "pictures", bench.pictures.samples
         save_picture(album, most, task.round, half, bench.data, ask.payload, payload)
-    name = memory.store.put(to_numpy(payload), bench.link.block).object.hex()
+    name = state.store.put(to_numpy(payload), bench.link.block).object.hex()
     metrics["seconds.work"] = bench.clock() - begun
     examples = len(bench.data.train.y)
     answer = Answer(question, task.round, task.phase, received.object.hex(), name, examples, metrics)
-    memory.remember(answer, to_numpy(half.state()), received.epoch)
+    state.remember(answer, to_numpy(half.state()), received.epoch)
     return answer

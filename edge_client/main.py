@@ -17,11 +17,11 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import load
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.status_file import StatusFile
-from protofleet.edge_client.host.supervisor import Caretaker
-from protofleet.edge_client.host.systemd import Systemd, Watched, drain_on_signal
+from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.edge_client.host.systemd import NotifySocket, SystemdNotifier, drain_on_signal
 from protofleet.edge_client.metrics import watch_device
 from protofleet.edge_client.pictures import Pictures
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.process import Trainer
 from protofleet.edge_client.trainer.work import Build, Work, work
@@ -46,16 +46,16 @@ log = logging.getLogger("protofleet.device")
 def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str:
     """Serve until told to stop; what comes back is why it ended early, or nothing. `version` is the settings'."""
     keep_to_ourselves(Path(settings.folder))
-    systemd = Systemd()
+    systemd = NotifySocket()
     return_large_blocks()
     keys, keyring = credentials.of_device(
         settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
     )
     inbox, pulse = BoundedInbox(), Pulse()
     on_every_step(lambda: pulse.step("work"))
-    memory = Memory(Path(settings.folder))
-    training = beside(settings, memory) if settings.trainer == "child" else inside(settings)
-    me = Identity(settings.name, memory.boot(int(time.time()), keys.holder), keys)
+    state = DeviceState(Path(settings.folder))
+    training = beside(settings, state) if settings.trainer == "child" else inside(settings)
+    me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
     topics = Topics(settings.federation)
     transport = Mqtt(
         f"{settings.federation}.{settings.name}",
@@ -66,24 +66,24 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         clean_start=False,
     )
     sealed, clock = seals(settings.security), Clock(since=keys.not_before)
-    link = DeviceLink(me, keyring, topics, transport, memory.store, sealed, clock)
+    link = DeviceLink(me, keyring, topics, transport, state.store, sealed, clock)
     inbox.dropped = link.overflowed
     transport.connect(link.will(topics.device_state(settings.name)))
 
     # A child has a limit of its own, and its steps are not seen from here.
     worker = ThreadWorker(inbox, pulse if settings.trainer == "inside" else None)
     agent = Agent(
-        training.data, training.build, link, memory, worker,
+        training.data, training.build, link, state, worker,
         software=software, stays=settings.stays, pictures=training.pictures, work=training.work,
     )  # fmt: skip
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
-    caretaker = Caretaker(agent, settings, training.limit)
-    watched = Watched(agent, systemd, status, look_after=caretaker.look)
+    caretaker = Supervisor(agent, settings, training.limit)
+    watched = SystemdNotifier(agent, systemd, status, look_after=caretaker.look)
     systemd.say("READY=1")
     try:
         wait_for_broker(inbox, settings.patience_seconds, watched.look)
-        checks = health(agent, pulse, memory.folder, training.place)
-        where = Place(software, "device", memory.folder, settings.broker)
+        checks = health(agent, pulse, state.folder, training.place)
+        where = Place(software, "device", state.folder, settings.broker)
         metrics = watch_device(agent, settings.endpoint(), checks, where)
         with metrics, watchdog(pulse, settings.watchdog_seconds):
             stop_on_signals(inbox)
@@ -140,9 +140,9 @@ def inside(settings: DeviceSettings) -> Training:
     )
 
 
-def beside(settings: DeviceSettings, memory: Memory) -> Training:
+def beside(settings: DeviceSettings, state: DeviceState) -> Training:
     """In a process of its own, which may die of it; it takes the pictures too."""
-    trainer = Trainer(settings, memory.half)
+    trainer = Trainer(settings, state.half)
     return Training(
         trainer.start(),
         trainer.build,

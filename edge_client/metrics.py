@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
-from protofleet.edge_client.host.sensors import PREFIX, Board
+from protofleet.edge_client.host.sensors import PREFIX, Sensors
 from protofleet.protocol.storage.disk import LITTLE
 from protofleet.runtime.health import Check
 from protofleet.runtime.host_metrics import Place
@@ -57,16 +57,16 @@ class Series:
 class DeviceMetrics:
     """A watcher of the agent. The registry is its own, never the global one."""
 
-    def __init__(self, agent: Agent, board: Board | None = None) -> None:
+    def __init__(self, agent: Agent, board: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
         r.register(ConnectionErrors(agent.link.transport.failures))
         self.series = series = Series(r)
-        r.register(board or Board())
+        r.register(board or Sensors())
         series.outbox.set_function(lambda: float(agent.waiting))
-        series.fallbacks.set(agent.memory.fallbacks)
-        series.full.set_function(lambda: float(bool(agent.room.full)))
-        series.free.set_function(lambda: float(agent.memory.disk.room(agent.memory.folder)))
+        series.fallbacks.set(agent.state.fallbacks)
+        series.full.set_function(lambda: float(bool(agent.disk_space.full)))
+        series.free.set_function(lambda: float(agent.state.disk.room(agent.state.folder)))
         series.connected.set_function(lambda: float(agent.connected))
         series.silent.set_function(lambda: float(agent.silent))
 
@@ -88,6 +88,6 @@ def watch_device(
     metrics = DeviceMetrics(agent)
     if place is not None:
         metrics.registry.register(place)
-    agent.watchers = (*agent.watchers, metrics)
+    agent.observers = (*agent.observers, metrics)
     with exposed(metrics.registry, at, checks):
         yield

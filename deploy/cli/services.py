@@ -49,10 +49,10 @@ def add_device(jobs: Jobs) -> None:
 def device(options: argparse.Namespace) -> int:
     from protofleet.deploy.cli.version import software
     from protofleet.deploy.errors import RunError
-    from protofleet.edge_client.host.loaded_settings import read_given
+    from protofleet.edge_client.host.loaded_settings import load_settings
     from protofleet.edge_client.main import run_device
 
-    given = read_given(options.settings, options.enrolled, options.set)
+    given = load_settings(options.settings, options.enrolled, options.set)
     if problem := run_device(given.settings, software(), given.version):
         raise RunError(problem)
     return 0

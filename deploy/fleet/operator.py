@@ -22,7 +22,7 @@ from protofleet.deploy.fleet.plan import Present, Wanted
 from protofleet.deploy.fleet.settings import Fleet, settings_of
 from protofleet.deploy.fleet.software import HOW, Release
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Tuning
+from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
 from protofleet.protocol.security.signed_settings import (
     SETTINGS,
     TUNING,
@@ -114,7 +114,7 @@ class Operator:
 
     def tuned(self, name: str, changes: Sequence[str], hours: float) -> str:
         """Some settings for some hours; a slip in them is found here, not there."""
-        text = write_toml(encode(decode(Tuning, override({}, changes), "tuning")))
+        text = write_toml(encode(decode(Overrides, override({}, changes), "tuning")))
         now = int(time.time())
         if not 0 < hours * 3600 <= LONGEST_SECONDS:
             raise SettingsError(

@@ -11,7 +11,7 @@ from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.host.overrides import Tuning
+from protofleet.edge_client.host.overrides import Overrides
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.bounds import Within
 
@@ -21,7 +21,7 @@ TABLES: Final[Mapping[str, type]] = {
     "A coordinator": CoordinatorSettings,
     "A device": DeviceSettings,
     "A fleet": Fleet,
-    "A tuning": Tuning,
+    "A tuning": Overrides,
 }
 INTRO: Final = """\
 # Bounds of numbers

@@ -14,7 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.observe.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
-from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import Series
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
@@ -80,7 +80,7 @@ def of_a_coordinator(r: CollectorRegistry) -> None:
 
 def of_a_device(r: CollectorRegistry) -> None:
     Series(r)
-    r.register(Board())
+    r.register(Sensors())
 
 
 SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {

@@ -18,7 +18,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.simulation.world import Broker, VirtualWorker, Weather, World
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -103,7 +103,7 @@ class Simulation:
     def boot_device(self, device: str) -> None:
         self._halt(device)
         disk = self.disks(device)
-        memory = Memory(self.folder / device, disk=disk)
+        memory = DeviceState(self.folder / device, disk=disk)
         me = Identity(device, memory.boot(0), self._keys[device])
         take = self._feed(device, lambda: self.agents[device])
         worker = self._workers[device] = VirtualWorker(self.world, take, self.work_seconds)

@@ -15,7 +15,7 @@ SILENT_SECONDS: Final = 180.0
 
 
 @dataclass
-class Silence:
+class CoordinatorWatchdog:
     since: float = float("inf")  # the last news; never, while there is nothing to expect
     told: bool = False
 

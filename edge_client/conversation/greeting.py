@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.state.device import Book
+from protofleet.edge_client.state.file import StateFile
 from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.class_names import difference, digest_of
@@ -15,14 +15,14 @@ FORMS: Final = ("answers", "bye", "inline", "many", "manifest", "names")  # that
 
 
 def hello_of(
-    name: str, software: str, data: Splits, plan: Plan | None, book: Book, in_full: bool = False
+    name: str, software: str, data: Splits, plan: Plan | None, saved: StateFile, in_full: bool = False
 ) -> Hello:
     """Counts of classes only where the plan's method needs them; how far it has come only where it holds the plan;
     what its classes are called `in_full`, or only the hash of that."""
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
-    round, phase, base = last_answer(book) if plan else (0, "", b"")
+    round, phase, base = last_answer(saved) if plan else (0, "", b"")
     return Hello(
         device=name,
         classes=data.classes,
@@ -31,7 +31,7 @@ def hello_of(
         software=software,
         plan=plan.digest if plan else b"",
         counts=counts,
-        holds=(bytes.fromhex(book.broadcast),) if book.broadcast else (),
+        holds=(bytes.fromhex(saved.broadcast),) if saved.broadcast else (),
         round=round,
         phase=phase,
         base=base,
@@ -41,11 +41,11 @@ def hello_of(
     )
 
 
-def last_answer(book: Book) -> tuple[int, str, bytes]:
+def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
     """Its round, phase and base."""
-    if not book.answers:
+    if not saved.answers:
         return 0, NO_ANSWER, b""
-    last = book.answers[-1]
+    last = saved.answers[-1]
     return last.round, last.phase, bytes.fromhex(last.base)
 
 

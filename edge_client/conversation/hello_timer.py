@@ -19,7 +19,7 @@ QUIET_SECONDS: Final = 600.0  # between hellos of a device that nobody waits for
 
 
 @dataclass
-class Quiet:
+class HelloTimer:
     _epoch: int = 0
     _told: bool = False  # the last `here` said where the coordinator is
     _heard_of_us: bool = False

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from protofleet.edge_client.state.device import Answer
+from protofleet.edge_client.state.file import Answer
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.wire.messages import Task, Update
 

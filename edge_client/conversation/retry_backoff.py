@@ -13,7 +13,7 @@ LONGEST_SECONDS: Final = 900.0
 
 
 @dataclass
-class Rest:
+class RetryBackoff:
     """Ever longer pauses."""
 
     name: str  # of the device, so that pauses differ between devices and repeat in a simulation

@@ -18,20 +18,20 @@ SEEN: Final = "settings.version"  # in the state folder: the highest version tha
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class LoadedSettings:
     settings: DeviceSettings
     version: int = 0  # of signed settings; 0: nobody has signed them
 
 
-def read_given(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
+def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
     """What `verified` says, put to use: from now on nothing earlier is taken."""
-    given = verified(path, enrolled, changes)
+    given = verified_settings(path, enrolled, changes)
     if given.version:
-        not_earlier(Path(given.settings.folder), given.version, path)
+        refuse_downgrade(Path(given.settings.folder), given.version, path)
     return given
 
 
-def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
+def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
     """`enrolled` is the folder whose roots are believed, and nobody else. SettingsError or StatementError with the
     way out."""
     if not is_signed(path):
@@ -40,7 +40,7 @@ def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
             raise SettingsError(
                 f"{words} has signed; sign them, or start without --enrolled if they are your own"
             )
-        return Given(decode_file(DeviceSettings, path, read_toml(path), changes))
+        return LoadedSettings(decode_file(DeviceSettings, path, read_toml(path), changes))
     if not enrolled:
         raise SettingsError(f"{path} is signed; say --enrolled FOLDER, whose root has to have signed it")
     trust = load_trust(Path(enrolled) / CURRENT)
@@ -53,10 +53,10 @@ def verified(path: Path, enrolled: str, changes: Sequence[str]) -> Given:
     if (settings.federation, settings.name) != (told.federation, told.name):
         words = f"{path} is made out to {told.name} in {told.federation}, it speaks of {settings.name}"
         raise StatementError(Why.WRONG_NAME, words)
-    return Given(settings, told.version)
+    return LoadedSettings(settings, told.version)
 
 
-def not_earlier(folder: Path, version: int, path: Path) -> None:
+def refuse_downgrade(folder: Path, version: int, path: Path) -> None:
     """Take a version down, and never an earlier one from then on."""
     place = folder / SEEN
     seen = int(text) if place.exists() and (text := place.read_text().strip()).isdigit() else 0

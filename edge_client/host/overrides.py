@@ -29,7 +29,7 @@ log = logging.getLogger("protofleet.device")
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Overrides:
     """The whole list. What is not said is as the device's own settings have it."""
 
     paused: bool = False  # takes no new work
@@ -44,23 +44,23 @@ class Tuning:
 
 
 @dataclass
-class Tuner:
+class OverridesFile:
     """Looks whether something has been said, and whether its time is over."""
 
     path: Path
     enrolled: Path
     name: str
     folder: Path  # of the device's state
-    apply: Callable[[Tuning], None]
+    apply: Callable[[Overrides], None]
     clock: Callable[[], float] = time.time
-    now: Tuning = field(default_factory=Tuning)
+    now: Overrides = field(default_factory=Overrides)
     _until: float = 0.0
     _mark: tuple[int, int] | None = None
 
     def look(self) -> None:
-        if self.now != Tuning() and self.clock() >= self._until:
+        if self.now != Overrides() and self.clock() >= self._until:
             log.info("tuning is over; all is as it was")
-            self._set(Tuning(), 0.0)
+            self._set(Overrides(), 0.0)
         try:
             status = self.path.stat()
         except OSError:
@@ -78,7 +78,7 @@ class Tuner:
         log.info("tuning for %.1f hours: %s", left, tuning)
         self._set(tuning, float(told.until))
 
-    def _set(self, tuning: Tuning, until: float) -> None:
+    def _set(self, tuning: Overrides, until: float) -> None:
         self.now, self._until = tuning, until
         self.apply(tuning)
 
@@ -88,7 +88,7 @@ class Tuner:
         return int(text) if text.isdigit() else 0
 
 
-def believed(path: Path, enrolled: Path, name: str, now: float, seen: int) -> tuple[SignedTuning, Tuning]:
+def believed(path: Path, enrolled: Path, name: str, now: float, seen: int) -> tuple[SignedTuning, Overrides]:
     """What our root has said to this device, where it still holds."""
     trust = load_trust(enrolled / CURRENT)
     told = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
@@ -102,4 +102,4 @@ def believed(path: Path, enrolled: Path, name: str, now: float, seen: int) -> tu
         raise StatementError(Why.EXPIRED, f"{path} has ended")
     if told.until - now > LONGEST_SECONDS:
         raise StatementError(Why.MALFORMED, f"{path} is for more than {LONGEST_SECONDS // 86_400} days")
-    return told, decode(Tuning, parse_toml(told.text.encode(), str(path)), "tuning")
+    return told, decode(Overrides, parse_toml(told.text.encode(), str(path)), "tuning")

@@ -24,7 +24,7 @@ GPU_LOAD: Final = (
 )
 
 
-class Board:
+class Sensors:
     """`root` is the file system whose `sys` and `proc` are read."""
 
     def __init__(self, root: Path = Path("/")) -> None:

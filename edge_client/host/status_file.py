@@ -51,8 +51,8 @@ class StatusFile:
         receipts = agent.receipts
         return Status(
             os.getpid(), agent.link.me.boot, self._started, self._software, self._settings,
-            connected=agent.connected, heard=agent.heard, run=agent.memory.book.run,
-            round=agent.memory.last_round, working=agent.working, waiting=agent.waiting,
+            connected=agent.connected, heard=agent.heard, run=agent.state.saved.run,
+            round=agent.state.last_round, working=agent.working, waiting=agent.waiting,
             accepted=receipts["accepted"], refused=receipts["refused"] + receipts["late"],
             idle=agent.idle, draining=agent.draining, over=agent.problem if agent.finished else "",
         )  # fmt: skip

@@ -9,29 +9,29 @@ from typing import Final
 
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.host.overrides import Tuner, Tuning
-from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.host.overrides import Overrides, OverridesFile
+from protofleet.edge_client.host.sensors import Sensors
 
 COOLER: Final = 5.0  # degrees below the limit before work is taken again
 
 log = logging.getLogger("protofleet.device")
 
 
-class Caretaker:
+class Supervisor:
     def __init__(
         self,
         agent: Agent,
         settings: DeviceSettings,
         limit: Callable[[int, float], None],
-        board: Board | None = None,
+        board: Sensors | None = None,
     ) -> None:
         """`limit` is told what a training process may take."""
-        self._agent, self._limit, self._board = agent, limit, board or Board()
-        self._settings, self._tuning, self._hot = settings, Tuning(), False
-        self._tuner: Tuner | None = None
+        self._agent, self._limit, self._board = agent, limit, board or Sensors()
+        self._settings, self._tuning, self._hot = settings, Overrides(), False
+        self._tuner: OverridesFile | None = None
         if settings.tuning:
             places = (Path(settings.tuning), Path(settings.enrolled))
-            self._tuner = Tuner(*places, settings.name, Path(settings.folder), self._apply)
+            self._tuner = OverridesFile(*places, settings.name, Path(settings.folder), self._apply)
 
     def look(self) -> None:
         if self._tuner is not None:
@@ -49,7 +49,7 @@ class Caretaker:
         heat = self._board.hottest() if limit else float("-inf")
         self._hot = heat > limit or (self._hot and heat > limit - COOLER) if limit else False
 
-    def _apply(self, tuning: Tuning) -> None:
+    def _apply(self, tuning: Overrides) -> None:
         self._tuning = tuning
         logging.getLogger("protofleet").setLevel(logging.DEBUG if tuning.verbose else logging.NOTSET)
         self._limit(tuning.trainer_memory_bytes, tuning.trainer_seconds)

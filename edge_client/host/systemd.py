@@ -21,7 +21,7 @@ from protofleet.protocol.transport.base import Done, Item
 LONGEST_SILENCE: Final = 10.0  # seconds between two looks, where systemd names no shorter time
 
 
-class Systemd:
+class NotifySocket:
     """The service manager's socket; nothing where there is none."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
@@ -36,11 +36,11 @@ class Systemd:
             door.sendto("\n".join(words).encode(), address)
 
 
-class Watched:
+class SystemdNotifier:
     """A `Party` around the agent: it does what the agent does, and says so."""
 
     def __init__(
-        self, agent: Agent, systemd: Systemd, status: StatusFile | None = None,
+        self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,
         clock: Callable[[], float] = time.monotonic, look_after: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """`look_after` is called every few seconds: what nobody tells has to be looked for."""
@@ -86,7 +86,7 @@ class Watched:
         if not a.connected:
             return "not connected to the broker"
         doing = "working" if a.working else "an answer waits for its receipt" if a.waiting else "idle"
-        return f"{doing}; last round {a.memory.last_round}" if a.heard else "no coordinator has answered yet"
+        return f"{doing}; last round {a.state.last_round}" if a.heard else "no coordinator has answered yet"
 
 
 def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:

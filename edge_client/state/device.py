@@ -14,32 +14,36 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.edge_client.state.file import FORMAT, KEPT_ANSWERS, Answer, Book, read_book, sealed, written
+from protofleet.edge_client.state.file import (
+    KEPT_ANSWERS,
+    Answer,
+    StateFile,
+    encode_state_file,
+    read_state_file,
+)
 from protofleet.edge_client.state.holders import NAME, Holders, read_holders, write_holders
-from protofleet.edge_client.state.recall import Files, recalled, way_out
+from protofleet.edge_client.state.recall import Files, recover, way_out
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 from protofleet.protocol.wire.messages import Arrays
 
-__all__ = ["FORMAT", "Answer", "Book", "Memory", "TakenOverError", "read_book", "sealed", "written"]
-
 
 class TakenOverError(RuntimeError):
     """A later start of this device goes on in its folder: what this one has worked out is nobody's any more."""
 
 
-class Memory:
+class DeviceState:
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.disk = disk or Disk(durable)
         self.folder = folder
         self._files = Files(folder)
         self.store = ObjectStore(folder / "objects", disk=self.disk)
-        found = recalled(self._files, self.store)
-        self.book, self.fallbacks = found.book, int(found.went_back)
+        found = recover(self._files, self.store)
+        self.saved, self.fallbacks = found.saved, int(found.went_back)
         self._half_before = found.half_before  # of the generation before this one
-        self._own = self.book.boot  # another one on the disk is of a process that has taken over
+        self._own = self.saved.boot  # another one on the disk is of a process that has taken over
         self.holders = read_holders(folder)
         self.renewed, self.started_last = (
             False,
@@ -50,7 +54,7 @@ class Memory:
         """The number of this start, above every earlier one of its holder even if the clock went back."""
         with self._alone():
             known = self.holders = read_holders(self.folder)
-            earlier = {self.book.boot}
+            earlier = {self.saved.boot}
             # Where that is raised here, the copies of the book have just told that the number is damaged.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
@@ -60,17 +64,17 @@ class Memory:
                 self.renewed = not same_record(known.own, holder)
             self.started_last = max(earlier)
             boot = max(clock, *(boot + 1 for boot in earlier))
-            if boot < self.book.boot:
+            if boot < self.saved.boot:
                 self._lower_previous(boot)
             self._hold(replace(known, own=holder, boot=boot))
-            self._turn_to(replace(self.book, boot=boot))
+            self._turn_to(replace(self.saved, boot=boot))
             self._own = boot
         return boot
 
     def forget_epoch(self) -> None:
         """The one that is kept binds nobody any more."""
         with self._alone():
-            self._turn_to(replace(self.book, epoch=0))
+            self._turn_to(replace(self.saved, epoch=0))
 
     def conducted_by(self, coordinator: str) -> None:
         """Whose the epochs are that are kept from now on."""
@@ -81,52 +85,52 @@ class Memory:
         """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
         with self._alone():
             # What a later process of this very folder has written there is its own.
-            if boot > max(mine, self.book.boot, self._boot_on_disk()):
+            if boot > max(mine, self.saved.boot, self._boot_on_disk()):
                 self._hold(replace(self.holders, boot=boot))
-                self._turn_to(replace(self.book, boot=boot))
+                self._turn_to(replace(self.saved, boot=boot))
                 self._own = boot
         return boot > mine
 
     @property
     def last_round(self) -> int:
         """Of what was answered in this run."""
-        return max((answer.round for answer in self.book.answers), default=0)
+        return max((answer.round for answer in self.saved.answers), default=0)
 
     def begin(self, run: str, plan: str, epoch: int = 0) -> None:
         """Take on a run; what was learned in another one is forgotten."""
-        if (self.book.run, self.book.plan) == (run, plan):
+        if (self.saved.run, self.saved.plan) == (run, plan):
             return
         with self._alone():
             self._demand_own()
-            self._turn_to(Book(boot=self.book.boot, run=run, plan=plan, epoch=epoch))
+            self._turn_to(StateFile(boot=self.saved.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._files.previous)
             self._half_before = ""
         self.store.sweep()
         self.store.keep(set())
 
     def half(self) -> Arrays | None:
-        return self.store.open(bytes.fromhex(self.book.half)) if self.book.half else None
+        return self.store.open(bytes.fromhex(self.saved.half)) if self.saved.half else None
 
     def answer_to(self, question: str) -> Answer | None:
-        return next((a for a in self.book.answers if a.question == question), None)
+        return next((a for a in self.saved.answers if a.question == question), None)
 
     def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
         """State and answer become durable together, and whose question it was."""
         name = self.store.put(half).object.hex() if half else ""
         with self._alone():
             self._demand_own()
-            before = self.book
+            before = self.saved
             answers = [a for a in before.answers if a.round == answer.round]
-            book = replace(
+            saved = replace(
                 before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
             )  # fmt: skip
-            self._turn_to(book, keep=True)
+            self._turn_to(saved, keep=True)
             self._half_before = before.half
 
     def contradicted(self, question: str) -> str:
         """Why a question cannot be answered: an answer is lost that came before it. Or nothing."""
-        lost = self.book.lost
+        lost = self.saved.lost
         if lost is None or lost.question == question:
             return ""
         words = (
@@ -136,8 +140,8 @@ class Memory:
 
     def next_bytes(self, base: bytes) -> int:
         """About what the answer to this broadcast and the state behind it will take of the disk."""
-        last = self.book.answers[-1].object if self.book.answers else ""
-        known = [self.store.size(bytes.fromhex(name)) for name in (self.book.half, last) if name]
+        last = self.saved.answers[-1].object if self.saved.answers else ""
+        known = [self.store.size(bytes.fromhex(name)) for name in (self.saved.half, last) if name]
         return 2 * max([self.store.size(base) if base else 0, *known])
 
     def tidy(self, needed: set[bytes]) -> None:
@@ -173,14 +177,14 @@ class Memory:
                 f"one, {self._own}, stops"
             )
 
-    def _turn_to(self, book: Book, keep: bool = False) -> None:
+    def _turn_to(self, saved: StateFile, keep: bool = False) -> None:
         """On the disk first: what could not be written has not happened."""
-        self._write(book, keep)
-        self.book = book
+        self._write(saved, keep)
+        self.saved = saved
 
     def _boot_on_disk(self) -> int:
         try:
-            return read_book(self._files.newest.read_bytes()).boot
+            return read_state_file(self._files.newest.read_bytes()).boot
         except (FileNotFoundError, DamagedError):
             return 0
 
@@ -188,17 +192,17 @@ class Memory:
         """A number that is let go of, in the generation before too: beside it the newest would look older."""
         path = self._files.previous
         try:
-            previous = read_book(path.read_bytes())
+            previous = read_state_file(path.read_bytes())
         except (FileNotFoundError, DamagedError, NewerFormatError):
             return
-        self.disk.replace(path, written(replace(previous, boot=min(previous.boot, boot))))
+        self.disk.replace(path, encode_state_file(replace(previous, boot=min(previous.boot, boot))))
 
     def _named(self) -> set[str]:
-        return {self.book.half, self.book.broadcast, *(a.object for a in self.book.answers)}
+        return {self.saved.half, self.saved.broadcast, *(a.object for a in self.saved.answers)}
 
-    def _write(self, book: Book, keep: bool = False) -> None:
+    def _write(self, saved: StateFile, keep: bool = False) -> None:
         """Anew, and its copies; what it takes the place of is kept where it is another generation."""
-        files, text = self._files, written(book)
+        files, text = self._files, encode_state_file(saved)
         target = files.newest.with_suffix(".new")
         target.write_bytes(text)
         self.disk.sync(target)

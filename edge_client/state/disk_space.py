@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 
 log = logging.getLogger("protofleet.device")
 
 
-class Room:
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+class DiskSpaceCheck:
+    def __init__(self, state: DeviceState) -> None:
+        self._state = state
         self.full = ""  # why no work is taken on
 
     def for_answer(self, base: bytes) -> bool:
         """An answer and the state behind it are about as large as the last ones, or as what is asked about."""
-        needs, free = self._memory.next_bytes(base), self._memory.disk.room(self._memory.folder)
+        needs, free = self._state.next_bytes(base), self._state.disk.room(self._state.folder)
         if free < needs:
             self.short(f"{needs} bytes are needed for an answer, {free} are free")
             return False
         if self.full:
-            log.warning("there is room again on the disk that holds %s; work goes on", self._memory.folder)
+            log.warning("there is room again on the disk that holds %s; work goes on", self._state.folder)
             self.full = ""
         return True
 
@@ -29,6 +29,6 @@ class Room:
         if not self.full:
             log.error(
                 "the disk that holds %s is full (%s): no work is taken on until there is room",
-                self._memory.folder, why,
+                self._state.folder, why,
             )  # fmt: skip
         self.full = why

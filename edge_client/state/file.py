@@ -30,7 +30,7 @@ class Answer:
 
 
 @dataclass
-class Book:
+class StateFile:
     """The contents of the JSON file."""
 
     boot: int = 0
@@ -45,20 +45,20 @@ class Book:
     )
 
 
-def written(book: Book) -> bytes:
+def encode_state_file(saved: StateFile) -> bytes:
     """What is lost stands beside the rest: an earlier version knows nothing of it, and reads the rest."""
-    table = asdict(book)
+    table = asdict(saved)
     lost = table.pop("lost")
-    beside = {"lost": {"seal": sealed(lost), "answer": lost}} if lost else {}
-    return json.dumps({"format": FORMAT, "seal": sealed(table), "book": table, **beside}).encode()
+    beside = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
+    return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **beside}).encode()
 
 
-def sealed(table: object) -> str:
+def checksum(table: object) -> str:
     """A flipped bit in a number is no fault to JSON."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-def read_book(text: bytes, path: Path = Path("device.json")) -> Book:
+def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
     """The contents of the JSON file; DamagedError, or NewerFormatError."""
     try:
         table = json.loads(text)
@@ -68,25 +68,25 @@ def read_book(text: bytes, path: Path = Path("device.json")) -> Book:
         lost: list[Answer] = []
         if found != 0:  # format 0 was the bare table
             lost = _lost_in(table)
-            if table["seal"] != sealed(table["book"]):
+            if table["seal"] != checksum(table["book"]):
                 raise ValueError("it is not what was written")
             table = table["book"]
         answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
-        book = decode(Book, table)
-        book.answers, book.lost = answers, lost[0] if lost else None
-        names = [book.plan, book.half, book.broadcast]
+        saved = decode(StateFile, table)
+        saved.answers, saved.lost = answers, lost[0] if lost else None
+        names = [saved.plan, saved.half, saved.broadcast]
         names += [name for a in (*answers, *lost) for name in (a.question, a.base, a.object)]
         if bad := [name for name in names if not HASH_OR_NOTHING.fullmatch(name)]:
             raise ValueError(f"{bad[0][:40]!r} is no SHA-256")
-        if not 0 <= book.epoch < 1 << 63:
-            raise ValueError(f"epoch is {book.epoch}")
-        if not 0 <= book.boot < 1 << 63 or len(answers) > KEPT_ANSWERS:
-            raise ValueError(f"boot is {book.boot}, and there are {len(answers)} answers")
+        if not 0 <= saved.epoch < 1 << 63:
+            raise ValueError(f"epoch is {saved.epoch}")
+        if not 0 <= saved.boot < 1 << 63 or len(answers) > KEPT_ANSWERS:
+            raise ValueError(f"boot is {saved.boot}, and there are {len(answers)} answers")
     except NewerFormatError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None
-    return book
+    return saved
 
 
 def _lost_in(table: Mapping[str, Any]) -> list[Answer]:
@@ -95,6 +95,6 @@ def _lost_in(table: Mapping[str, Any]) -> list[Answer]:
         raise ValueError(f"there is {sorted(odd)[0][:40]!r} in it")
     if "lost" not in table:
         return []
-    if table["lost"]["seal"] != sealed(table["lost"]["answer"]):
+    if table["lost"]["seal"] != checksum(table["lost"]["answer"]):
         raise ValueError("the answer that is lost is not what was written")
     return [decode(Answer, table["lost"]["answer"], "lost")]

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.edge_client.state.device import Memory
-from protofleet.edge_client.state.file import sealed
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import checksum
 from protofleet.protocol.link.clocks import Clock, days
 from protofleet.protocol.security.holders import other_keys
 from protofleet.protocol.settings.reader import decode
@@ -30,13 +30,13 @@ log = logging.getLogger("protofleet.device")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LastHeard:
     epoch: int = 0  # of the newest coordinator that was heard
     sequence: int = 0  # the highest of its messages
     over: str = ""  # the run whose end was heard
 
 
-class Heard:
+class HeardFile:
     """`clock` is what judges from now on: it has said the time before that stands in the file.
 
     Not where this device was `renewed` since: so does who has set a clock that was ahead.
@@ -59,20 +59,20 @@ class Heard:
 
     def forget(self) -> None:
         """What was heard binds nobody any more."""
-        self._turn_to(Mark(over=self.mark.over), True)
+        self._turn_to(LastHeard(over=self.mark.over), True)
 
     def end_of(self, run: str) -> None:
         if run != self.mark.over:
             self._turn_to(replace(self.mark, over=run), True)
 
-    def _turn_to(self, mark: Mark, lasting: bool) -> None:
+    def _turn_to(self, mark: LastHeard, lasting: bool) -> None:
         self.mark = mark
         if self.clock.is_believable:
             self._seen = int(self.clock.now())
-        table, seen = asdict(mark), {"seal": sealed(self._seen), "time": self._seen}
+        table, seen = asdict(mark), {"seal": checksum(self._seen), "time": self._seen}
         fresh = self._path.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps({"seal": sealed(table), "heard": table, "seen": seen}))
+            fresh.write_text(json.dumps({"seal": checksum(table), "heard": table, "seen": seen}))
             if lasting:
                 self._disk.sync(fresh)
             self._disk.rename(fresh, self._path)
@@ -83,65 +83,65 @@ class Heard:
                 raise
             fresh.unlink(missing_ok=True)
 
-    def _read(self) -> Mark:
+    def _read(self) -> LastHeard:
         try:
             table = json.loads(self._path.read_bytes())
-            mark = decode(Mark, table["heard"])
-            if table["seal"] != sealed(table["heard"]) or min(mark.epoch, mark.sequence) < 0:
+            mark = decode(LastHeard, table["heard"])
+            if table["seal"] != checksum(table["heard"]) or min(mark.epoch, mark.sequence) < 0:
                 raise ValueError("it is not what was written")
             self._seen = _time_in(table.get("seen"))
         except FileNotFoundError:
-            return Mark()
+            return LastHeard()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             log.warning(
                 "%s is damaged (%.80s); old words of the coordinator may be news once", self._path, error
             )
-            return Mark()
+            return LastHeard()
         return mark
 
 
 def _time_in(seen: object) -> int:
     """Nothing in a file of a version before this one, or where it is damaged: the clock is believed then."""
     match seen:
-        case {"seal": str() as seal, "time": int() as time} if seal == sealed(time):
+        case {"seal": str() as seal, "time": int() as time} if seal == checksum(time):
             return time
     return 0
 
 
-def taken_up(memory: Memory, heard: Heard, clock: Clock, coordinator: str) -> int:
+def taken_up(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
     """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
-    epoch, known = max(memory.book.epoch, heard.mark.epoch), memory.holders.coordinator
+    epoch, known = max(state.saved.epoch, heard.mark.epoch), state.holders.coordinator
     why = ""
     if epoch and other_keys(known, coordinator):
         why = "the coordinator has other keys now"
     elif far := clock.ahead(epoch):
         why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"
     if why:
-        _forget(memory, heard, epoch, why)
-    memory.conducted_by(coordinator)
+        _forget(state, heard, epoch, why)
+    state.conducted_by(coordinator)
     return 0 if why else epoch
 
 
-def told_earlier(memory: Memory, heard: Heard, clock: Clock, epoch: int) -> None:
+def told_earlier(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
     """Of an epoch that is heard: where a higher one is held, the link has found that far ahead of the clock."""
-    held = max(memory.book.epoch, heard.mark.epoch)
+    held = max(state.saved.epoch, heard.mark.epoch)
     if epoch < held:
         far = days(clock.ahead(held))
         _forget(
-            memory,
+            state,
             heard,
             held,
             f"it lies {far} ahead of this clock, which has been set, and {epoch} is there",
         )
 
 
-def _forget(memory: Memory, heard: Heard, epoch: int, why: str) -> None:
+def _forget(state: DeviceState, heard: HeardFile, epoch: int, why: str) -> None:
     log.warning("the epoch %d that was heard last is forgotten: %s", epoch, why)
     heard.forget()
-    memory.forget_epoch()
+    state.forget_epoch()
 
 
-class Refused:
+class RefusalCheck:
     """Whether a refusal counts.
 
     At once where it says which hello it answers, and that is the last one. One that does not say so counts when the
@@ -169,7 +169,7 @@ class Refused:
         self.ask_at, self._asked = float("inf"), False
 
 
-class Ending:
+class RunEndCheck:
     """When the word counts that a run is over.
 
     At once where this process holds the run's plan. Not where its end is known already: whoever is started after that

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.edge_client.state.file import sealed
+from protofleet.edge_client.state.file import checksum
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.disk import Disk
 
@@ -34,7 +34,7 @@ def read_holders(folder: Path) -> Holders:
     try:
         table = json.loads(path.read_bytes())
         found = decode(Holders, table["holders"])
-        if table["seal"] != sealed(table["holders"]) or found.boot < 0:
+        if table["seal"] != checksum(table["holders"]) or found.boot < 0:
             raise ValueError("it is not what was written")
     except FileNotFoundError:
         return Holders()
@@ -46,4 +46,4 @@ def read_holders(folder: Path) -> Holders:
 
 def write_holders(folder: Path, disk: Disk, holders: Holders) -> None:
     table = asdict(holders)
-    disk.replace(folder / NAME, json.dumps({"seal": sealed(table), "holders": table}).encode())
+    disk.replace(folder / NAME, json.dumps({"seal": checksum(table), "holders": table}).encode())

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from protofleet.edge_client.state.file import Book, read_book
+from protofleet.edge_client.state.file import StateFile, read_state_file
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 
 log = logging.getLogger("protofleet.device")
 
-Found: TypeAlias = "Book | DamagedError | NewerFormatError | None"  # None: there is no such file
+Found: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # None: there is no such file
 
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
-    book: Book
+class Recovered:
+    saved: StateFile
     half_before: str = ""  # of the generation before it
     went_back: bool = False  # something was damaged, and this is what could be had
 
@@ -38,40 +38,42 @@ class Files:
         self.previous = folder / "device.previous.json"
 
 
-def recalled(files: Files, store: ObjectStore) -> Recalled:
+def recover(files: Files, store: ObjectStore) -> Recovered:
     """DamagedError where what is left does not tell how far the device had come; or NewerFormatError."""
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
-        return Recalled(Book())
+        return Recovered(StateFile())
     fault = _words(files.newest, newest)
     least = (
-        previous.boot if isinstance(previous, Book) else 0
+        previous.boot if isinstance(previous, StateFile) else 0
     )  # an earlier version has left its second copy behind
-    whole = (found for found in (newest, *copies) if isinstance(found, Book))
-    book = next((found for found in whole if found.boot >= least), None)
-    if newer := _of_a_later_version(book, newest, *copies, previous):
+    whole = (found for found in (newest, *copies) if isinstance(found, StateFile))
+    saved = next((found for found in whole if found.boot >= least), None)
+    if newer := _of_a_later_version(saved, newest, *copies, previous):
         raise newer
-    if book is None:
+    if saved is None:
         fault = fault or f"{files.newest} is older than {files.previous}"
         raise _stop(files, fault, *map(_words, files.copies, copies))
     if fault:
         log.error("%s; its copy has taken its place", fault)
-    before = previous if isinstance(previous, Book) and not _missing(store, previous.half) else None
-    if missing := _missing(store, book.half, *_last(book)):
-        return _before(files, book, before, f"{store.folder / missing}.body is gone or damaged", store)
+    before = previous if isinstance(previous, StateFile) and not _missing(store, previous.half) else None
+    if missing := _missing(store, saved.half, *_last(saved)):
+        return _before(files, saved, before, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
         log.warning("%s; it is the older one, the device goes on", _words(files.previous, previous))
-    return Recalled(_with_what_is_here(book, store), before.half if before else "", bool(fault))
+    return Recovered(_with_what_is_here(saved, store), before.half if before else "", bool(fault))
 
 
-def _of_a_later_version(book: Book | None, *files: Found) -> NewerFormatError | None:
+def _of_a_later_version(saved: StateFile | None, *files: Found) -> NewerFormatError | None:
     """A later version writes the book and all its copies: where one file alone says so, its number is damaged."""
     found = [file for file in files if isinstance(file, NewerFormatError)]
-    return found[0] if len(found) > 1 or (found and book is None) else None
+    return found[0] if len(found) > 1 or (found and saved is None) else None
 
 
-def _before(files: Files, newest: Book, before: Book | None, fault: str, store: ObjectStore) -> Recalled:
+def _before(
+    files: Files, newest: StateFile, before: StateFile | None, fault: str, store: ObjectStore
+) -> Recovered:
     """What was before the last answer, and that answer to be worked out again."""
     if before is None or newest.lost or not newest.answers:
         raise _stop(
@@ -83,8 +85,8 @@ def _before(files: Files, newest: Book, before: Book | None, fault: str, store: 
     again = ", and working it out again" if lost else ""
     when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
     log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
-    book = replace(_with_what_is_here(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
-    return Recalled(book, went_back=True)
+    saved = replace(_with_what_is_here(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
+    return Recovered(saved, went_back=True)
 
 
 def _stop(files: Files, *faults: str) -> DamagedError:
@@ -97,7 +99,7 @@ def way_out(folder: Path) -> str:
 
 def _read(path: Path) -> Found:
     try:
-        return read_book(path.read_bytes(), path)
+        return read_state_file(path.read_bytes(), path)
     except FileNotFoundError:
         return None
     except (DamagedError, NewerFormatError) as error:
@@ -115,9 +117,9 @@ def _words(path: Path, found: Found) -> str:
     return ""
 
 
-def _last(book: Book) -> list[str]:
+def _last(saved: StateFile) -> list[str]:
     """The state after an answer cannot give it once more. Where a later one is lost, nobody asks for it."""
-    return [] if book.lost else [answer.object for answer in book.answers[-1:]]
+    return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:
@@ -125,10 +127,10 @@ def _missing(store: ObjectStore, *names: str) -> str:
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 
-def _with_what_is_here(book: Book, store: ObjectStore) -> Book:
-    answers = [a for a in book.answers if store.has(bytes.fromhex(a.object))]
-    for answer in book.answers:
+def _with_what_is_here(saved: StateFile, store: ObjectStore) -> StateFile:
+    answers = [a for a in saved.answers if store.has(bytes.fromhex(a.object))]
+    for answer in saved.answers:
         if answer not in answers:
             log.warning("the answer to round %d %s is gone or damaged", answer.round, answer.phase)
-    here = book.broadcast and store.has(bytes.fromhex(book.broadcast))
-    return replace(book, answers=answers, broadcast=book.broadcast if here else "")
+    here = saved.broadcast and store.has(bytes.fromhex(saved.broadcast))
+    return replace(saved, answers=answers, broadcast=saved.broadcast if here else "")

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from protofleet.deploy.images.built import read_built
 from protofleet.deploy.monitoring.pages import PAGES
-from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.host.sensors import Sensors
 from protofleet.runtime.metrics_page import Endpoint, exposed
 from tests.containers.drawing import page
 from tests.containers.images import built_in, product, stand_in
@@ -91,7 +91,7 @@ def kill_and_see_it_return(stack, name):
 def board(engine, folder):
     """A target that joins by a file: a board with thermal zones, which this machine need not have."""
     registry, port = CollectorRegistry(), free_port()
-    registry.register(Board(jetson_files(folder / "board")))
+    registry.register(Sensors(jetson_files(folder / "board")))
 
     def join(stack):
         network = json.loads(engine.docker("network", "inspect", f"{stack.name}_stack"))[0]

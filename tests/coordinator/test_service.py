@@ -30,7 +30,7 @@ def test_a_device_that_joins_late_takes_part_from_the_next_round(tmp_path):
     run.kill("device-2")
     run.world.at(4.0, lambda: run.boot_device("device-2"))
     run.run()
-    assert run.service.finished and run.agents["device-2"].memory.book.answers
+    assert run.service.finished and run.agents["device-2"].state.saved.answers
 
 
 def test_a_device_that_never_comes_back_holds_nobody_up_for_long(tmp_path):

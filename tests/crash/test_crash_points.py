@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofleet.edge_client.state.device import Answer, Memory
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import Answer
 from tests.crash.platter import FrailDisk, Platter
 from tests.crash.points import FATES, METHODS, Death, deaths, unbroken
 
@@ -66,7 +67,7 @@ class Fused(FrailDisk):
 def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, step, names):
     """Each is the old one or the new one for itself, as where a file system keeps no order among them."""
     platter = Platter(tmp_path / "device", tmp_path / "shelf")
-    memory = Memory(platter.folder, disk=(disk := Fused(platter)))
+    memory = DeviceState(platter.folder, disk=(disk := Fused(platter)))
     memory.boot(1)
     memory.begin("spring", "ab" * 32)
     answers = [
@@ -81,4 +82,4 @@ def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, st
     with pytest.raises(PowerCut):
         memory.remember(answers[2], {})
     platter.cut(Thrown(names))
-    assert Memory(platter.folder, durable=False).book.answers[-1].round in (2, 3)
+    assert DeviceState(platter.folder, durable=False).saved.answers[-1].round in (2, 3)

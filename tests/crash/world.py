@@ -183,6 +183,6 @@ def outcome(run: Crashing) -> Outcome:
     rounds = [{key: line[key] for key in LEARNED} for line in read_rounds(path)]
     # Of a device what its disk holds: one that died after its last answer needs nothing of it any more.
     states = {"server": run.service.server_runner.server.state()}
-    states |= {name: to_torch(agent.memory.half() or {}) for name, agent in run.agents.items()}
+    states |= {name: to_torch(agent.state.half() or {}) for name, agent in run.agents.items()}
     learned = {f"{who}/{key}": value.clone() for who, state in states.items() for key, value in state.items()}
     return Outcome(learned, run.counted, rounds)

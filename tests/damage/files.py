@@ -45,7 +45,7 @@ MOMENTS: Final[dict[str, Callable[[Crashing], bool]]] = {
     "a round has just begun": lambda run: asked(run, 2, "train") and not run.service.machine.answered,
     "an answer is in": lambda run: asked(run, 2, "train") and bool(run.service.machine.answered),
     "its answer is in": lambda run: asked(run, 2, "train") and "device-1" in run.service.machine.answered,
-    "the device has answered": lambda run: run.agents["device-1"].memory.last_round == 2,
+    "the device has answered": lambda run: run.agents["device-1"].state.last_round == 2,
     "the second phase": lambda run: asked(run, 2, "mix") and bool(run.service.machine.answered),
     "the evaluation": lambda run: asked(run, 3, "evaluate"),
 }

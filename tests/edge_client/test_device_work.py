@@ -118,4 +118,4 @@ def test_three_architectures_learn_in_one_federation(tmp_path):
     sizes = {sum(p.numel() for p in agent.half.model.parameters()) for agent in run.agents.values()}
     assert len(sizes) == 3
     for agent in run.agents.values():
-        assert agent.memory.book.answers[-1].metrics["accuracy.test.personal"] > 2 / 3
+        assert agent.state.saved.answers[-1].metrics["accuracy.test.personal"] > 2 / 3

@@ -14,7 +14,8 @@ from protofleet.coordinator.spool.index import Index
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.exit_codes import exit_code
 from protofleet.edge_client.metrics import DeviceMetrics
-from protofleet.edge_client.state.device import Memory, read_book
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import read_state_file
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire.reasons import Farewell
@@ -85,12 +86,12 @@ def test_a_damaged_snapshot_is_made_again_from_the_one_before(
 ):
     run = died_in(tmp_path, method, 2, phase)
     DAMAGE[damage](newest_snapshot(tmp_path / "coordinator"))
-    asked = {name: agent.memory.book.answers for name, agent in run.agents.items()}
+    asked = {name: agent.state.saved.answers for name, agent in run.agents.items()}
     run.boot_coordinator()
     assert run.service.spool.fallbacks["snapshot"] == 1
     assert "the snapshot of round 2 is damaged; going back to that of round 1" in caplog.text
     run.run(until=lambda: run.service.machine.round == 2 and run.service.ask is not None)
-    assert {name: agent.memory.book.answers for name, agent in run.agents.items()} == asked, (
+    assert {name: agent.state.saved.answers for name, agent in run.agents.items()} == asked, (
         "nobody worked again"
     )
     run.run()
@@ -187,13 +188,13 @@ def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken,
     assert_same(unbroken("fedpall"), run)
 
 
-def answered_and_killed(folder, method, until=lambda run: run.agents["device-1"].memory.last_round == 2):
+def answered_and_killed(folder, method, until=lambda run: run.agents["device-1"].state.last_round == 2):
     """A run whose device has worked and died; and where its files are."""
     run = simulation(folder, method)
     agent = run.agents["device-1"]
     run.run(until=lambda: until(run))
     run.kill("device-1")
-    objects, book = folder / "device-1" / "objects", agent.memory.book
+    objects, book = folder / "device-1" / "objects", agent.state.saved
     return run, {
         "file": folder / "device-1" / "device.json",
         "copy": folder / "device-1" / "device.copy.json",
@@ -218,7 +219,7 @@ def test_a_damaged_book_of_a_device_is_replaced_by_a_copy(tmp_path, unbroken, ca
         DAMAGE[damage](files[name])
     run.boot_device("device-1")
     assert "device.json is" in caplog.text and "its copy has taken its place" in caplog.text
-    assert fallbacks(run) == 1 and run.agents["device-1"].memory.last_round == 2
+    assert fallbacks(run) == 1 and run.agents["device-1"].state.last_round == 2
     run.run()
     assert_same(unbroken("fedpall"), run)
 
@@ -237,7 +238,7 @@ def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
         DAMAGE[damage](files[name])
     run.boot_device("device-1")
     assert "going back to what was before the last answer" in caplog.text and fallbacks(run) == 1
-    assert run.agents["device-1"].memory.last_round < 2 or method == "fedpall"
+    assert run.agents["device-1"].state.last_round < 2 or method == "fedpall"
     run.run()
     assert_same(unbroken(method), run)
 
@@ -283,11 +284,11 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
         files[name].unlink()
     for _ in range(starts):
         run.boot_device("device-1")
-    before = run.agents["device-1"].memory.book.answers
+    before = run.agents["device-1"].state.saved.answers
     run.run(until=lambda: run.agents["device-1"].finished)
     agent = run.agents["device-1"]
     assert re.search(r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.problem)
-    assert agent.memory.book.answers == before and "\n" not in agent.problem
+    assert agent.state.saved.answers == before and "\n" not in agent.problem
     run.run(until=lambda: run.service.departures[Farewell.DAMAGED] == 1)
 
 
@@ -306,10 +307,10 @@ def test_a_device_whose_files_do_not_tell_how_far_it_had_come_does_not_begin_by_
 def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
     """It knows one copy, and writes that one alone."""
     run = simulation(tmp_path, "fedpall")
-    run.run(until=lambda: run.agents["device-1"].memory.last_round == 2)
+    run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
     left = (path := tmp_path / "device-1" / "device.copy-2.json").read_bytes()
     run.boot_device("device-1")
-    run.run(until=lambda: run.agents["device-1"].memory.last_round == 3)
+    run.run(until=lambda: run.agents["device-1"].state.last_round == 3)
     run.kill("device-1")
     path.write_bytes(left)
     for name in ("device.json", "device.copy.json"):
@@ -319,17 +320,17 @@ def test_a_copy_that_an_earlier_version_has_left_behind_is_not_used(tmp_path):
 
 
 def test_a_device_that_has_answered_nothing_yet_finds_its_boot_number_in_the_copy(tmp_path):
-    before = Memory(tmp_path).boot(7)
+    before = DeviceState(tmp_path).boot(7)
     (tmp_path / "device.json").unlink()
-    assert Memory(tmp_path).boot(0) > before
+    assert DeviceState(tmp_path).boot(0) > before
 
 
 def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_path, caplog):
     run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
     files["half"].unlink()
     run.boot_device("device-1")
-    memory = run.agents["device-1"].memory
-    memory.book.lost = replace(memory.book.lost, object="ab" * 32)
+    memory = run.agents["device-1"].state
+    memory.saved.lost = replace(memory.saved.lost, object="ab" * 32)
     run.run()
     assert "round 2 mix, worked out again, is another answer than before" in caplog.text
 
@@ -338,24 +339,24 @@ def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_p
 def test_a_device_trains_on_no_broadcast_that_has_rotted(tmp_path, unbroken, damage):
     run = simulation(tmp_path, "fedpall")
     agent = run.agents["device-1"]
-    run.run(until=lambda: agent.memory.last_round == 2)
-    DAMAGE[damage](tmp_path / "device-1" / "objects" / f"{agent.memory.book.broadcast}.body")
+    run.run(until=lambda: agent.state.last_round == 2)
+    DAMAGE[damage](tmp_path / "device-1" / "objects" / f"{agent.state.saved.broadcast}.body")
     run.kill("device-1")
     run.boot_device("device-1")
-    assert run.agents["device-1"].memory.book.broadcast == ""
+    assert run.agents["device-1"].state.saved.broadcast == ""
     run.run()
     assert_same(unbroken("fedpall"), run)
 
 
 def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp_path):
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.agents["device-1"].memory.last_round == 2)
+    run.run(until=lambda: run.agents["device-1"].state.last_round == 2)
     for _ in range(3):
         run.boot_device("device-1")
-    before = run.agents["device-1"].memory.book.boot
+    before = run.agents["device-1"].state.saved.boot
     for name in ("device.json", "device.copy.json"):
         (tmp_path / "device-1" / name).write_bytes(b"rot")
-    memory = Memory(tmp_path / "device-1", durable=False)
+    memory = DeviceState(tmp_path / "device-1", durable=False)
     assert memory.boot(0) > before
 
 
@@ -380,8 +381,8 @@ def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
     for name in ("device.json", "device.copy.json"):
         given_format(tmp_path / "device-1" / name, 2)
     with pytest.raises(NewerFormatError, match=r"device.json is of format 2, .* up to 1.*run that one"):
-        Memory(tmp_path / "device-1")
-    assert read_book((tmp_path / "device-0" / "device.json").read_bytes()).run
+        DeviceState(tmp_path / "device-1")
+    assert read_state_file((tmp_path / "device-0" / "device.json").read_bytes()).run
 
 
 @pytest.mark.parametrize(

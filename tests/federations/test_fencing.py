@@ -8,7 +8,8 @@ import pytest
 from protofleet.coordinator.round.events import Close, Rollback
 from protofleet.coordinator.spool.spool import FencedError, Spool
 from protofleet.deploy.exit_codes import exit_code
-from protofleet.edge_client.state.device import Answer, Memory, TakenOverError
+from protofleet.edge_client.state.device import DeviceState, TakenOverError
+from protofleet.edge_client.state.file import Answer
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.small_federation import assert_same, simulation
@@ -22,18 +23,18 @@ def answer(memory, round=1):
 
 
 def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
-    old = Memory(tmp_path, durable=False)
+    old = DeviceState(tmp_path, durable=False)
     old.boot(5)
     old.begin("spring", HASH)
     old.remember(answer(old), {})
-    new = Memory(tmp_path, durable=False)
+    new = DeviceState(tmp_path, durable=False)
     assert new.boot(5) == 6, "above the other's, whatever the clock says"
     with pytest.raises(TakenOverError, match=r"taken over .*boot number 6; this one, 5, stops") as error:
         old.remember(answer(old, 2), {})
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)
-    assert Memory(tmp_path, durable=False).book == new.book
+    assert DeviceState(tmp_path, durable=False).saved == new.saved
     new.remember(answer(new, 2), {})
-    assert [a.round for a in new.book.answers] == [2]
+    assert [a.round for a in new.saved.answers] == [2]
 
 
 class At(Disk):
@@ -54,7 +55,7 @@ class At(Disk):
 )
 def test_a_device_that_is_outranked_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
     """The loop hears the refusal of its name while the worker is anywhere in its writing."""
-    memory, threads = Memory(tmp_path, durable=False), []
+    memory, threads = DeviceState(tmp_path, durable=False), []
     memory.boot(5)
     memory.begin("spring", HASH)
     worked = answer(memory)
@@ -67,33 +68,33 @@ def test_a_device_that_is_outranked_while_it_writes_an_answer_down_keeps_both(tm
     memory.disk = memory.store.disk = At(step, name, outranked)
     memory.remember(worked, {"weights.w": np.ones(3, np.float32)})
     threads[0].join()
-    for found in (memory, Memory(tmp_path, durable=False)):
-        assert found.book.boot == 9 and found.book.answers == [worked]
+    for found in (memory, DeviceState(tmp_path, durable=False)):
+        assert found.saved.boot == 9 and found.saved.answers == [worked]
 
 
 def test_a_device_that_is_outranked_by_a_process_on_its_own_folder_leaves_the_folder_to_it(tmp_path):
-    old = Memory(tmp_path, durable=False)
+    old = DeviceState(tmp_path, durable=False)
     old.boot(5)
     old.begin("spring", HASH)
-    new = Memory(tmp_path, durable=False)
+    new = DeviceState(tmp_path, durable=False)
     new.boot(5)
     new.remember(answer(new), {})
     assert old.outranked(6, 5)
     with pytest.raises(TakenOverError, match="boot number 6; this one, 5, stops"):
         old.remember(answer(old, 2), {})
-    found = Memory(tmp_path, durable=False).book
-    assert (found.boot, found.answers) == (6, new.book.answers)
+    found = DeviceState(tmp_path, durable=False).saved
+    assert (found.boot, found.answers) == (6, new.saved.answers)
 
 
 def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path):
     run = simulation(tmp_path, "fedpall")
-    run.run(until=lambda: run.agents["device-1"].memory.last_round == 1)
+    run.run(until=lambda: run.agents["device-1"].state.last_round == 1)
     old = run.agents["device-1"]
     run.kill("device-1")
     run.boot_device("device-1")
-    asked = old.memory.book.answers[-1]
+    asked = old.state.saved.answers[-1]
     with pytest.raises(TakenOverError):
-        old.memory.remember(asked, {"weights.w": np.zeros(3, np.float32)})
+        old.state.remember(asked, {"weights.w": np.zeros(3, np.float32)})
     assert_same(simulation(tmp_path / "other", "fedpall").run(), run.run())
 
 

@@ -100,7 +100,7 @@ def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(
     run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
     run.kill("device-1")
     run.boot_device("device-1")
-    assert run.agents["device-1"].memory.book.epoch == run.service.link.epoch
+    assert run.agents["device-1"].state.saved.epoch == run.service.link.epoch
     run.broker.sessions["device-1"].deliver(Arrived(*old[0]))
     deliver(run, "device-1", old)
     assert run.agents["device-1"].link.meter.rejected[Reason.STALE_EPOCH] >= len(old)
@@ -119,7 +119,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.machine.round == 2)
     run.kill("device-1")
-    run.agents["device-1"].memory.boot(1_900_000_000)
+    run.agents["device-1"].state.boot(1_900_000_000)
     run.boot_device("device-1")
     agent, link = run.agents["device-1"], run.service.link
     assert agent.link.me.boot == 1_900_000_001

@@ -8,7 +8,8 @@ import pytest
 
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.exit_codes import exit_code
-from protofleet.edge_client.state.device import FORMAT, Answer, Memory, sealed
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import FORMAT, Answer, checksum
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.store import DamagedError
 
@@ -23,7 +24,7 @@ def answer_of(memory, round=1):
 @pytest.fixture
 def device(tmp_path):
     """A device that has answered once: nothing to go back to."""
-    memory = Memory(tmp_path, durable=False)
+    memory = DeviceState(tmp_path, durable=False)
     memory.boot(7)
     memory.begin("spring", HASH)
     memory.remember(answer_of(memory), {"w": np.ones(3, np.float32)})
@@ -33,26 +34,26 @@ def device(tmp_path):
 
 
 def test_a_device_finds_again_what_it_has_written(device):
-    book = Memory(device).book
+    book = DeviceState(device).saved
     assert (book.boot, book.run, book.plan, book.broadcast) == (7, "spring", HASH, "")
     assert [(a.round, a.examples) for a in book.answers] == [(1, 5)]
 
 
 def test_a_device_that_let_go_of_a_boot_of_years_ahead_starts_again_as_often_as_it_likes(tmp_path):
     ahead, now, keys = 1_900_000_000, 1_800_000_000, "0" * 32
-    memory = Memory(tmp_path, durable=False)
+    memory = DeviceState(tmp_path, durable=False)
     assert memory.boot(ahead, f"1:{keys}") == ahead
     memory.begin("spring", HASH)
     for round in (1, 2):
         memory.remember(answer_of(memory, round), {"w": np.full(3, round, np.float32)})
-    assert Memory(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
+    assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
     for later in (1, 2):
-        assert Memory(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
-    assert [a.round for a in Memory(tmp_path, durable=False).book.answers] == [2]
+        assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
+    assert [a.round for a in DeviceState(tmp_path, durable=False).saved.answers] == [2]
 
 
 def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
-    memory = Memory(tmp_path, durable=False)
+    memory = DeviceState(tmp_path, durable=False)
     memory.boot(7)
     memory.begin("spring", HASH)
     first = (tmp_path / "device.json").read_bytes()
@@ -63,12 +64,12 @@ def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
     for copy in ("device.copy.json", "device.copy-2.json"):
         (tmp_path / copy).write_bytes(first)
     with pytest.raises(DamagedError, match=r"device.json is older than .*previous.json; put it back"):
-        Memory(tmp_path, durable=False)
+        DeviceState(tmp_path, durable=False)
 
 
 def sealed_with(book, times):
     table = {**book, "answers": book["answers"] * times}
-    return {"format": FORMAT, "seal": sealed(table), "book": table}
+    return {"format": FORMAT, "seal": checksum(table), "book": table}
 
 
 DAMAGE = {
@@ -92,7 +93,7 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
     path = device / "device.json"
     path.write_text(damage(path.read_text()), errors="surrogateescape")
     with pytest.raises(DamagedError, match="device.json is damaged.*remove") as error:
-        Memory(device)
+        DeviceState(device)
     words = str(error.value).replace(str(device), "HERE")  # however long the path is
     assert "\n" not in words and len(words) < 300
     assert exit_code(error.value) == 1
@@ -101,18 +102,18 @@ def test_a_damaged_state_of_a_device_is_one_line_and_no_traceback(device, damage
 @pytest.mark.parametrize("left", [None, b"", b"half of it"])
 @pytest.mark.parametrize("which", ["half", "answer"])
 def test_an_object_that_is_gone_or_damaged_is_one_line_and_no_traceback(device, which, left):
-    book = Memory(device).book
+    book = DeviceState(device).saved
     path = device / "objects" / f"{book.half if which == 'half' else book.answers[0].object}.body"
     path.unlink() if left is None else path.write_bytes(left)
     with pytest.raises(DamagedError, match=r"body is gone or damaged.*; put it back .* begin anew") as error:
-        Memory(device)
+        DeviceState(device)
     assert exit_code(error.value) == 1
 
 
 def test_a_device_whose_file_is_gone_and_whose_work_is_here_does_not_begin_anew_in_silence(device):
     (device / "device.json").unlink()
     with pytest.raises(DamagedError, match=r"device.json is gone; .*put it back .* begin anew"):
-        Memory(device)
+        DeviceState(device)
 
 
 @pytest.fixture

@@ -30,22 +30,22 @@ def test_a_round_writes_the_broadcast_the_answer_and_the_state_once_each(tmp_pat
 def test_a_finished_rounds_work_is_dropped(tmp_path):
     done = simulation(tmp_path, "fedpall")
     agent = done.agents["device-1"]
-    done.run(until=lambda: agent.memory.last_round == 3 and agent.waiting)
-    rounds = {answer.round for answer in agent.memory.book.answers}
+    done.run(until=lambda: agent.state.last_round == 3 and agent.waiting)
+    rounds = {answer.round for answer in agent.state.saved.answers}
     assert rounds == {3}
-    named = {agent.memory.book.half, agent.memory.book.broadcast, agent.memory._half_before}
-    named |= {answer.object for answer in agent.memory.book.answers}
-    assert {name.hex() for name in agent.memory.store.names()} <= named
+    named = {agent.state.saved.half, agent.state.saved.broadcast, agent.state._half_before}
+    named |= {answer.object for answer in agent.state.saved.answers}
+    assert {name.hex() for name in agent.state.store.names()} <= named
 
 
 def test_the_same_question_gets_the_same_bytes_after_a_reboot(tmp_path):
     run = simulation(tmp_path, "fedpall")
     agent = run.agents["device-1"]
-    run.run(until=lambda: agent.memory.last_round == 2)
-    before, question = agent.memory.book.answers[-1], agent.memory.book.answers[-1].question
-    body = agent.memory.store.read(bytes.fromhex(before.object), 0, 64)
+    run.run(until=lambda: agent.state.last_round == 2)
+    before, question = agent.state.saved.answers[-1], agent.state.saved.answers[-1].question
+    body = agent.state.store.read(bytes.fromhex(before.object), 0, 64)
     run.kill("device-1")
     run.boot_device("device-1")
-    memory = run.agents["device-1"].memory
+    memory = run.agents["device-1"].state
     assert memory.answer_to(question).object == before.object
     assert memory.store.read(bytes.fromhex(before.object), 0, 64) == body

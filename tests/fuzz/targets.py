@@ -16,7 +16,7 @@ import numpy as np
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.spool.spool import members_in, names_in
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.state.device import read_book, written
+from protofleet.edge_client.state.file import encode_state_file, read_state_file
 from protofleet.methods.contract.plan import read_plan
 from protofleet.protocol.link.fetch import indices
 from protofleet.protocol.security.envelope import read_header
@@ -90,7 +90,7 @@ def run_plan(data: bytes) -> str:
 
 
 def device_state(data: bytes) -> str:
-    return str(len(read_book(data).answers))
+    return str(len(read_state_file(data).answers))
 
 
 def coordinator_state(data: bytes) -> str:
@@ -138,9 +138,9 @@ def settings(cls: type, **more: Any) -> list[bytes]:
 def states() -> list[bytes]:
     answer = {"question": HASH, "round": 1, "phase": "train", "base": HASH, "object": HASH,
               "examples": 5, "metrics": {"loss": 0.5}}  # fmt: skip
-    book = {"boot": 3, "run": "spring", "plan": HASH, "half": HASH, "broadcast": "", "answers": [answer] * 2}
-    bare = [json.dumps(row).encode() for row in ({**book, "answers": []}, {**book, "epoch": 1})]
-    return [*bare, *(written(read_book(row)) for row in bare)]
+    saved = {"boot": 3, "run": "spring", "plan": HASH, "half": HASH, "broadcast": "", "answers": [answer] * 2}
+    bare = [json.dumps(row).encode() for row in ({**saved, "answers": []}, {**saved, "epoch": 1})]
+    return [*bare, *(encode_state_file(read_state_file(row)) for row in bare)]
 
 
 TARGETS = {

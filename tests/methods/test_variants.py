@@ -45,7 +45,7 @@ def test_a_variant_learns_and_the_model_it_reports_is_measured(method, hyper, vi
     run = simulation(tmp_path, method, hyper=hyper).run()
     assert plan(method, **hyper).variant.reports == view
     for agent in run.agents.values():
-        assert agent.memory.book.answers[-1].metrics[f"accuracy.test.{view}"] > 2 / 3
+        assert agent.state.saved.answers[-1].metrics[f"accuracy.test.{view}"] > 2 / 3
 
 
 @of_every_variant

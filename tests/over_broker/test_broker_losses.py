@@ -208,7 +208,7 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     )  # in the middle of a broadcast
     late.reset()
     others = [made.agents[name] for name in DEVICES[:2]]
-    made.until(lambda: all(a.memory.last_round >= 1 for a in others))  # who have all of it
+    made.until(lambda: all(a.state.last_round >= 1 for a in others))  # who have all of it
     missed = made.blocks(COORDINATOR, "down", "sent") - made.blocks("device-2", "down", *WAYS_TO_ARRIVE)
     assert missed > 2 * QUEUE, "more than the broker keeps for it"
     late.seconds = 0.0

@@ -19,7 +19,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.link.clocks import MOST_AHEAD
@@ -36,7 +36,7 @@ from tests.simulator import tally
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
 from tests.simulator.hearing import NOTHING, Said, observed_link
-from tests.simulator.history import History, observed_agent, observed_memory, observed_spool
+from tests.simulator.history import History, observed_agent, observed_spool, observed_state
 from tests.simulator.line import Line
 from tests.simulator.order import observed_service
 from tests.simulator.pipe import Weather
@@ -79,7 +79,7 @@ class Parts:
     service: type[Service] = Service
     coordinator_link: type[CoordinatorLink] = CoordinatorLink
     device_link: type[DeviceLink] = DeviceLink
-    memory: type[Memory] = Memory
+    memory: type[DeviceState] = DeviceState
     agent: type[Agent] = Agent
 
 
@@ -122,7 +122,7 @@ class Federation:
         self._set_at = float("inf")  # when the operator sets the clocks
         self._names = (COORDINATOR, *s.devices)
         parts, h = self.parts, self.history
-        self._spool, self._memory = observed_spool(parts.spool, h), observed_memory(parts.memory, h)
+        self._spool, self._state = observed_spool(parts.spool, h), observed_state(parts.memory, h)
         self._agent, self._service = observed_agent(parts.agent, h), observed_service(parts.service, h)
         self._coordinator_link = observed_link(parts.coordinator_link, self.said)
         self._device_link = observed_link(parts.device_link, self.said)
@@ -171,7 +171,7 @@ class Federation:
         process.start(service, line)
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
-        memory = self._memory(folder, disk=process.disk)
+        memory = self._state(folder, disk=process.disk)
         boot = memory.boot(process.host.wall(), self.ring[name].holder)
         me, topics = Identity(name, boot, self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)

@@ -14,7 +14,8 @@ from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.outgoing import Outgoing
-from protofleet.edge_client.state.device import Answer, Memory
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.file import Answer
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.link.clocks import ahead
 from protofleet.protocol.storage.disk import Disk
@@ -88,10 +89,10 @@ class History:
         if card in self.perhaps:
             self.perhaps[copy] = self.perhaps[card]
 
-    def came_back(self, memory: Memory) -> None:
+    def came_back(self, memory: DeviceState) -> None:
         """A device starts: what it had made durable must be there."""
         done, perhaps = self.works[memory.folder], self.perhaps.pop(memory.folder, None)
-        known = {answer.question for answer in memory.book.answers}
+        known = {answer.question for answer in memory.saved.answers}
         if perhaps and perhaps.answer.question in known:
             done.append(perhaps)
         words = f"I2: {memory.folder.name} went back a generation, and nothing of it was damaged"
@@ -228,27 +229,28 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
     return Observed
 
 
-def observed_memory(base: type[Memory], history: History) -> type[Memory]:
+def observed_state(base: type[DeviceState], history: History) -> type[DeviceState]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
             super().__init__(folder, durable, disk)
             history.came_back(self)
 
         def begin(self, run: str, plan: str, epoch: int = 0) -> None:
-            fresh = (self.book.run, self.book.plan) != (run, plan)
+            fresh = (self.saved.run, self.saved.plan) != (run, plan)
             super().begin(run, plan, epoch)
             if fresh:
                 history.works[self.folder].clear()
 
         def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
-            before = self.book.epoch
+            before = self.saved.epoch
             try:
                 super().remember(answer, half, epoch)
             except Killed:  # the name may be there already, only its folder was not synced
                 history.perhaps[self.folder] = self._work(answer, half)
                 raise
             demand(
-                self.book.epoch >= before, f"I4: a device went back from epoch {before} to {self.book.epoch}"
+                self.saved.epoch >= before,
+                f"I4: a device went back from epoch {before} to {self.saved.epoch}",
             )
             self._remembered(answer, half)
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from tests.stored.world import DEVICES, HERE, facts, pack, stopped
 
 try:
@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as name:
     pack(folder, target)
     found = facts(Spool(folder / "coordinator", durable=False))
     found["books"] = {
-        d: [[a.round, a.phase, a.object] for a in Memory(folder / d, durable=False).book.answers]
+        d: [[a.round, a.phase, a.object] for a in DeviceState(folder / d, durable=False).saved.answers]
         for d in DEVICES
     }
 target.with_suffix("").with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")

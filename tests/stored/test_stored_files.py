@@ -7,7 +7,7 @@ import pytest
 from protofleet.coordinator.spool.index import FORMAT
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.state import device as state
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.methods.contract.plan import read_plan
 from tests.stored.world import DEVICES, HERE, facts, federation, unpack
 
@@ -35,8 +35,8 @@ def test_a_coordinator_finds_in_them_what_was_written(kept):
 def test_a_device_finds_in_them_what_was_written(kept):
     folder, expected = kept
     for device in DEVICES:
-        memory = Memory(folder / device, durable=False)
-        found = {(a.round, a.phase, a.object) for a in memory.book.answers}
+        memory = DeviceState(folder / device, durable=False)
+        found = {(a.round, a.phase, a.object) for a in memory.saved.answers}
         newest = tuple(expected["books"][device][-1])
         assert newest in found and found <= {tuple(row) for row in expected["books"][device]}
         memory.boot(1)
@@ -49,10 +49,10 @@ def test_a_run_that_was_begun_by_an_earlier_version_is_gone_on_with(kept):
     assert read_plan(run.plan.encode()) == run.plan
     assert expected["closed"] == {"train": list(DEVICES)} and expected["round"] == 2
     run.run(until=lambda: run.service.machine.round == 3)
-    books = {d: [(a.round, a.object) for a in agent.memory.book.answers] for d, agent in run.agents.items()}
+    books = {d: [(a.round, a.object) for a in agent.state.saved.answers] for d, agent in run.agents.items()}
     assert all(book[-1] == (2, expected["books"][d][-1][2]) for d, book in books.items()), (
         "nobody worked again"
     )
     run.run()
     assert run.service.finished and not any(run.service.spool.fallbacks.values())
-    assert all(agent.memory.book.answers[-1].round == 4 for agent in run.agents.values())
+    assert all(agent.state.saved.answers[-1].round == 4 for agent in run.agents.values())

@@ -9,7 +9,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, Keys
@@ -54,20 +54,20 @@ class Federation:
 
     def device(self, name, i):
         inbox = self.devices_inbox()
-        memory = Memory(self.folder / name, durable=False)
-        me = Identity(name, memory.boot(0), self.keys[name])
+        state = DeviceState(self.folder / name, durable=False)
+        me = Identity(name, state.boot(0), self.keys[name])
         transport = Mqtt(
             f"{self.topics.federation}-{name}", self.at(name), inbox, clean_start=False,
             subscriptions=self.topics.device_subscriptions(name), session_seconds=self.session_seconds,
         )  # fmt: skip
-        link = DeviceLink(me, self.ring, self.topics, transport, memory.store)
+        link = DeviceLink(me, self.ring, self.topics, transport, state.store)
         transport.connect(link.will(self.topics.device_state(name)))
         data = shard(i)
         agent = Agent(
             data,
             lambda p: p.client_half(data.train, name),
             link,
-            memory,
+            state,
             ThreadWorker(inbox),
             clock=lambda: 0.0,
         )

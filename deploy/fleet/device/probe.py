@@ -42,12 +42,12 @@ def whole() -> int:
 
 
 def usable(path: Path) -> int:
-    from protofleet.edge_client.host.loaded_settings import verified
+    from protofleet.edge_client.host.loaded_settings import verified_settings
     from protofleet.protocol.security.statements import StatementError
     from protofleet.protocol.settings.reader import SettingsError
 
     try:
-        verified(path, str(KEYS), ())
+        verified_settings(path, str(KEYS), ())
     except (SettingsError, StatementError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -67,7 +67,7 @@ def tell_enrolment(connected: bool) -> None:
     """A running device is asked nothing: the broker would hand us its session."""
     from cryptography import x509
 
-    from protofleet.edge_client.host.loaded_settings import verified
+    from protofleet.edge_client.host.loaded_settings import verified_settings
     from protofleet.protocol.security.enrolment import CURRENT, TLS_CERT
     from protofleet.protocol.security.statements import StatementError
     from protofleet.protocol.settings.reader import SettingsError
@@ -81,7 +81,7 @@ def tell_enrolment(connected: bool) -> None:
         print("broker=ok")
     elif SETTINGS.exists() and cert.exists():
         try:
-            words = preflight(verified(SETTINGS, str(KEYS), ()).settings.broker) or "ok"
+            words = preflight(verified_settings(SETTINGS, str(KEYS), ()).settings.broker) or "ok"
         except (SettingsError, StatementError) as error:
             words = f"the settings that are installed are not taken: {error}"
         print(f"broker={words}".replace("\n", " "))

@@ -316,7 +316,7 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
     counted = [details for what, details in moments.seen if what == "counted"]
     first, again = (d["answers"] for d in counted if (d["round"], d["phase"]) == (2, "train"))
     assert first == again and set(first) == {"device-0", "device-1", "device-2"}
-    names = {a.object for agent in run.agents.values() for a in agent.memory.book.answers}
+    names = {a.object for agent in run.agents.values() for a in agent.state.saved.answers}
     assert set(counted[-1]["answers"].values()) <= names
     assert rounds.records[1]["resumed"] and rounds.records[1]["participants"] == sorted(first)
 

@@ -18,7 +18,7 @@ from protofleet.coordinator.spool.older_copies import (
     go_on_from,
 )
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.edge_client.state.device import Memory
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.messages import Hello, Update
 from tests.deploy.local.test_run import lines, place, protofleet, start, wait_for_rounds
@@ -34,7 +34,7 @@ def reached(run, number, phase="train"):
 
 
 def last_answer(run, name):
-    return next(((a.round, a.phase) for a in reversed(run.agents[name].memory.book.answers)), None)
+    return next(((a.round, a.phase) for a in reversed(run.agents[name].state.saved.answers)), None)
 
 
 def put_back(run, name, copy):
@@ -77,7 +77,7 @@ def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there
 def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_path):
     run = reached(simulation(tmp_path, "fedavg"), 2)
     agent = run.agents["device-1"]
-    name = agent.memory.book.answers[-1].object
+    name = agent.state.saved.answers[-1].object
     agent.link.send_update(Update("device-1", 3, "train", 5, bytes(32), {}, {}), bytes.fromhex(name))
     run.run()
     assert run.service.finished and not run.service.stopped
@@ -176,7 +176,7 @@ def test_an_emptied_folder_of_a_device_that_says_what_it_holds_is_noticed_too(tm
     run.kill("device-1")
     run.boot_device("device-1")
     reached(run, 3)
-    Memory(tmp_path / "copy").boot(50)  # a clock sees to it that its number is above the old ones
+    DeviceState(tmp_path / "copy").boot(50)  # a clock sees to it that its number is above the old ones
     put_back(run, "device-1", tmp_path / "copy")
     run.run()
     assert (

@@ -1,6 +1,6 @@
 """How a board does, by the files of a Jetson and by those of a machine that has none of them."""
 
-from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.host.sensors import Sensors
 from tests.deploy.fleet.boards import jetson_files
 
 
@@ -15,7 +15,7 @@ def told(board):
 
 
 def test_a_jetson_says_all_that_it_knows(tmp_path):
-    found = told(Board(jetson_files(tmp_path / "board")))
+    found = told(Sensors(jetson_files(tmp_path / "board")))
     assert found["temperature_celsius"] == {
         "thermal_zone0:cpu-thermal": 48.5,
         "thermal_zone1:gpu-thermal": 51.25,
@@ -31,24 +31,24 @@ def test_a_jetson_says_all_that_it_knows(tmp_path):
         "": 300 * 1024
     }
     assert found["disk_written_bytes"] == {"": 4096}
-    assert Board(tmp_path / "board").hottest() == 51.25
+    assert Sensors(tmp_path / "board").hottest() == 51.25
 
 
 def test_a_board_that_is_slowed_for_its_heat_says_so(tmp_path):
     root = jetson_files(tmp_path)
     (root / "sys/class/thermal/cooling_device1/cur_state").write_text("3\n")
-    assert told(Board(root))["throttled"] == {"": 1.0}
+    assert told(Sensors(root))["throttled"] == {"": 1.0}
 
 
 def test_chips_that_measure_power_themselves_are_read_too(tmp_path):
     chip = tmp_path / "sys/class/hwmon/hwmon0"
     chip.mkdir(parents=True)
     (chip / "power1_input").write_text("2500000\n")
-    assert dict(Board(tmp_path).rails()) == {"hwmon0:power1": 2.5}
+    assert dict(Sensors(tmp_path).rails()) == {"hwmon0:power1": 2.5}
 
 
 def test_what_a_board_does_not_have_or_does_not_say_is_left_out(tmp_path):
-    found = told(Board(tmp_path))
+    found = told(Sensors(tmp_path))
     assert found == {
         "temperature_celsius": {},
         "cooling_ratio": {},
@@ -59,7 +59,9 @@ def test_what_a_board_does_not_have_or_does_not_say_is_left_out(tmp_path):
     zone.mkdir(parents=True)
     (zone / "type").write_text("cpu\n")
     (zone / "temp").write_text("nonsense\n")
-    assert told(Board(tmp_path))["temperature_celsius"] == {} and Board(tmp_path).hottest() == float("-inf")
+    assert told(Sensors(tmp_path))["temperature_celsius"] == {} and Sensors(tmp_path).hottest() == float(
+        "-inf"
+    )
 
 
 def test_a_board_of_a_thousand_zones_fills_no_metrics(tmp_path):
@@ -68,8 +70,8 @@ def test_a_board_of_a_thousand_zones_fills_no_metrics(tmp_path):
         zone.mkdir(parents=True)
         (zone / "type").write_text("z\n")
         (zone / "temp").write_text("1000\n")
-    assert len(told(Board(tmp_path))["temperature_celsius"]) == 64
+    assert len(told(Sensors(tmp_path))["temperature_celsius"]) == 64
 
 
 def test_this_machine_is_read_without_a_fault():
-    assert told(Board())["memory_available_bytes"][""] > 0
+    assert told(Sensors())["memory_available_bytes"][""] > 0

@@ -10,7 +10,7 @@ from protofleet.coordinator.observe.journal import Journal
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.deploy.pages.metrics import PAGE, meaning, written
-from protofleet.edge_client.host.sensors import Board
+from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host_metrics import Place
@@ -29,7 +29,7 @@ def shown(tmp_path_factory):
     """What a coordinator and a device show after a run, with everything there is to be read."""
     folder = tmp_path_factory.mktemp("metrics")
     run = simulation(folder / "run", "fedavg")
-    board = Board(jetson_files(folder / "board"))
+    board = Sensors(jetson_files(folder / "board"))
     metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())), board)
     run.service.watchers.append(Journal(run.service, [metrics], 1000))
     run.run()

@@ -7,7 +7,7 @@ import pytest
 from protofleet.coordinator.here import ASK_SECONDS
 from protofleet.coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
 from protofleet.coordinator.round.events import Phase
-from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, Quiet
+from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, HelloTimer
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.wire.blocks import is_block
 from protofleet.protocol.wire.messages import Now
@@ -142,7 +142,7 @@ def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_p
 
 
 def test_a_coordinator_whose_devices_are_told_leaves_at_once(tmp_path, honest):
-    last = max(agent.memory.last_round for agent in honest.agents.values())
+    last = max(agent.state.last_round for agent in honest.agents.values())
     assert last and honest.service.finished and all(agent.finished for agent in honest.agents.values())
     run = simulation(tmp_path, "fedavg")
     ear = Ear(run)
@@ -169,7 +169,7 @@ def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
 
 
 def test_a_hello_without_a_welcome_is_said_again_after_15_s_whatever_else_is_heard():
-    quiet = Quiet()
+    quiet = HelloTimer()
     quiet.conducted_by(1)
     quiet.hello_said(100.0)
     for now in range(101, 115):

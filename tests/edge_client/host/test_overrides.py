@@ -5,9 +5,9 @@ import pytest
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Tuner, Tuning
-from protofleet.edge_client.host.sensors import Board
-from protofleet.edge_client.host.supervisor import Caretaker
+from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides, OverridesFile
+from protofleet.edge_client.host.sensors import Sensors
+from protofleet.edge_client.host.supervisor import Supervisor
 from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, issue_tuning
 from protofleet.protocol.security.statements import armoured
 from protofleet.protocol.wire.reasons import Farewell
@@ -25,7 +25,7 @@ class Lab:
     def tuner(self):
         own = self.fleet.party("a")
         state = self.folder / "state"
-        return Tuner(self.path, own, "a", state, self.seen.append, clock=lambda: self.now)
+        return OverridesFile(self.path, own, "a", state, self.seen.append, clock=lambda: self.now)
 
     def say(self, text="paused = true\n", version=5, seconds=3600, name="a", federation="lab", by=None):
         keys = (by or self.fleet).authority().keys
@@ -47,13 +47,13 @@ def test_what_the_root_says_holds_until_its_end_and_then_all_is_as_it_was(lab):
     lab.say("paused = true\nhottest_celsius = 80.0\n")
     for _ in range(3):
         tuner.look()
-    assert lab.seen == [Tuning(paused=True, hottest_celsius=80.0)], "once is enough"
+    assert lab.seen == [Overrides(paused=True, hottest_celsius=80.0)], "once is enough"
     lab.now += 3599
     tuner.look()
     assert len(lab.seen) == 1
     lab.now += 2
     tuner.look()
-    assert lab.seen[-1] == Tuning() and len(lab.seen) == 2
+    assert lab.seen[-1] == Overrides() and len(lab.seen) == 2
 
 
 def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab):
@@ -61,7 +61,7 @@ def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab
     lab.tuner().look()
     again = lab.tuner()
     again.look()
-    assert lab.seen == [Tuning(paused=True)] * 2
+    assert lab.seen == [Overrides(paused=True)] * 2
     lab.now += 4000
     third = lab.tuner()
     third.look()
@@ -74,7 +74,7 @@ def test_a_later_word_replaces_an_earlier_one_and_never_the_other_way_round(lab,
     tuner.look()
     lab.say("", version=7)
     tuner.look()
-    assert lab.seen == [Tuning(paused=True), Tuning()]
+    assert lab.seen == [Overrides(paused=True), Overrides()]
     lab.say("paused = true\n", version=6)
     tuner.look()
     assert len(lab.seen) == 2 and "version 6, 7 has been followed" in caplog.text
@@ -113,7 +113,9 @@ def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
 
 def caretaker(agent, root, **settings):
     limits = []
-    made = Caretaker(agent, DeviceSettings("a", **settings), lambda *what: limits.append(what), Board(root))
+    made = Supervisor(
+        agent, DeviceSettings("a", **settings), lambda *what: limits.append(what), Sensors(root)
+    )
     return made, limits
 
 
@@ -122,14 +124,14 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     agent = sim.agents["device-1"]
     care, _ = caretaker(agent, tmp_path)
     sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
-    care._apply(Tuning(paused=True))
+    care._apply(Overrides(paused=True))
     care.look()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
     assert sim.service.departures[Farewell.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"
-    care._apply(Tuning())
+    care._apply(Overrides())
     care.look()
     agent.wake(sim.world.now)
     sim.run(until=lambda: agent.receipts["accepted"] == 3)
@@ -151,8 +153,8 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
 def test_limits_of_training_and_the_log_follow(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     care, limits = caretaker(agent, tmp_path)
-    care._apply(Tuning(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
-    care._apply(Tuning())
+    care._apply(Overrides(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
+    care._apply(Overrides())
     assert limits == [(5, 7.0), (0, 0.0)]
 
 

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from protofleet.edge_client.host.status_file import StatusFile, read_status
-from protofleet.edge_client.host.systemd import Systemd, Watched
+from protofleet.edge_client.host.systemd import NotifySocket, SystemdNotifier
 from protofleet.protocol.transport.base import Done
 from tests.support.small_federation import simulation
 
@@ -26,7 +26,7 @@ def manager(tmp_path):
                 except BlockingIOError:
                     return words
 
-        yield Systemd({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000"}), said
+        yield NotifySocket({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "30000000"}), said
 
 
 def to_its_end(sim):
@@ -39,7 +39,7 @@ def to_its_end(sim):
 def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, manager):
     systemd, said = manager
     sim = simulation(tmp_path / "run", "fedavg")
-    watched = Watched(sim.agents["device-0"], systemd)
+    watched = SystemdNotifier(sim.agents["device-0"], systemd)
     watched.wake(0.0)
     assert said() == ["WATCHDOG=1\nSTATUS=not connected to the broker"]
     assert watched.wake_at == 10.0, "a third of WatchdogSec"
@@ -51,8 +51,8 @@ def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, mana
 
 
 def test_without_a_service_manager_nothing_is_said():
-    Systemd({}).say("READY=1")
-    assert Systemd({}).seconds == 0
+    NotifySocket({}).say("READY=1")
+    assert NotifySocket({}).seconds == 0
 
 
 def test_the_status_file_says_how_a_run_went(tmp_path):
@@ -88,7 +88,7 @@ def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
     agent.take(Done(agent.drain), sim.world.now)
     assert not agent.finished, "there is work in hand"
     sim.run(until=lambda: agent.finished)
-    assert agent.problem == "" and agent.memory.last_round == 2
+    assert agent.problem == "" and agent.state.last_round == 2
     assert agent.receipts["accepted"] == 2, "what it had in hand has its receipt"
     sim.boot_device("device-1")  # and whoever starts it again finds it where it stopped
     to_its_end(sim)

@@ -12,7 +12,7 @@ import torch
 
 from protofleet.edge_client.compute import set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.conversation.retry_backoff import Rest
+from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load
@@ -217,7 +217,7 @@ class Hears:
 
 
 def test_pauses_grow_differ_between_devices_and_end():
-    one, other = Rest("a"), Rest("b")
+    one, other = RetryBackoff("a"), RetryBackoff("b")
     pauses = [one.begin(0.0) for _ in range(8)]
     assert all(15 <= p <= 900 for p in pauses) and pauses[-1] >= 450
     assert [other.begin(0.0) for _ in range(8)] != pauses

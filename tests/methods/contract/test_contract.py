@@ -42,7 +42,7 @@ def unbroken(request, tmp_path_factory):
 
 
 def accuracies(run, view):
-    return [agent.memory.book.answers[-1].metrics[f"accuracy.test.{view}"] for agent in run.agents.values()]
+    return [agent.state.saved.answers[-1].metrics[f"accuracy.test.{view}"] for agent in run.agents.values()]
 
 
 def test_learns(unbroken):
@@ -56,7 +56,7 @@ def test_all_that_devices_measure_is_of_views_that_the_method_has(unbroken):
     _, run = unbroken
     names = names_of(run.service.plan.variant.views)
     for agent in run.agents.values():
-        said = {name for answer in agent.memory.book.answers for name in answer.metrics}
+        said = {name for answer in agent.state.saved.answers for name in answer.metrics}
         assert {name for name in said if not name.startswith("seconds.")} <= names
 
 

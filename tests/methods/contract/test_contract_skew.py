@@ -21,7 +21,7 @@ def assert_numbers(run):
     assert run.service.finished
     assert all(v.isfinite().all() for v in final_state(run).values())
     for agent in run.agents.values():
-        for answer in agent.memory.book.answers:
+        for answer in agent.state.saved.answers:
             measured = {k: v for k, v in answer.metrics.items() if k.startswith("accuracy")}
             assert all(0 <= v <= 1 for v in measured.values())
 
@@ -50,7 +50,7 @@ def test_a_device_that_comes_late_takes_part_from_then_on(method, tmp_path):
     run.world.at(2.2, lambda: run.boot_device("device-2"))
     run.run()
     assert_numbers(run)
-    assert run.agents["device-2"].memory.book.answers[-1].phase == "evaluate"
+    assert run.agents["device-2"].state.saved.answers[-1].phase == "evaluate"
 
 
 @pytest.mark.parametrize("method", METHODS)

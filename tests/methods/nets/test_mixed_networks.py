@@ -43,7 +43,7 @@ def test_four_architectures_take_part_in_one_federation(method, tmp_path):
     assert_numbers(run)
     assert len({sum(w.numel() for w in a.half.model.parameters()) for a in run.agents.values()}) == 4
     for agent in run.agents.values():
-        assert agent.memory.last_round == 3 and agent.receipts["accepted"] >= 2 and len(agent.receipts) == 1
+        assert agent.state.last_round == 3 and agent.receipts["accepted"] >= 2 and len(agent.receipts) == 1
 
 
 def test_the_eight_networks_of_fedsas_fleet_have_one_feature_size():

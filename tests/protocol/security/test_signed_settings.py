@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.deploy.fleet.device import probe
-from protofleet.edge_client.host.loaded_settings import read_given
+from protofleet.edge_client.host.loaded_settings import load_settings
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, issue_settings
 from protofleet.protocol.security.statements import StatementError, Why, armoured
 from protofleet.protocol.settings.reader import SettingsError
@@ -31,7 +31,7 @@ def signed(fleet, tmp_path):
         path = tmp_path / "device.settings"
         path.write_text(armoured(SETTINGS, change(issue_settings(told, (by or fleet.authority()).keys))))
         assert is_signed(path)
-        return read_given(path, str(fleet.party("a")), [])
+        return load_settings(path, str(fleet.party("a")), [])
 
     return read
 
@@ -52,7 +52,7 @@ def test_plain_settings_need_no_signature(tmp_path):
     path = tmp_path / "device.toml"
     path.write_text('name = "a"\n')
     assert not is_signed(path)
-    assert read_given(path, "", ["threads=3"]).settings.threads == 3
+    assert load_settings(path, "", ["threads=3"]).settings.threads == 3
 
 
 def test_one_changed_bit_is_found(signed):
@@ -84,7 +84,7 @@ def test_a_typing_slip_in_signed_settings_is_one_clear_line(signed):
 def test_without_a_root_to_believe_signed_settings_are_refused(signed, tmp_path):
     signed()
     with pytest.raises(SettingsError, match="say --enrolled FOLDER"):
-        read_given(tmp_path / "device.settings", "", [])
+        load_settings(tmp_path / "device.settings", "", [])
 
 
 def started(folder, *words):
@@ -109,7 +109,7 @@ def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off
     assert not (tmp_path / "begun").exists()
     path.write_text("\n" * 300 + path.read_text())  # beyond what is looked at for the signature's first line
     with pytest.raises(SettingsError, match="is not signed"):
-        read_given(path, str(fleet.party("a")), [])
+        load_settings(path, str(fleet.party("a")), [])
 
 
 def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(

@@ -22,7 +22,7 @@ from protofleet.deploy.fleet.settings import Fleet
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.pages import bounds as bounds_page
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.host.overrides import Tuning
+from protofleet.edge_client.host.overrides import Overrides
 from protofleet.methods.contract.catalog import load, names
 from protofleet.protocol.settings.bounds import Within
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -34,7 +34,7 @@ LEAST = {  # the least that each table must say
     CoordinatorSettings: RUN,
     DeviceSettings: {"name": "a"},
     Fleet: {"root": "root", "hosts": {"a": {"address": "a"}}},
-    Tuning: {},
+    Overrides: {},
 }
 NEVER = [
     math.nan,
@@ -116,7 +116,8 @@ def test_the_walk_finds_the_numbers_of_nested_tables_lists_and_names():
     assert found >= {
         "Experiment.policy.quorum", "Experiment.devices.clients.a", "Experiment.pictures.rounds",
         "CoordinatorSettings.limits.norm", "CoordinatorSettings.network.feature_size",
-        "DeviceSettings.data.own_test", "DeviceSettings.broker.port", "Fleet.hosts.a.port", "Tuning.trainer_seconds",
+        "DeviceSettings.data.own_test", "DeviceSettings.broker.port", "Fleet.hosts.a.port",
+        "Overrides.trainer_seconds",
     }  # fmt: skip
     assert len(LEAVES) > 80 and {name for name, _ in HYPERS} == set(names())
 
