@@ -55,7 +55,9 @@ def measure() -> dict[str, object]:
         folder = Path(place)
         for name in (COORDINATOR, "a"):
             make_keys(folder / "keys", name)
-        with LocalBroker(folder / "broker", "mosquitto", more=("max_packet_size 268435455",)) as broker:
+        with LocalBroker(
+            folder / "broker", "mosquitto", extra_lines=("max_packet_size 268435455",)
+        ) as broker:
             plain, ours = [], []
             for _ in range(REPEATS):  # in turn, so that both meet the same machine
                 plain.append(timed(folder, broker.address, "plain"))

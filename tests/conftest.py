@@ -95,7 +95,7 @@ def start_mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callab
     def start(*more: str, **options: Any) -> LocalBroker:
         folder: Path = tmp_path_factory.mktemp("mosquitto")
         try:
-            broker = LocalBroker(folder, "mosquitto", more=more, **options)
+            broker = LocalBroker(folder, "mosquitto", extra_lines=more, **options)
         except BrokerError as error:
             missing(error)
         broker.start()

@@ -1,6 +1,7 @@
-"""A broker for this machine alone: Mosquitto where it is installed, else the one that pip brings.
+"""A broker for this machine alone: Mosquitto where it is installed, else the one that pip installs.
 
-It listens on the loopback, takes anybody, keeps nothing on disk, and ends with the process that started it.
+It listens on the loopback, accepts all clients (none without a certificate, if `mutual_tls` is given), keeps nothing
+on disk, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ from protofleet.runtime import children
 LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
-TRIES: Final = 5  # somebody else may take a free port before the broker does
+ATTEMPTS: Final = 5  # another process may take a free port before the broker does
 KINDS: Final = ("auto", "mosquitto", "embedded")
 FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # seldom on a person's PATH
 INSTALL: Final = (
     "install Mosquitto (apt-get install mosquitto) or the embedded one (pip install 'protofleet[broker]')"
 )
 
-# When the pipe on its standard input closes, in whatever way we ended, the shell ends the broker.
+# When the pipe on its standard input closes, however this process ended, the shell ends the broker.
 GUARD: Final = """\
 exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
 { cat <&3 >/dev/null; kill "$broker"; } 2>/dev/null & watch=$!
 wait "$broker"; code=$?
-kill "$watch" 2>/dev/null  # or it would later kill whoever has that process id by then
+kill "$watch" 2>/dev/null  # else it would later kill another process that has got this process id
 exit "$code"
 """
 
-# Each subscription is backed by up to 4 segments of 8 MiB that are never given back; whoever lags further
-# behind misses the oldest frames and has to ask for them again.
+# Each subscription is backed by up to 4 segments of 8 MiB that are never freed; a client that is further behind
+# misses the oldest frames and has to ask for them again.
 EMBEDDED: Final = """\
 id = 0
 
@@ -76,7 +77,7 @@ class BrokerProgram:
     command: tuple[str, ...]  # the path of a settings file follows
     description: str
     settings: str
-    ready: str  # what it logs once it listens: only then is it ours that answers on the port
+    ready: str  # it logs this once it listens: only then is it this broker that answers on the port
 
 
 def find_broker(kind: str = "auto") -> BrokerProgram:
@@ -107,15 +108,15 @@ def _embedded() -> BrokerProgram | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Secured:
-    """TLS and access rules, from a broker's enrolled files; and the files of somebody who may connect."""
+class MutualTls:
+    """TLS with client certificates and access rules, from a broker's enrolled files."""
 
     folder: Path
-    client: TlsFiles
+    client: TlsFiles  # of a client that may connect, with which `address` is given
 
 
 class LocalBroker:
-    """Runs while the `with` lasts. `more` are further lines of a mosquitto.conf, for tests of its rules."""
+    """Runs while the `with` lasts. `extra_lines` go into its mosquitto.conf, for tests of its rules."""
 
     def __init__(
         self,
@@ -123,25 +124,25 @@ class LocalBroker:
         kind: str = "auto",
         port: int = 0,
         sys_seconds: int = 10,
-        more: Sequence[str] = (),
-        secured: Secured | None = None,
+        extra_lines: Sequence[str] = (),
+        mutual_tls: MutualTls | None = None,
     ) -> None:
-        self._program, self._secured = find_broker(kind), secured
-        if (more or secured) and self._program.kind != "mosquitto":
-            wanted = f"the lines {list(more)}" if more else "certificates and access rules"
+        self._program, self._mutual_tls = find_broker(kind), mutual_tls
+        if (extra_lines or mutual_tls) and self._program.kind != "mosquitto":
+            wanted = f"the lines {list(extra_lines)}" if extra_lines else "certificates and access rules"
             raise BrokerError(f"only Mosquitto takes {wanted}, this is {self.describe()}")
         self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
-        self.more = more  # of the next start
+        self.extra_lines = extra_lines  # of the next start
         self._process: subprocess.Popen[bytes] | None = None
         self._log_begins = 0
 
     def describe(self) -> str:
-        return self._program.description + (", TLS 1.3 with client certificates" if self._secured else "")
+        return self._program.description + (", TLS 1.3 with client certificates" if self._mutual_tls else "")
 
     @property
     def address(self) -> BrokerAddress:
-        """With the TLS files of the client that it was given, if it is secured."""
-        return BrokerAddress(LOOPBACK, self._port, self._secured.client if self._secured else None)
+        """With the client's TLS files, if it was given some."""
+        return BrokerAddress(LOOPBACK, self._port, self._mutual_tls.client if self._mutual_tls else None)
 
     @property
     def log(self) -> Path:
@@ -155,10 +156,10 @@ class LocalBroker:
         self.stop()
 
     def start(self) -> None:
-        """It answers MQTT when this returns. Once it has a port, it keeps it."""
+        """It answers MQTT when this returns. A later start takes the same port."""
         self._folder.mkdir(parents=True, exist_ok=True)
         chosen = self._port
-        for attempt in range(1, TRIES + 1):
+        for attempt in range(1, ATTEMPTS + 1):
             self._port = chosen or _free_port()
             _check_free(self._port)
             self._launch()
@@ -166,26 +167,25 @@ class LocalBroker:
                 return self._wait_until_it_answers()
             except BrokerError:
                 self.stop()
-                if chosen or attempt == TRIES:
+                if chosen or attempt == ATTEMPTS:
                     raise
 
     def stop(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        self._process.stdin.close()  # and the guard does the rest
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_SECONDS)
-        self.crash()
+        self._process.stdin.close()  # at which the shell ends the broker
+        children.wait([self._process], STOP_SECONDS)
+        self.kill()
 
-    def crash(self) -> None:
-        """Gone from one moment to the next, as after a power cut."""
+    def kill(self) -> None:
+        """At once, as in a power cut."""
         if (process := self._process) is None:
             return
         self._process = None
-        with process, contextlib.suppress(ProcessLookupError):  # leaving waits for the shell ...
+        with process, contextlib.suppress(ProcessLookupError):  # leaving it waits for the shell
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
-        while _listens(self.address) and time.monotonic() < deadline:  # ... and this for its child
+        while _listens(self.address) and time.monotonic() < deadline:  # and this for the shell's child
             time.sleep(0.005)
 
     def _launch(self) -> None:
@@ -197,20 +197,20 @@ class LocalBroker:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us; the broker goes last
+                start_new_session=True,  # Ctrl-C must reach only this process: the broker ends last
             )
 
     def _settings(self) -> Path:
         """Written anew at each start: the port may be another."""
-        # As root it would become a user who may not read what lies beside its settings.
+        # Started as root it would become a user that may not read the files beside its settings.
         user = "root" if os.geteuid() == 0 else ""
-        lines = "".join(f"{line}\n" for line in self.more)
-        if self._secured is not None:
-            path = self._secured.folder / CONF
+        lines = "".join(f"{line}\n" for line in self.extra_lines)
+        if self._mutual_tls is not None:
+            path = self._mutual_tls.folder / CONF
             listening = Listening(
                 self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
             )
-            path.write_text(secured_settings(self._secured.folder, listening) + lines)
+            path.write_text(secured_settings(self._mutual_tls.folder, listening) + lines)
             return path
         text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
         if self._program.kind != "mosquitto":
@@ -224,20 +224,22 @@ class LocalBroker:
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         problem: str | None = "it does not listen"
-        while self._program.ready not in self._said() or (problem := preflight(self.address, seconds=1.0)):
+        while self._program.ready not in self._log_text() or (
+            problem := preflight(self.address, seconds=1.0)
+        ):
             if self._process is None or self._process.poll() is not None:
-                raise BrokerError(f"{self.describe()} did not start: {self._last_words()}; see {self.log}")
+                raise BrokerError(f"{self.describe()} did not start: {self._reason()}; see {self.log}")
             if time.monotonic() > deadline:
                 raise BrokerError(f"{self.describe()} does not answer ({problem}); see {self.log}")
             time.sleep(0.02)
 
-    def _said(self) -> str:
-        """Its log since this start."""
-        return self.log.read_bytes()[self._log_begins :].decode(errors="replace")
+    def _log_text(self) -> str:
+        """Of this start."""
+        return "\n".join(children.last_lines(self.log, self._log_begins))
 
-    def _last_words(self) -> str:
-        lines = [line for line in self._said().splitlines() if line.strip() and "terminating" not in line]
-        return " / ".join(lines[-2:]) or "it said nothing"
+    def _reason(self) -> str:
+        lines = [line for line in self._log_text().splitlines() if "terminating" not in line]
+        return " / ".join(lines[-2:]) or "its log is empty"
 
 
 def _listens(address: BrokerAddress) -> bool:
@@ -254,7 +256,9 @@ def _free_port() -> int:
 
 def _check_free(port: int) -> None:
     with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what has ended lately does not count
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a connection that has just ended does not count
         try:
             sock.bind((LOOPBACK, port))
         except OSError as error:

@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from protofleet.deploy.cli.flags import Parser
 from protofleet.deploy.cli.version import software
-from protofleet.deploy.local.orphans import end_with_parent
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.plain import plain
+from protofleet.runtime.children import end_with_parent
 from protofleet.runtime.logs import end_plainly, log_plainly
 
 # What a person may see; anything else that escapes is our own fault and keeps its traceback.

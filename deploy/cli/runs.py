@@ -19,7 +19,9 @@ def add_run(jobs: Jobs) -> None:
     job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting")
     job.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
     earlier = job.add_mutually_exclusive_group()
-    earlier.add_argument("--fresh", action="store_true", help="put an earlier run of this name aside")
+    earlier.add_argument(
+        "--fresh", action="store_true", help="rename the folder of an earlier run of this name"
+    )
     earlier.add_argument(
         "--resume", action="store_true", help="only go on with an unfinished run; an error if there is none"
     )
@@ -32,7 +34,7 @@ def add_run(jobs: Jobs) -> None:
 def run(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.class_check import agreed_names
     from protofleet.deploy.local.experiment import read_experiment
-    from protofleet.deploy.local.run import make_way, run_experiment
+    from protofleet.deploy.local.run import claim_folder, run_experiment
     from protofleet.deploy.local.sweep import Sweep
     from protofleet.protocol.settings.reader import SettingsError
 
@@ -41,8 +43,8 @@ def run(options: argparse.Namespace) -> int:
             raise SettingsError("--resume goes on with one run; several are gone on with without it")
         return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
-    agreed_names(experiment)  # before an earlier run is put aside
-    make_way(experiment, options.runs, options.fresh, options.resume)
+    agreed_names(experiment)  # before the folder of an earlier run is renamed
+    claim_folder(experiment, options.runs, options.fresh, options.resume)
     print(f"report: {run_experiment(experiment, options.runs)}")
     return 0
 

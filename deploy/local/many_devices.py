@@ -1,4 +1,4 @@
-"""`protofleet fleet`: many simulated devices on one machine, a process each, started again when one ends in error."""
+"""`protofleet fleet`: many simulated devices on one machine, a process each, restarted when one ends in error."""
 
 from __future__ import annotations
 
@@ -6,72 +6,59 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.runtime.children import command
+from protofleet.runtime import children
 
 SETTINGS: Final = "settings.toml"
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds before a device is started again, doubled each time
-STEADY_SECONDS: Final = 60.0  # who has run for so long is forgiven what was before
+FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 60.0  # seconds before a device is restarted, doubled each time
+STABLE_SECONDS: Final = 60.0  # a device that has run for so long begins again with the first
 STOP_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
 
 
 @dataclass
-class Member:
-    """One device, its process, and how patient we are with it."""
+class DeviceProcess:
+    """One device's process, and when it is restarted."""
 
     settings: Path
     process: subprocess.Popen[bytes] | None = None
-    began: float = 0.0
-    pause: float = FIRST_PAUSE
-    again_at: float = field(default=0.0)
+    started_at: float = 0.0
+    backoff: float = FIRST_BACKOFF
+    restart_at: float = 0.0
 
-    def look(self, now: float) -> str:
-        """Start it if that is due; what comes back is news for the log."""
+    def poll(self, now: float) -> str:
+        """Start it if that is due; a line for the log if it has ended."""
         if self.process is None:
-            if now < self.again_at:
-                return ""
-            self.process = subprocess.Popen(command("protofleet", "device", str(self.settings)))
-            self.began = now
+            if now >= self.restart_at:
+                self.process = subprocess.Popen(children.command("protofleet", "device", str(self.settings)))
+                self.started_at = now
             return ""
         code = self.process.poll()
         if code is None:
             return ""
-        self.pause = FIRST_PAUSE if now - self.began > STEADY_SECONDS else min(LONGEST_PAUSE, 2 * self.pause)
-        self.process, self.again_at = None, now + self.pause
-        return f"{self.settings.parent.name} ended with {code}; it is started again in {self.pause:.1f} s"
-
-    def stop(self, deadline: float) -> None:
-        if self.process is None:
-            return
-        try:
-            self.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        stable = now - self.started_at > STABLE_SECONDS
+        self.backoff = FIRST_BACKOFF if stable else min(LONGEST_BACKOFF, 2 * self.backoff)
+        self.process, self.restart_at = None, now + self.backoff
+        return f"{self.settings.parent.name} ended with exit code {code}; restart in {self.backoff:.1f} s"
 
 
 def run_many(folder: Path) -> None:
-    """Until a signal, which ends as a stopped device does."""
-    members = [Member(path) for path in sorted(folder.glob(f"*/{SETTINGS}"))]
-    if not members:
+    """Until a signal, which ends it with RunError as it ends a device."""
+    devices = [DeviceProcess(path) for path in sorted(folder.glob(f"*/{SETTINGS}"))]
+    if not devices:
         raise SettingsError(f"{folder} has no */{SETTINGS}; it must hold a folder for each device")
-    stopped: list[str] = []
+    received: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: stopped.append(signal.Signals(number).name))
-    while not stopped:
-        for member in members:
-            if news := member.look(time.monotonic()):
-                print(f"protofleet: {news}", file=sys.stderr, flush=True)
+        signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
+    while not received:
+        for device in devices:
+            if line := device.poll(time.monotonic()):
+                print(f"protofleet: {line}", file=sys.stderr, flush=True)
         time.sleep(POLL_SECONDS)
-    for member in members:
-        if member.process is not None:
-            member.process.terminate()
-    deadline = time.monotonic() + STOP_SECONDS
-    for member in members:
-        member.stop(deadline)
-    raise RunError(f"signal {stopped[0]}")
+    children.stop([device.process for device in devices if device.process is not None], STOP_SECONDS)
+    raise RunError(f"signal {received[0]}")

@@ -12,7 +12,7 @@ from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, read_experiment
-from protofleet.deploy.local.run import make_way, run_experiment
+from protofleet.deploy.local.run import claim_folder, run_experiment
 from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
 from protofleet.protocol.storage.store import DamagedError
 
@@ -47,7 +47,7 @@ class Sweep:
                 self.failed[experiment.name] = f"{ended}; --fresh runs it anew"
             return
         try:
-            make_way(experiment, self.runs, self.fresh)
+            claim_folder(experiment, self.runs, self.fresh)
             run_experiment(experiment, self.runs)
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)

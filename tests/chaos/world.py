@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from protofleet.deploy.brokers.local import LocalBroker, Secured
+from protofleet.deploy.brokers.local import LocalBroker, MutualTls
 from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.protocol.settings.reader import encode, write_toml
@@ -106,8 +106,8 @@ class World:
         hosts = ("localhost", "127.0.0.1", HUB)
         self.fleet = enrol_fleet(folder / "enrolled", experiment.name, experiment.shards, hosts)
         (self.fleet.party(BROKER) / "data").mkdir(exist_ok=True)
-        secured = Secured(self.fleet.party(BROKER), self.fleet.tls(COORDINATOR))
-        self.broker = LocalBroker(self.logs, "mosquitto", port=port, more=STORE, secured=secured)
+        mutual_tls = MutualTls(self.fleet.party(BROKER), self.fleet.tls(COORDINATOR))
+        self.broker = LocalBroker(self.logs, "mosquitto", port=port, extra_lines=STORE, mutual_tls=mutual_tls)
         self.processes = {COORDINATOR: self._coordinator()}
         for name in experiment.shards:
             self.processes[name] = self._device(name)
@@ -121,7 +121,7 @@ class World:
     def __exit__(self, *error: object) -> None:
         for process in self.processes.values():
             process.kill()
-        self.broker.crash()
+        self.broker.kill()
         for disk in self.disks.values():
             disk.close()
 
@@ -173,10 +173,10 @@ class World:
         self.broker.stop()
 
     def crash_broker(self) -> None:
-        self.broker.crash()
+        self.broker.kill()
 
     def wipe_broker(self) -> None:
-        self.broker.crash()
+        self.broker.kill()
         for path in (self.fleet.party(BROKER) / "data").iterdir():
             path.unlink() if path.is_file() else shutil.rmtree(path)
 

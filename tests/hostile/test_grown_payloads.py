@@ -33,7 +33,7 @@ ServerRunner.step = slow
 def restart(f, *lines):
     """The Mosquitto comes back with other settings, on the port that it had."""
     f.broker.stop()
-    f.broker.more = lines
+    f.broker.extra_lines = lines
     f.broker.start()
 
 

@@ -15,7 +15,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from protofleet.coordinator.round.events import Accept
-from protofleet.deploy.brokers.local import LocalBroker, Secured
+from protofleet.deploy.brokers.local import LocalBroker, MutualTls
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network
@@ -108,8 +108,8 @@ def secured(tmp_path, federation):
     def make(*more, network=None):
         fleet = enrol_fleet(tmp_path / "enrolled", federation, DEVICES)
         try:
-            folder = Secured(fleet.party("broker"), fleet.tls(COORDINATOR))
-            broker = LocalBroker(tmp_path / "logs", "mosquitto", more=more, secured=folder)
+            mutual_tls = MutualTls(fleet.party("broker"), fleet.tls(COORDINATOR))
+            broker = LocalBroker(tmp_path / "logs", "mosquitto", extra_lines=more, mutual_tls=mutual_tls)
         except BrokerError as error:
             missing(error)
         brokers.append(broker)
@@ -222,11 +222,11 @@ def test_a_broker_killed_twice_in_a_round_and_begun_with_nothing_costs_no_answer
         line.seconds = 0.02
     made.begin()
     made.until(lambda: (made.agents["device-0"].link.progress or (0, 0))[0] > 3)  # a broadcast is under way
-    made.broker.crash()
+    made.broker.kill()
     made.broker.start()
     folder = tmp_path / "run" / "coordinator" / "updates"
     made.until(lambda: list(folder.glob("*/*.part")))  # an answer is under way
-    made.broker.crash()
+    made.broker.kill()
     made.broker.start()
     for line in made.lines.values():
         line.seconds = 0.0
@@ -239,7 +239,7 @@ def test_an_outage_beyond_sessions_and_deadlines_repeats_the_round_with_the_same
     made.session_seconds, made.policy = 1, replace(POLICY, patience_seconds=2.0, settle_seconds=0.2)
     made.begin()
     made.until(lambda: made.service.machine.round == 2)
-    made.broker.crash()
+    made.broker.kill()
     before = time.monotonic()
     machine = made.service.machine
     made.until(lambda: time.monotonic() - before > 3.0 and (machine.attempt or len(machine.answered) == 3))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protofleet.deploy.brokers.local import LocalBroker, Secured
+from protofleet.deploy.brokers.local import LocalBroker, MutualTls
 from protofleet.deploy.enrol.fleet import SimulatedFleet, enrol_fleet
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
@@ -32,8 +32,8 @@ def start_enrolled(folder: Path, *devices: str, more: Sequence[str] = ()) -> Enr
     """The caller stops its broker. `more` are further lines of its settings."""
     federation = f"f{uuid.uuid4().hex[:8]}"
     fleet = enrol_fleet(folder, federation, devices)
-    secured = Secured(fleet.party("broker"), fleet.tls(COORDINATOR))
-    broker = LocalBroker(folder / "logs", "mosquitto", secured=secured, more=more)
+    mutual_tls = MutualTls(fleet.party("broker"), fleet.tls(COORDINATOR))
+    broker = LocalBroker(folder / "logs", "mosquitto", mutual_tls=mutual_tls, extra_lines=more)
     broker.start()
     return Enrolled(fleet, federation, broker)
 

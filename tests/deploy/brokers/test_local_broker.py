@@ -58,7 +58,7 @@ def test_a_broker_listens_on_the_loopback_address_only(any_broker):
 
 def test_a_crashed_broker_can_be_started_again(start_mosquitto):
     broker = start_mosquitto()
-    broker.crash()
+    broker.kill()
     assert not listens(broker.address)
     broker.start()
     assert preflight(broker.address) is None
@@ -72,12 +72,12 @@ def test_a_taken_port_is_named_with_the_way_out(tmp_path, broker):
 
 def test_settings_that_mosquitto_refuses_are_told_in_its_words(tmp_path, broker):
     with pytest.raises(BrokerError, match=r"did not start: .*nonsense.*; see .*broker\.log"):
-        LocalBroker(tmp_path, "mosquitto", more=["nonsense true"]).start()
+        LocalBroker(tmp_path, "mosquitto", extra_lines=["nonsense true"]).start()
 
 
 def test_the_embedded_broker_takes_no_mosquitto_settings(tmp_path, embedded):
     with pytest.raises(BrokerError, match="only Mosquitto takes"):
-        LocalBroker(tmp_path, "embedded", more=["acl_file x"])
+        LocalBroker(tmp_path, "embedded", extra_lines=["acl_file x"])
 
 
 def test_without_any_broker_one_line_gives_both_ways_out(monkeypatch):

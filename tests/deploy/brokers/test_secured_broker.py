@@ -295,7 +295,7 @@ def test_a_renewal_is_used_at_the_next_connection_and_stops_nobody(secured, join
     authority.revoke({old}, "replaced")  # so that the old certificate cannot be what it comes back with
     operator.refresh(authority, "broker")
     cutting.install_broker(authority, fleet.party("broker"))
-    secured.broker.crash()
+    secured.broker.kill()
     secured.broker.start()
     device.next(Disconnected)
     device.next(Connected)

@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.local.run import local_broker, make_way
+from protofleet.deploy.local.run import broker_of_run, claim_folder
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
 from protofleet.protocol.transport.address import preflight
 
@@ -22,28 +22,30 @@ def experiment(**broker):
 
 @pytest.mark.parametrize("choice", [{"kind": "mosquitto"}, {"kind": "mosquitto", "tls": "on"}])
 def test_a_mosquitto_takes_the_parties_of_the_run_and_nobody_else(tmp_path, broker, choice):
-    with local_broker(experiment(**choice), tmp_path) as reached:
-        assert "TLS 1.3" in reached.words
+    with broker_of_run(experiment(**choice), tmp_path) as running:
+        assert "TLS 1.3" in running.description
         for name in ("coordinator", "mnist-1", "mnist-2"):
-            assert preflight(reached.by(name)) is None
-            assert f"/{name}/" in reached.by(name).tls.cert
-        bare = replace(reached.address, tls=None)
+            assert preflight(running.address_for(name)) is None
+            assert f"/{name}/" in running.address_for(name).tls.cert
+        bare = replace(running.address, tls=None)
         assert preflight(bare) is not None
-    before = reached.by("mnist-1")
-    with local_broker(experiment(**choice), tmp_path) as again:  # a run that is continued keeps its keys
-        assert again.by("mnist-1").tls == before.tls and preflight(again.by("mnist-1")) is None
+    before = running.address_for("mnist-1")
+    with broker_of_run(experiment(**choice), tmp_path) as again:  # a run that is continued keeps its keys
+        assert (
+            again.address_for("mnist-1").tls == before.tls and preflight(again.address_for("mnist-1")) is None
+        )
 
 
 def test_a_run_in_the_clear_has_to_be_asked_for(tmp_path, broker):
-    with local_broker(experiment(kind="mosquitto", tls="off"), tmp_path) as reached:
-        assert reached.by("mnist-1").tls is None and "TLS" not in reached.words
-        assert preflight(reached.address) is None
+    with broker_of_run(experiment(kind="mosquitto", tls="off"), tmp_path) as running:
+        assert running.address_for("mnist-1").tls is None and "TLS" not in running.description
+        assert preflight(running.address) is None
     assert (tmp_path / "enrolled" / "devices").exists(), "messages are sealed all the same"
 
 
 def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedded):
-    with local_broker(experiment(kind="embedded"), tmp_path) as reached:
-        assert reached.by("mnist-1").tls is None and preflight(reached.address) is None
+    with broker_of_run(experiment(kind="embedded"), tmp_path) as running:
+        assert running.address_for("mnist-1").tls is None and preflight(running.address) is None
     for kind, words in (("embedded", "has none"), ("external", r"has what address\.tls says")):
         with pytest.raises(SettingsError, match=words):
             experiment(kind=kind, tls="on")
@@ -61,7 +63,7 @@ def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
     lines = write_toml(encode(experiment())).splitlines()
     earlier = "\n".join(line for line in lines if not line.startswith("metrics_host"))
     (folder / "experiment.toml").write_text(earlier)
-    make_way(experiment(), tmp_path, fresh=False)
+    claim_folder(experiment(), tmp_path, fresh=False)
     assert "continuing the unfinished run" in capsys.readouterr().out
     with pytest.raises(SettingsError, match="unfinished run with other settings"):
-        make_way(replace(experiment(), rounds=2), tmp_path, fresh=False)
+        claim_folder(replace(experiment(), rounds=2), tmp_path, fresh=False)

@@ -1,0 +1,72 @@
+"""Child processes: stopped in order, killed where they do not stop, ended with their parent, read by their logs."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from protofleet.runtime import children
+
+WAIT = "import time; time.sleep(600)"
+POLITE = f"print('up', flush=True); {WAIT}"
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {POLITE}"
+PARENT = f"""
+import subprocess, sys
+from protofleet.runtime import children
+child = "from protofleet.runtime import children; children.end_with_parent(); print('up', flush=True); {WAIT}"
+subprocess.Popen([sys.executable, "-c", child], env=children.environment_of_child())
+{WAIT}
+"""
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def start(source):
+        child = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
+        started.append(child)
+        assert child.stdout.readline() == b"up\n"
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_child_that_ignores_sigterm_is_killed_and_no_child_is_waited_for_alone(start):
+    processes = [start(STUBBORN), start(POLITE), start(STUBBORN)]
+    began = time.monotonic()
+    children.stop(processes, 1.0)
+    assert [child.returncode for child in processes] == [-signal.SIGKILL, -signal.SIGTERM, -signal.SIGKILL]
+    assert 1.0 <= time.monotonic() - began < 10.0
+
+
+def test_waiting_returns_those_that_still_run(start):
+    ended, running = start(POLITE), start(POLITE)
+    ended.kill()
+    assert children.wait([ended, running], 0.5) == [running]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends children with their parent")
+def test_a_child_ends_with_a_parent_that_is_killed(start):
+    parent = start(PARENT)  # its child writes to the same pipe
+    parent.kill()
+    assert select.select([parent.stdout], [], [], 30)[0] and os.read(parent.stdout.fileno(), 1) == b""
+
+
+def test_the_last_lines_of_a_log_are_those_of_this_start(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_bytes(b"earlier\n")
+    assert children.last_lines(log) == ["earlier"]
+    begin = log.stat().st_size
+    assert children.last_lines(log, begin) == []
+    with log.open("ab") as file:
+        file.write(b"x" * 2 * children.TAIL + b"\n\nlast \xff\n \n")
+    assert children.last_lines(log, begin)[1:] == ["last �"]
