@@ -68,6 +68,7 @@ from protofleet.protocol.link.rate_limit import STRANGER, Bucket
 from protofleet.protocol.storage.disk import NoRoom, is_full
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.class_names import packed
 from protofleet.protocol.wire.codec import MAX_HOLDS
@@ -97,11 +98,6 @@ from protofleet.runtime.event_loop import Worker
 
 log = logging.getLogger("protofleet.coordinator")
 
-NAMES: Final = "names"
-COUNTS: Final = "counts"  # whoever says it knows no method, and is told whether this one needs them
-BYE: Final = "bye"  # whoever can says it at the end of its run
-# what was added in minor version 1
-FORMS: Final = ("answers", BYE, COUNTS, "inline", "manifest", "many", NAMES, "wants")
 WAITS: Final = (Phase.GATHERING, Phase.COLLECTING)
 
 
@@ -151,7 +147,11 @@ class Service:
         self.measures = names_of(plan.variant.views)
         self.link.metric_names = tuple(sorted(self.measures))
         self._about = About(
-            FORMS, (), (), self.server_runner.server.model.embedding_size, self.link.metric_names
+            forms.COORDINATOR_FORMS,
+            (),
+            (),
+            self.server_runner.server.model.embedding_size,
+            self.link.metric_names,
         )
         self._digest = plan.digest
         self._said: dict[str, tuple[Hello, int, int]] = {}  # by device its last hello, with boot and sequence
@@ -398,8 +398,8 @@ class Service:
 
     def _welcome(self, device: str) -> None:
         names, can = self.name_vote.names, self._said[device][0].can if device in self._said else ()
-        told = NAMES in can and self.link.carries(packed(names))
-        asked = self._needs_counts and COUNTS in can
+        told = forms.NAMES in can and self.link.carries(packed(names))
+        asked = self._needs_counts and forms.COUNTS in can
         about = replace(self._about, names=names if told else (), counts=asked)
         self.link.send(device, Welcome(self.plan.encode(), about))
 
@@ -466,7 +466,7 @@ class Service:
 
     def _admit(self, hello: Hello, now: float) -> None:
         self.link.can[hello.device] = frozenset(hello.can)
-        if self.parting.begun and BYE in hello.can:
+        if self.parting.begun and forms.BYE in hello.can:
             self.parting.came(hello.device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
             self._hello_requests.add(hello.device, now)
@@ -582,7 +582,7 @@ class Service:
     def _take_leave(self) -> None:
         self._announce(State(False, "finished"))
         self._here.ends()
-        told = {device for device in self.machine.roster if BYE in self.link.can.get(device, ())}
+        told = {device for device in self.machine.roster if forms.BYE in self.link.can.get(device, ())}
         self.parting.begins(told, self.now)
 
     def _fits(self, max_packet: int) -> bool:
@@ -635,7 +635,7 @@ class Service:
             self.name_vote.saved = True
 
     def _send_task(self, device: str, round: int, phase: str, seconds: float) -> None:
-        told = "wants" in self.link.can.get(device, ()) and self.ask is not None
+        told = forms.WANTS in self.link.can.get(device, ()) and self.ask is not None
         rows = self._rows if told else ()
         holds = self._broadcast is not None and self._broadcast.object in self._holds.get(device, ())
         self._undelivered.sent(device, self.connected)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
-from protofleet.edge_client.conversation.greeting import FORMS, hello_of, plan_for
+from protofleet.edge_client.conversation.greeting import hello_of, plan_for
 from protofleet.edge_client.conversation.hello_timer import HelloTimer
 from protofleet.edge_client.conversation.outgoing import RESEND_SECONDS, Outgoing, question_of
 from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
@@ -36,6 +36,7 @@ from protofleet.protocol.storage.disk import NoRoom, is_full
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
+from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import packed
 from protofleet.protocol.wire.messages import (
     HERE,
@@ -151,7 +152,7 @@ class Agent:
         try:
             waiting = bytes.fromhex(self._outgoing.answer.object) if self._outgoing else b""
             largest = self.link.store.size(waiting) if waiting else 0
-            self.link.adapt(max_packet, largest, "manifest" in self.link.peer_can)
+            self.link.adapt(max_packet, largest, forms.MANIFEST in self.link.peer_can)
         except BrokerError as error:
             self.link.turn_down(error)
             return
@@ -241,7 +242,7 @@ class Agent:
         match received.message:
             case Welcome(text, about):
                 self._told(about, received.epoch)
-                if lacks := [form for form in about.uses if form not in FORMS]:
+                if lacks := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                     self._cannot_follow(
                         ValueError(f"it needs {', '.join(lacks)}; bring this device up to date")
                     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-MANIFEST: Final = "manifest"  # a form: it may be an object
+from protofleet.protocol.wire import forms
+
 LASTS_SECONDS: Final = 60.0
 
 
@@ -26,8 +27,8 @@ class SmallPackets:
         All that can count as the others, be they there or not: who comes back is not heard before there is a
         connection, and who is there may have gone in the meantime.
         """
-        unable = {device for device in present if MANIFEST not in can.get(device, (MANIFEST,))}
-        able = {device for device, forms in can.items() if MANIFEST in forms}.union(present) - unable
+        unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
+        able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable
         lasts = now >= self._since + LASTS_SECONDS
         return not unable or (lasts and len(able) >= self._quorum)
 

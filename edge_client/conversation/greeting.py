@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.file import StateFile
 from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import difference, digest_of
 from protofleet.protocol.wire.messages import NO_ANSWER, Hello
-
-FORMS: Final = ("answers", "bye", "inline", "many", "manifest", "names")  # that were added in minor version 1
 
 
 def hello_of(
@@ -35,7 +32,7 @@ def hello_of(
         round=round,
         phase=phase,
         base=base,
-        can=FORMS,
+        can=forms.DEVICE_FORMS,
         names=data.names if in_full else (),
         names_hash=digest_of(data.names) if data.names and not in_full else b"",
     )

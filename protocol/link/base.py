@@ -31,7 +31,7 @@ from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport, Will, packet_bytes
-from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, State
 from protofleet.protocol.wire.names import EVERYBODY
@@ -179,7 +179,7 @@ class Link:
             return {}
         why = f"the broker takes packets of {self._room + FRAME_ROOM} bytes, the manifest of {size} bytes in blocks"
         out = f"raise the broker's limit to {needed + FRAME_ROOM}, or bring the device up to date"
-        return {"manifest": f"{why} of {block} takes {needed}; {out}"}
+        return {forms.MANIFEST: f"{why} of {block} takes {needed}; {out}"}
 
     def _demand(self, offer: Offer) -> None:
         """Of an object: not too large, and sealed where messages have to be."""

@@ -20,7 +20,7 @@ from protofleet.protocol.security.envelope import Header, contents, read_header,
 from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Transport
-from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.codec import Attachment, Place
 from protofleet.protocol.wire.messages import (
@@ -41,7 +41,6 @@ from protofleet.protocol.wire.plain import plain
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
-ANSWERS: Final = "answers"  # a form of a refusal
 BUDGET: Final = 256  # blocks in flight from all devices together: 16 MiB, below any broker's queue limit
 
 Stores = Callable[[str], ObjectStore]  # the spool of one device
@@ -170,7 +169,7 @@ class CoordinatorLink(Link):
         return served
 
     def _follows(self, device: str, manifest: Manifest) -> bool:
-        return len(manifest.hashes) == 1 and "inline" in self.can.get(device, ())
+        return len(manifest.hashes) == 1 and forms.INLINE in self.can.get(device, ())
 
     def task(self, device: str, task: Task, holds: bool) -> None:
         """Say a task; what it stands on follows, where the device does not ask for so little."""
@@ -532,7 +531,7 @@ def _room(own: int, flying: int) -> int:
 
 def refusal_of(words: str, hello: Hello, boot: int, sequence: int) -> Refusal:
     """Which hello it answers goes along where the device looks at it: a refusal that was kept ends nobody later."""
-    return Refusal(words, answers=(boot, sequence) if ANSWERS in hello.can else ())
+    return Refusal(words, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
 
 
 def _body(data: bytes) -> Body:

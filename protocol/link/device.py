@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from protofleet.protocol.link import boxes
 from protofleet.protocol.link.base import WINDOW, Link, Received, Taken
@@ -16,14 +15,12 @@ from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport
-from protofleet.protocol.wire import blocks, codec
+from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.codec import Attachment
 from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, Task, Update, Want
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
-
-MANIFEST: Final = "manifest"
 
 
 class DeviceLink(Link):
@@ -90,7 +87,7 @@ class DeviceLink(Link):
         self._serve_from_now(manifest)
         if self.fits(manifest):
             return manifest
-        if MANIFEST not in self.peer_can:
+        if forms.MANIFEST not in self.peer_can:
             raise BrokerError(
                 f"the manifest of an answer of {manifest.size} bytes fits no packet of this broker, and this "
                 "coordinator takes none as an object; raise the broker's packet limit to 131072"

@@ -19,7 +19,7 @@ ROUNDS = 4
 KINDS = ("task", "want", "update", "receipt")
 NEW, OLD = ("board-1", "board-2"), "board-3"
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
-SAYS_NO_FORM = "import protofleet.edge_client.conversation.greeting as greeting; greeting.FORMS = ()"
+SAYS_NO_FORM = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,7 @@ METHODS = {  # broadcasts of several blocks, and of one
     },  # its broadcasts are one block
 }
 TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
-SILENT = (
-    "import protofleet.edge_client.conversation.greeting as greeting; greeting.FORMS = ()"  # it says no form
-)
+SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # it says no form
 OURS = ("one", "two")
 SPOKEN = {  # what 1.0 has in what devices hear, and what they look away from
     "state": {"online", "reason"}, "welcome": {"plan"}, "task": {"broadcast", "seconds"}, "refusal": {"reason"},

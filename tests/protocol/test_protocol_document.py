@@ -10,16 +10,14 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.coordinator.service import FORMS as coordinators
 from protofleet.deploy.pages.arrays import written
-from protofleet.edge_client.conversation.greeting import FORMS as devices
 from protofleet.methods.contract.wants import OPTIONAL, ROWS, SUM, TWO
 from protofleet.protocol.link.base import FRAME_ROOM
 from protofleet.protocol.security import enrolment as enrolled
 from protofleet.protocol.security.envelope import _TYPES, DOMAIN, SIGNATURE, Header
 from protofleet.protocol.transport.address import FINAL, BrokerError
 from protofleet.protocol.transport.reconnect import FLAPS, STABLE_SECONDS
-from protofleet.protocol.wire import tables
+from protofleet.protocol.wire import forms, tables
 from protofleet.protocol.wire.arrays import DTYPES, KINDS
 from protofleet.protocol.wire.codec import DECODERS
 from protofleet.protocol.wire.messages import About, Wanted
@@ -200,7 +198,7 @@ def test_every_form_is_described_and_no_other():
     named = {
         row[0].strip("`") for row in rows(section("## 5. Messages")) if len(row) == 2 and row[0] != "name"
     }
-    assert {*coordinators, *devices} == named
+    assert {*forms.COORDINATOR_FORMS, *forms.DEVICE_FORMS} == named
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():

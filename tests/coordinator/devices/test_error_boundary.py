@@ -65,7 +65,7 @@ HANDLERS = {
 
 def asking(monkeypatch):
     """Devices of minor version 0, which ask for all that they get."""
-    monkeypatch.setattr("protofleet.edge_client.conversation.greeting.FORMS", ())
+    monkeypatch.setattr("protofleet.protocol.wire.forms.DEVICE_FORMS", ())
 
 
 def in_blocks(run, monkeypatch):
