@@ -56,7 +56,7 @@ def add_report(jobs: Jobs) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
-    from protofleet.deploy.report.page import final_table, write_report
+    from protofleet.deploy.report.run_page import final_table, write_report
 
     path = write_report(options.folder)
     print(final_table(options.folder))
@@ -76,9 +76,9 @@ def add_compare(jobs: Jobs) -> None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from protofleet.deploy.report.compare import goal_of, read_groups, write
-    from protofleet.deploy.report.compare_page import comparison_page
-    from protofleet.deploy.report.compare_tables import tables
+    from protofleet.deploy.report.comparison import goal_of, read_groups, write
+    from protofleet.deploy.report.comparison_page import comparison_page
+    from protofleet.deploy.report.comparison_tables import tables
 
     groups = read_groups(options.folders, options.view)
     shown = tables(groups, goal_of(groups, options.baseline, options.share), options.share)

@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from protofleet.deploy.report.numbers import human_bytes
+
 
 @dataclass
 class Picture:
@@ -175,13 +177,4 @@ class Progress:
         b = self._picture.bytes
         up, down = b.get("payload_up", 0), b.get("payload_down", 0)
         wire = b.get("wire_up", 0) + b.get("wire_down", 0)
-        return f"tensors up {human(up)}, down {human(down)}; on the wire {human(wire)}"
-
-
-def human(size: float) -> str:
-    """Bytes as people read them, in powers of ten."""
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} GB"
+        return f"tensors up {human_bytes(up)}, down {human_bytes(down)}; on the wire {human_bytes(wire)}"

@@ -20,7 +20,7 @@ from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.local.processes import EXIT_SECONDS, Processes
 from protofleet.deploy.local.progress import Progress
-from protofleet.deploy.report.page import final_table, write_report
+from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml
 from protofleet.protocol.transport.address import BrokerAddress, preflight
 from protofleet.protocol.wire.class_names import Names

@@ -1,4 +1,4 @@
-"""Pictures as SVG: lines over rounds and stacked bars, labelled where they are, in any browser, offline."""
+"""Charts as SVG: lines over rounds and stacked bars, with their names beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 130, 16, 40
 MOST_RIGHT = 300  # pixels for names at the ends of lines
 LETTER = 6.6  # pixels that a letter takes, about
-Words = Callable[[float], str]
+Format = Callable[[float], str]
 
 
 @dataclass(frozen=True)
@@ -33,43 +33,43 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar: parts stacked from below; `hollow` ones are drawn as an outline."""
+    """Parts stacked from below, filled or as outlines."""
 
-    place: float
+    x: float
     parts: Sequence[tuple[str, float]]  # (name, size)
     width: float
-    hollow: bool = False
+    outlined: bool = False
 
 
 def lines(
     series: Sequence[Line],
-    y_words: Words,
+    y_format: Format,
     x_label: str,
     label: str,
     from_zero: bool = True,
-    x_words: Words | None = None,
+    x_format: Format | None = None,
     log_x: bool = False,
 ) -> str:
     xs = [x for line in series for x, _ in line.points] or [1, 2]
     ys = [y for line in series for _, y in line.points] or [0, 1]
-    room = 0.1 * (max(ys) - min(ys)) or 0.1
-    low, high = (min(0.0, min(ys)), nice(max(ys))) if from_zero else (min(ys) - room, max(ys) + room)
+    margin = 0.1 * (max(ys) - min(ys)) or 0.1
+    low, high = (min(0.0, min(ys)), round_up(max(ys))) if from_zero else (min(ys) - margin, max(ys) + margin)
     last = max(max(xs), min(xs) * 1.01 if log_x else min(xs) + 1)
     named = [line for line in series if line.labelled and line.points]
-    names = [f"{line.name} {y_words(line.points[-1][1])}" for line in named]
-    frame = Frame(min(xs), last, low, high, room_for(names, 16), log_x)
-    drawn = [frame.axes(y_words, x_label, x_words)]
-    drawn += [band(frame, line) for line in series if line.band]
-    drawn += [path(frame, line) for line in series]
+    names = [f"{line.name} {y_format(line.points[-1][1])}" for line in named]
+    frame = Frame(min(xs), last, low, high, right_margin(names, 16), log_x)
+    elements = [frame.axes(y_format, x_label, x_format)]
+    elements += [band(frame, line) for line in series if line.band]
+    elements += [path(frame, line) for line in series]
     ends = [
         (frame.y(y), frame.x(x), name, line.colour, line.bold)
         for line, name in zip(named, names, strict=True)
         for x, y in line.points[-1:]
     ]
-    return svg("".join(drawn) + end_labels(ends), label)
+    return svg("".join(elements) + end_labels(ends), label)
 
 
-def room_for(names: Iterable[str], beside: float) -> float:
+def right_margin(names: Iterable[str], beside: float) -> float:
     """Pixels at the right of a picture."""
     return min(MOST_RIGHT, max(RIGHT, beside + LETTER * max(map(len, names), default=0)))
 
@@ -94,38 +94,40 @@ def band(frame: Frame, line: Line) -> str:
 def bars(
     groups: Sequence[Bar],
     colours: Mapping[str, str],
-    y_words: Words,
+    y_format: Format,
     x_label: str,
     label: str,
 ) -> str:
     top = max((sum(size for _, size in bar.parts) for bar in groups), default=1.0)
-    first = min((math.floor(bar.place + 0.5) for bar in groups), default=1)
-    last = max((bar.place for bar in groups), default=1.0)
-    right = room_for(colours, 40)
-    frame = Frame(first - 0.6, last + 0.6, 0.0, nice(top), right)
-    drawn = [frame.axes(y_words, x_label)]
-    outlined = {name for bar in groups if bar.hollow for name, _ in bar.parts}
+    first = min((math.floor(bar.x + 0.5) for bar in groups), default=1)
+    last = max((bar.x for bar in groups), default=1.0)
+    right = right_margin(colours, 40)
+    frame = Frame(first - 0.6, last + 0.6, 0.0, round_up(top), right)
+    elements = [frame.axes(y_format, x_label)]
+    outlined = {name for bar in groups if bar.outlined for name, _ in bar.parts}
     for bar in groups:
         base = 0.0
         for name, size in bar.parts:
-            drawn.append(block(frame, bar, base, size, name, colours[name], y_words))
+            elements.append(segment(frame, bar, base, size, name, colours[name], y_format))
             base += size
-    return svg("".join(drawn) + legend(colours, outlined, WIDTH - right + 14), label)
+    return svg("".join(elements) + legend(colours, outlined, WIDTH - right + 14), label)
 
 
-def block(frame: Frame, bar: Bar, base: float, size: float, name: str, colour: str, words: Words) -> str:
-    x, y = frame.x(bar.place - bar.width / 2), frame.y(base + size)
-    width, height = frame.x(bar.place + bar.width / 2) - x, frame.y(base) - y
-    paint = f'fill="none" stroke="{colour}" stroke-dasharray="3 2"' if bar.hollow else f'fill="{colour}"'
+def segment(
+    frame: Frame, bar: Bar, base: float, size: float, name: str, colour: str, format_value: Format
+) -> str:
+    x, y = frame.x(bar.x - bar.width / 2), frame.y(base + size)
+    width, height = frame.x(bar.x + bar.width / 2) - x, frame.y(base) - y
+    style = f'fill="none" stroke="{colour}" stroke-dasharray="3 2"' if bar.outlined else f'fill="{colour}"'
     return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {paint}>'
-        f"<title>{escape(name)}: {escape(words(size))}</title></rect>"
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {style}>'
+        f"<title>{escape(name)}: {escape(format_value(size))}</title></rect>"
     )
 
 
 @dataclass(frozen=True)
 class Frame:
-    """From data to places on the picture."""
+    """From data to pixels of the picture."""
 
     x_low: float
     x_high: float
@@ -144,23 +146,23 @@ class Frame:
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
-    def axes(self, y_words: Words, x_label: str, x_words: Words | None = None) -> str:
-        drawn = []
+    def axes(self, y_format: Format, x_label: str, x_format: Format | None = None) -> str:
+        elements = []
         end = WIDTH - self.right
         for i in range(5):
             value = self.y_low + (self.y_high - self.y_low) * i / 4
             y = self.y(value)
-            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{end:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            drawn.append(
-                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_words(value))}</text>'
+            elements.append(f'<line class="grid" x1="{LEFT}" x2="{end:.0f}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            elements.append(
+                f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_format(value))}</text>'
             )
-        for value in self.x_ticks(most=6 if x_words else 12):
-            words = x_words(value) if x_words else f"{value:.0f}"
-            place = f'x="{self.x(value):.1f}" y="{HEIGHT - BOTTOM + 18}"'
-            drawn.append(f'<text {place} text-anchor="middle">{escape(words)}</text>')
+        for value in self.x_ticks(most=6 if x_format else 12):
+            text = x_format(value) if x_format else f"{value:.0f}"
+            position = f'x="{self.x(value):.1f}" y="{HEIGHT - BOTTOM + 18}"'
+            elements.append(f'<text {position} text-anchor="middle">{escape(text)}</text>')
         middle = (LEFT + end) / 2
-        drawn.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
-        return "".join(drawn)
+        elements.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
+        return "".join(elements)
 
     def x_ticks(self, most: int) -> list[float]:
         """Multiples of 1, 2 or 5; on a logarithmic axis powers of ten, with 2 and 5 times them where few."""
@@ -178,34 +180,34 @@ class Frame:
 def end_labels(ends: Sequence[tuple[float, float, str, str, bool]]) -> str:
     """Names at the ends of their lines, moved apart where they would overlap, inside the picture if they can."""
     ends = sorted(ends)
-    places: list[float] = []
+    ys: list[float] = []
     for y, *_ in ends:
-        places.append(max(y, places[-1] + 14) if places else y)
+        ys.append(max(y, ys[-1] + 14) if ys else y)
     ceiling: float = HEIGHT - BOTTOM
-    for i in reversed(range(len(places))):
-        places[i] = min(places[i], ceiling)
-        ceiling = places[i] - 14
-    drawn = []
-    for place, (_, x, words, colour, bold) in zip(places, ends, strict=True):
+    for i in reversed(range(len(ys))):
+        ys[i] = min(ys[i], ceiling)
+        ceiling = ys[i] - 14
+    elements = []
+    for y_label, (_, x, text, colour, bold) in zip(ys, ends, strict=True):
         weight = ' font-weight="700"' if bold else ""
-        drawn.append(
-            f'<text x="{x + 8:.1f}" y="{place + 4:.1f}" style="fill:{colour}"{weight}>{escape(words)}</text>'
+        elements.append(
+            f'<text x="{x + 8:.1f}" y="{y_label + 4:.1f}" style="fill:{colour}"{weight}>{escape(text)}</text>'
         )
-    return "".join(drawn)
+    return "".join(elements)
 
 
-def legend(colours: Mapping[str, str], hollow: set[str], x: float) -> str:
-    drawn = []
+def legend(colours: Mapping[str, str], outlined: set[str], x: float) -> str:
+    elements = []
     for i, (name, colour) in enumerate(colours.items()):
         y = TOP + 18 * i
-        paint = (
+        style = (
             f'fill="{colour}"'
-            if name not in hollow
+            if name not in outlined
             else f'fill="none" stroke="{colour}" stroke-dasharray="3 2"'
         )
-        drawn.append(f'<rect x="{x:.0f}" y="{y}" width="11" height="11" {paint}/>')
-        drawn.append(f'<text x="{x + 17:.0f}" y="{y + 10}">{escape(name)}</text>')
-    return "".join(drawn)
+        elements.append(f'<rect x="{x:.0f}" y="{y}" width="11" height="11" {style}/>')
+        elements.append(f'<text x="{x + 17:.0f}" y="{y + 10}">{escape(name)}</text>')
+    return "".join(elements)
 
 
 def svg(inside: str, label: str) -> str:
@@ -215,8 +217,8 @@ def svg(inside: str, label: str) -> str:
     )
 
 
-def nice(value: float) -> float:
-    """A round number at or above a value, for the top of an axis; a quarter of it is round too."""
+def round_up(value: float) -> float:
+    """A round number at or above a value, for the top of an axis; its quarters are round too."""
     if value <= 0:
         return 1.0
     power = float(10 ** math.floor(math.log10(value)))

@@ -1,4 +1,4 @@
-"""Clouds of points as SVG: square panels side by side, large outlined marks among the dots, a legend below."""
+"""Scatter plots as SVG: square panels side by side, large outlined marks among the dots, a legend below."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from html import escape
 
 from protofleet.deploy.report.charts import LETTER, WIDTH
 
-Place = Sequence[float]  # x and y
+Position = Sequence[float]  # x and y
 GAP, TITLE, ROW = 14, 20, 20  # pixels: between panels, above one, of a line of the legend
-FEW = 200  # points that may be drawn larger
+SPARSE = 200  # points in a panel: up to so many are drawn larger
 
 # Corners around (0, 0) at size 1; a circle has none.
 SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
@@ -35,9 +35,9 @@ DOT_SHAPES = tuple(name for name in SHAPES if name != "star")  # stars are for w
 
 @dataclass(frozen=True)
 class Dots:
-    """Small points that look alike."""
+    """Small points of one colour and shape."""
 
-    places: Sequence[Place]
+    positions: Sequence[Position]
     colour: str
     shape: str
     name: str
@@ -48,7 +48,7 @@ class Dots:
 class Mark:
     """A large outlined point; its `tag` stands beside it, at the upper right."""
 
-    place: Place
+    position: Position
     colour: str
     shape: str
     name: str
@@ -61,14 +61,14 @@ class Panel:
     title: str
     dots: Sequence[Dots]
     marks: Sequence[Mark] = ()
-    tags: Sequence[tuple[Place, str]] = ()  # words on their own, where no mark carries them
+    tags: Sequence[tuple[Position, str]] = ()  # on their own, without a mark
 
-    def places(self) -> list[Place]:
-        return [p for d in self.dots for p in d.places] + [m.place for m in self.marks]
+    def positions(self) -> list[Position]:
+        return [p for d in self.dots for p in d.positions] + [m.position for m in self.marks]
 
 
 @dataclass(frozen=True)
-class Key:
+class LegendEntry:
     """An entry of the legend; without a shape it is the heading of those that follow."""
 
     name: str
@@ -77,41 +77,41 @@ class Key:
     outlined: bool = False
 
 
-def scatter(panels: Sequence[Panel], keys: Sequence[Key], label: str, columns: int = 0) -> str:
+def scatter(panels: Sequence[Panel], keys: Sequence[LegendEntry], label: str, columns: int = 0) -> str:
     columns = columns or (2 if len(panels) in (2, 4) else min(3, max(1, len(panels))))
     side = min(440.0, (WIDTH - GAP * (columns - 1)) / columns)
-    drawn = []
+    elements = []
     for i, panel in enumerate(panels):
         x, y = (side + GAP) * (i % columns), (side + TITLE + GAP) * (i // columns)
-        drawn.append(f'<g transform="translate({x:.1f} {y:.1f})">{inside(panel, side)}</g>')
+        elements.append(f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel, side)}</g>')
     bottom = (side + TITLE + GAP) * math.ceil(len(panels) / columns)
-    words, height = legend(keys, bottom)
+    entries, height = legend(keys, bottom)
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(drawn)}{words}</svg>'
+        f'xmlns="http://www.w3.org/2000/svg">{"".join(elements)}{entries}</svg>'
     )
 
 
-def inside(panel: Panel, side: float) -> str:
-    to = Square.around(panel.places(), side)
-    drawn = [
+def panel_svg(panel: Panel, side: float) -> str:
+    to = Square.around(panel.positions(), side)
+    elements = [
         f'<text x="1" y="13" class="title">{escape(panel.title)}</text>'
         f'<rect class="frame" x="0.5" y="{TITLE}" width="{side - 1:.1f}" height="{side - 1:.1f}"/>'
     ]
-    size = (1.1 if len(panel.places()) > FEW else 1.8) + side / 260
-    drawn += [cloud(dots, to, size) for dots in panel.dots if len(dots.places)]
-    drawn += [outlined(mark, to) for mark in panel.marks]
-    drawn += [tag(m.tag, to.place(m.place), m.size, side) for m in panel.marks if m.tag]
-    drawn += [tag(words, to.place(place), 0.0, side) for place, words in panel.tags]
-    return "".join(drawn)
+    size = (1.1 if len(panel.positions()) > SPARSE else 1.8) + side / 260
+    elements += [dots_path(dots, to, size) for dots in panel.dots if len(dots.positions)]
+    elements += [mark_path(mark, to) for mark in panel.marks]
+    elements += [tag(m.tag, to.position(m.position), m.size, side) for m in panel.marks if m.tag]
+    elements += [tag(text, to.position(position), 0.0, side) for position, text in panel.tags]
+    return "".join(elements)
 
 
-def tag(words: str, at: tuple[float, float], away: float, side: float) -> str:
+def tag(text: str, at: tuple[float, float], away: float, side: float) -> str:
     """At the upper right of a mark, or at the left where the panel ends."""
-    x, y = (at[0] + away + 1, at[1] - away + 3) if away else (at[0] - len(words) * LETTER / 2, at[1] + 4)
-    if x + len(words) * LETTER > side - 3:
-        x = at[0] - away - 1 - len(words) * LETTER
-    return f'<text class="tag" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+    x, y = (at[0] + away + 1, at[1] - away + 3) if away else (at[0] - len(text) * LETTER / 2, at[1] + 4)
+    if x + len(text) * LETTER > side - 3:
+        x = at[0] - away - 1 - len(text) * LETTER
+    return f'<text class="tag" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 @dataclass(frozen=True)
@@ -123,25 +123,25 @@ class Square:
     side: float
 
     @classmethod
-    def around(cls, places: Sequence[Place], side: float) -> Square:
-        xs, ys = [float(p[0]) for p in places] or [0.0], [float(p[1]) for p in places] or [0.0]
+    def around(cls, positions: Sequence[Position], side: float) -> Square:
+        xs, ys = [float(p[0]) for p in positions] or [0.0], [float(p[1]) for p in positions] or [0.0]
         wide = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
         return cls(((min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2), (side - 44) / wide, side)
 
-    def place(self, place: Place) -> tuple[float, float]:
-        x = self.side / 2 + (place[0] - self.middle[0]) * self.scale
-        y = self.side / 2 - (place[1] - self.middle[1]) * self.scale
+    def position(self, position: Position) -> tuple[float, float]:
+        x = self.side / 2 + (position[0] - self.middle[0]) * self.scale
+        y = self.side / 2 - (position[1] - self.middle[1]) * self.scale
         return x, y + TITLE
 
 
-def cloud(dots: Dots, to: Square, size: float) -> str:
-    path = "".join(outline(dots.shape, *to.place(place), size) for place in dots.places)
+def dots_path(dots: Dots, to: Square, size: float) -> str:
+    path = "".join(outline(dots.shape, *to.position(position), size) for position in dots.positions)
     kind = "dots faint" if dots.faint else "dots"
     return f'<path class="{kind}" fill="{dots.colour}" d="{path}"><title>{escape(dots.name)}</title></path>'
 
 
-def outlined(mark: Mark, to: Square) -> str:
-    path = outline(mark.shape, *to.place(mark.place), mark.size)
+def mark_path(mark: Mark, to: Square) -> str:
+    path = outline(mark.shape, *to.position(mark.position), mark.size)
     return f'<path class="mark" fill="{mark.colour}" d="{path}"><title>{escape(mark.name)}</title></path>'
 
 
@@ -155,21 +155,21 @@ def outline(shape: str, x: float, y: float, size: float) -> str:
     return f"{start}{' '.join(steps)}z"
 
 
-def legend(keys: Iterable[Key], top: float) -> tuple[str, float]:
+def legend(keys: Iterable[LegendEntry], top: float) -> tuple[str, float]:
     """Entries in lines as wide as the picture, a heading at the left of each line that begins one."""
-    drawn: list[str] = []
+    elements: list[str] = []
     x, y = 0.0, top + 14
     for key in keys:
         width = len(key.name) * LETTER + 32 if key.shape else 64
-        if drawn and (x + width > WIDTH or not key.shape):
+        if elements and (x + width > WIDTH or not key.shape):
             x, y = 0.0, y + ROW
         if key.shape:
             kind = "mark" if key.outlined else "dots"
             size = 6.0 if key.outlined else 4.5
             path = outline(key.shape, x + 7, y - 4, size)
-            drawn.append(f'<path class="{kind}" fill="{key.colour}" d="{path}"/>')
-            drawn.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
+            elements.append(f'<path class="{kind}" fill="{key.colour}" d="{path}"/>')
+            elements.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
         else:
-            drawn.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
+            elements.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
         x += width
-    return "".join(drawn), y + 8 if drawn else top
+    return "".join(elements), y + 8 if elements else top

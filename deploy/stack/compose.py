@@ -12,7 +12,7 @@ from typing import Final
 
 from protofleet.coordinator.observe.journal import read_rounds
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.report.page import final_table, write_report
+from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import COMPOSE
 from protofleet.protocol.wire.names import COORDINATOR

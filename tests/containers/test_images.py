@@ -142,7 +142,7 @@ def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
     """What was left out to make it small is missed by nobody."""
     code = """import warnings; warnings.simplefilter("ignore")
 import finch, sklearn.manifold, scipy.io, rich.live
-import protofleet.deploy.report.page, protofleet.coordinator.main, protofleet.edge_client.main
+import protofleet.deploy.report.run_page, protofleet.coordinator.main, protofleet.edge_client.main
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.nets.vision import import_torchvision
 import_torchvision()

@@ -10,11 +10,11 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.local.progress import human
 from protofleet.deploy.report.charts import Frame, Line, end_labels, lines
-from protofleet.deploy.report.compare import goal_of, label_of, read_groups
-from protofleet.deploy.report.compare_page import comparison_page
-from protofleet.deploy.report.compare_tables import spread, tables
+from protofleet.deploy.report.comparison import goal_of, label_of, read_groups
+from protofleet.deploy.report.comparison_page import comparison_page
+from protofleet.deploy.report.comparison_tables import spread, tables
+from protofleet.deploy.report.numbers import human_bytes
 
 DOMAINS = ("mnist", "street")
 UP, DOWN = 100, 40  # payload bytes of a round
@@ -22,13 +22,13 @@ UP, DOWN = 100, 40  # payload bytes of a round
 
 def finished(
     folder, name, test, *, validation=None, method="fedavg", reports="global", seed=1, domains=DOMAINS,
-    settings="", up=UP, drawn=None, **more,
+    settings="", up=UP, elements=None, **more,
 ):  # fmt: skip
     """A run on the disk. `test` are mean accuracies in the order of measurement, the last evaluation included."""
     rounds = len(test) - 1
     lines = []
     for i, value in enumerate(test):
-        present = drawn[i] if drawn else domains
+        present = elements[i] if elements else domains
         seen = {domain: value + (0.05 if domain == domains[0] else -0.05) for domain in present}
         chosen = dict.fromkeys(present, (validation or test)[i])
         extra = {view: dict.fromkeys(present, value / 2) for view in more.get("views", ())}
@@ -117,8 +117,13 @@ def test_without_validation_there_is_no_best(tmp_path):
 def test_bytes_are_those_of_the_whole_run_with_everything_on_the_wire(runs):
     avg, proto = rows_of(runs, 2)
     up, down = 4 * UP, 5 * DOWN
-    assert avg["tensors up"] == f"{human(up)} ± 0 B" and avg["tensors down"] == f"{human(down)} ± 0 B"
-    assert avg["on the wire"] == f"{human(up + down + 16)} ± 0 B" and proto["tensors up"] == human(40)
+    assert (
+        avg["tensors up"] == f"{human_bytes(up)} ± 0 B"
+        and avg["tensors down"] == f"{human_bytes(down)} ± 0 B"
+    )
+    assert avg["on the wire"] == f"{human_bytes(up + down + 16)} ± 0 B" and proto[
+        "tensors up"
+    ] == human_bytes(40)
 
 
 def test_a_goal_is_reached_with_the_bytes_of_the_rounds_behind_the_measured_model(runs):
@@ -127,9 +132,9 @@ def test_a_goal_is_reached_with_the_bytes_of_the_rounds_behind_the_measured_mode
     rounds = [3, 2, 3]
     crossed = [r * (UP + DOWN) for r in rounds]
     assert avg["rounds to 90%"] == f"{mean(rounds):.1f} ± {stdev(rounds):.1f}"
-    assert avg["tensors to 90%"] == f"{human(mean(crossed))} ± {human(stdev(crossed))}"
+    assert avg["tensors to 90%"] == f"{human_bytes(mean(crossed))} ± {human_bytes(stdev(crossed))}"
     # A device's own model is measured after the training of its round: that round has crossed.
-    assert (proto["rounds to 90%"], proto["tensors to 90%"]) == ("2", human(2 * (10 + DOWN)))
+    assert (proto["rounds to 90%"], proto["tensors to 90%"]) == ("2", human_bytes(2 * (10 + DOWN)))
 
 
 def test_a_goal_that_is_never_reached_is_a_dash_and_one_that_some_seeds_reach_says_how_many(runs):
@@ -140,7 +145,7 @@ def test_a_goal_that_is_never_reached_is_a_dash_and_one_that_some_seeds_reach_sa
 def test_the_last_evaluation_is_no_round_of_training(tmp_path):
     run = finished(tmp_path / "a", "a", [0.1, 0.2, 0.9], reports="personal", method="fedavg")
     (row,) = rows_of([run], 2)
-    assert (row["rounds to 90%"], row["tensors to 90%"]) == ("2", human(2 * UP + 3 * DOWN))
+    assert (row["rounds to 90%"], row["tensors to 90%"]) == ("2", human_bytes(2 * UP + 3 * DOWN))
 
 
 def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
@@ -187,8 +192,8 @@ def test_other_domains_are_dashes_and_means_are_of_the_own_ones(tmp_path):
 
 
 def test_a_domain_that_sat_a_round_out_counts_with_what_was_last_measured(tmp_path):
-    drawn = [("mnist",), ("street",), ("mnist",), ("mnist",)]
-    run = finished(tmp_path / "a", "a", [0.9, 0.3, 0.8, 0.6], reports="personal", drawn=drawn)
+    elements = [("mnist",), ("street",), ("mnist",), ("mnist",)]
+    run = finished(tmp_path / "a", "a", [0.9, 0.3, 0.8, 0.6], reports="personal", elements=elements)
     (group,) = read_groups([run])
     points = group.runs[0].points("personal")
     assert [p.rounds for p in points] == [2, 3, 3]  # before round 2 street is unknown
@@ -202,9 +207,14 @@ def test_a_curve_is_drawn_where_all_seeds_have_been_measured(tmp_path):
     both = [("mnist",), ("street",), ("mnist", "street"), DOMAINS], [DOMAINS] * 4
     runs = [
         finished(
-            tmp_path / f"a-s{i}", f"a-s{i}", [0.2, 0.3, 0.4, 0.5], seed=i, drawn=drawn, reports="personal"
+            tmp_path / f"a-s{i}",
+            f"a-s{i}",
+            [0.2, 0.3, 0.4, 0.5],
+            seed=i,
+            elements=elements,
+            reports="personal",
         )
-        for i, drawn in enumerate(both)
+        for i, elements in enumerate(both)
     ]
     over_rounds, _ = pictures_of(page_of(runs))
     assert len(over_rounds.find("{*}polyline").get("points").split()) == 2  # rounds 2 and 3
@@ -333,7 +343,7 @@ def test_margins_are_compared_by_run_where_pictures_were_kept(runs):
     picture = pictures_of(html)[2]
     words = [node.text for node in picture.iter() if node.tag.endswith("title")]
     assert words.count("avg: 3.00") == 2 and words.count("proto: 0.50") == 2
-    assert words.count("local, largest: 1.00") == 4
+    assert words.count("largest local: 1.00") == 4
     cells = re.findall(r"<tr><td>(\w+)</td><td>([\d.]+)</td><td>([\d.]+)</td><td>([\d.]+)</td></tr>", html)
     assert cells == [("avg", "3.000", "1.000", "3.00"), ("proto", "0.500", "1.000", "0.50")]
 

@@ -9,8 +9,8 @@ import pytest
 
 from protofleet.coordinator.observe.ledger import records_in
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.report.finished import read_run
-from protofleet.deploy.report.page import final_table, write_report
+from protofleet.deploy.report.finished_run import read_run
+from protofleet.deploy.report.run_page import final_table, write_report
 from tests.deploy.local.test_run import furnished, protofleet
 
 

@@ -8,9 +8,10 @@ import pytest
 from rich.console import Console
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.local.progress import Picture, Progress, human
-from protofleet.deploy.report.charts import Bar, Line, bars, lines, nice
-from protofleet.deploy.report.page import final_table, write_report
+from protofleet.deploy.local.progress import Picture, Progress
+from protofleet.deploy.report.charts import Bar, Line, bars, lines, round_up
+from protofleet.deploy.report.numbers import human_bytes
+from protofleet.deploy.report.run_page import final_table, write_report
 
 DOMAINS = ("mnist", "street")
 
@@ -98,7 +99,7 @@ def test_pictures_survive_empty_and_constant_data():
         ET.fromstring(lines([Line("a", points, "#000")], str, "x", "y", from_zero=False))
     ET.fromstring(bars([], {"a": "#000"}, str, "x", "y"))
     ET.fromstring(bars([Bar(1, [("a", 0)], 0.4)], {"a": "#000"}, str, "x", "y"))
-    assert [nice(v) for v in (0, 0.93, 1.1, 7)] == [1.0, 1.0, 1.2, 8.0]
+    assert [round_up(v) for v in (0, 0.93, 1.1, 7)] == [1.0, 1.0, 1.2, 8.0]
 
 
 EVENTS = [
@@ -148,7 +149,7 @@ def test_the_live_picture_shows_who_has_answered_and_how_far_it_is():
 
 
 def test_sizes_are_said_as_people_read_them():
-    assert [human(n) for n in (0, 999, 1500, 2_340_000, 5e9)] == [
+    assert [human_bytes(n) for n in (0, 999, 1500, 2_340_000, 5e9)] == [
         "0 B",
         "999 B",
         "1.5 kB",

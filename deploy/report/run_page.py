@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.observe.summary import curve
-from protofleet.deploy.local.progress import human
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
 from protofleet.deploy.report.feature_sections import feature_sections
-from protofleet.deploy.report.finished import Finished, Rounds, demand_said, read_run
+from protofleet.deploy.report.finished_run import FinishedRun, Rounds, read_run, require_keys
+from protofleet.deploy.report.html_page import page, table
+from protofleet.deploy.report.numbers import human_bytes, percent
 from protofleet.protocol.security.keyfiles import PUBLIC, write_file
 
 KIND_COLOURS = {
@@ -55,45 +56,35 @@ def write_report(folder: Path) -> Path:
     ]
     title = f"{summary['name']}: {summary['method']}"
     text = page(
-        title, f"<h1>{escape(title)}</h1>{ended(summary)}{doubts(run)}{security(summary)}{''.join(sections)}"
+        title, f"<h1>{escape(title)}</h1>{ended(summary)}{damage(run)}{security(summary)}{''.join(sections)}"
     )
     write_file(target, text.encode(), PUBLIC, durable=False)  # made to be shown around
     return target
 
 
-def _read(folder: Path) -> Finished:
+def _read(folder: Path) -> FinishedRun:
     run = read_run(folder)
-    demand_said(folder, run.summary, NEEDED)
+    require_keys(folder, run.summary, NEEDED)
     return run
 
 
-def page(title: str, inside: str, width: str = "") -> str:
-    """One file that fetches nothing."""
-    style = (Path(__file__).parent / "report.css").read_text()
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f'<body><main class="{width}">{inside}</main></body></html>\n'
-    )
-
-
-def doubts(run: Finished) -> str:
+def damage(run: FinishedRun) -> str:
     return f'<p class="danger">{escape(run.faults)}.</p>' if run.faults else ""
 
 
 def ended(summary: Mapping[str, Any]) -> str:
     """In red where the run came to nothing; a run of an earlier version could not."""
-    words = summary.get("ended", "finished")
-    return "" if words == "finished" else f'<p class="danger">This run has {escape(words)}.</p>'
+    text = summary.get("ended", "finished")
+    return "" if text == "finished" else f'<p class="danger">This run has {escape(text)}.</p>'
 
 
 def security(summary: Mapping[str, Any]) -> str:
     """In red where a run was not sealed; a run of an earlier version was signed and no more."""
-    look = "" if summary["security"] == "sealed" else ' class="danger"'
-    return f"<p{look}>Messages of this run were {escape(words_of(summary))}.</p>"
+    style = "" if summary["security"] == "sealed" else ' class="danger"'
+    return f"<p{style}>Messages of this run were {escape(security_of(summary))}.</p>"
 
 
-def words_of(summary: Mapping[str, Any]) -> str:
+def security_of(summary: Mapping[str, Any]) -> str:
     return SECURITY.get(summary["security"], SECURITY["off"])
 
 
@@ -105,8 +96,16 @@ def headline(summary: Mapping[str, Any]) -> str:
     total, fedavg = sum(payload.values()), sum(summary["fedavg"].values())
     cards = [
         ("mean accuracy", percent(final), f"from {percent(start)} at its start"),
-        ("tensors sent", human(total), f"up {human(payload['up'])}, down {human(payload['down'])}"),
-        ("on the wire", human(wire), f"{wire / total:.4f} of the tensors" if total else "no tensor crossed"),
+        (
+            "tensors sent",
+            human_bytes(total),
+            f"up {human_bytes(payload['up'])}, down {human_bytes(payload['down'])}",
+        ),
+        (
+            "on the wire",
+            human_bytes(wire),
+            f"{wire / total:.4f} of the tensors" if total else "no tensor crossed",
+        ),
         ("of FedAvg", f"{total / fedavg:.1%}" if fedavg else "-", "same network, no shared broadcast"),
         (
             "time",
@@ -114,12 +113,12 @@ def headline(summary: Mapping[str, Any]) -> str:
             f"{summary['rounds']} rounds, {len(summary['devices'])} devices",
         ),
     ]
-    drawn = "".join(
-        f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(words)}</small></div>'
-        for name, value, words in cards
+    elements = "".join(
+        f'<div class="card"><span>{name}</span><b>{escape(value)}</b><small>{escape(text)}</small></div>'
+        for name, value, text in cards
     )
     about = f"{summary['paper']}; network {summary['network']}; broker {summary['broker']}; seed {summary['seed']}"
-    return f'<p class="about">{escape(about)}</p><div class="cards">{drawn}</div>'
+    return f'<p class="about">{escape(about)}</p><div class="cards">{elements}</div>'
 
 
 def accuracy_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
@@ -135,9 +134,9 @@ def accuracy_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
     means = [(first + r, sum(p.values()) / len(p)) for r, p in enumerate(points)]
     series.append(Line("mean", means, "var(--ink)", bold=True))
     picture = lines(series, percent, "rounds of training", "accuracy by domain over rounds")
-    words = f"Shown: {VIEWS[view]}. The point at r is the model after r rounds."
+    text = f"Shown: {VIEWS[view]}. The point at r is the model after r rounds."
     tables = accuracy_table(summary) + views_table(summary)
-    return f"<section><h2>Accuracy by domain</h2><p>{words}</p>{picture}{tables}</section>"
+    return f"<section><h2>Accuracy by domain</h2><p>{text}</p>{picture}{tables}</section>"
 
 
 def accuracy_table(summary: Mapping[str, Any]) -> str:
@@ -163,8 +162,10 @@ def views_table(summary: Mapping[str, Any]) -> str:
         ]
         for view, found in sorted(views.items())
     ]  # fmt: skip
-    words = "A word after global or personal is another way to predict with that model."
-    return f"<h3>by all views</h3>{table(['view', 'last round, mean', 'best by validation'], rows)}<p>{words}</p>"
+    text = "A word after global or personal is another way to predict with that model."
+    return (
+        f"<h3>by all views</h3>{table(['view', 'last round, mean', 'best by validation'], rows)}<p>{text}</p>"
+    )
 
 
 def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
@@ -172,22 +173,22 @@ def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
     used = {kind for line in training for kinds in line["wire"].values() for kind in kinds}
     colours = {kind: KIND_COLOURS[kind] for kind in KIND_COLOURS if kind in used} | {"FedAvg": "#7F7F7F"}
     pictures = []
-    for way, words in (("up", "devices to coordinator"), ("down", "coordinator to devices")):
-        drawn = []
+    for way, text in (("up", "devices to coordinator"), ("down", "coordinator to devices")):
+        elements = []
         for line in training:
             parts = sorted(line["wire"].get(way, {}).items())
-            drawn.append(Bar(line["round"] - 0.16, parts, 0.42))
-            drawn.append(
-                Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, hollow=True)
+            elements.append(Bar(line["round"] - 0.16, parts, 0.42))
+            elements.append(
+                Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, outlined=True)
             )
-        picture = bars(drawn, colours, human, "round", f"bytes {way} by kind and round")
-        pictures.append(f"<h3>{way}: {words}</h3>{picture}")
-    words = (
+        picture = bars(elements, colours, human_bytes, "round", f"bytes {way} by kind and round")
+        pictures.append(f"<h3>{way}: {text}</h3>{picture}")
+    text = (
         "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
         "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once to each."
     )
     return (
-        f"<section><h2>Bytes per round</h2><p>{words}</p>{''.join(pictures)}{bytes_table(summary)}</section>"
+        f"<section><h2>Bytes per round</h2><p>{text}</p>{''.join(pictures)}{bytes_table(summary)}</section>"
     )
 
 
@@ -212,13 +213,13 @@ def margins_section(rounds: Rounds) -> str:
             Line(f"class {name.removeprefix('margin.')}", data, COLOURS[i % len(COLOURS)], labelled=False)
         )
     series.append(Line("mean", [(r, f["margin.mean"]) for r, f in found], "var(--ink)", bold=True))
-    words = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
+    text = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
     values = [value for line in series for _, value in line.points]
     places = 2 if max(values) - min(values) > 0.1 else 4
     picture = lines(
         series, lambda v: f"{v:.{places}f}", "round", "margins between anchors over rounds", from_zero=False
     )
-    return f"<section><h2>Margins between anchors</h2><p>{words}</p>{picture}</section>"
+    return f"<section><h2>Margins between anchors</h2><p>{text}</p>{picture}</section>"
 
 
 def participation_section(rounds: Rounds) -> str:
@@ -236,14 +237,8 @@ def participation_section(rounds: Rounds) -> str:
     return f"<section><h2>Rounds</h2>{table(heads, rows)}</section>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(h)}</th>" for h in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+def up_and_down(sizes: Mapping[str, int]) -> str:
+    return f"up {human_bytes(sizes['up'])}, down {human_bytes(sizes['down'])}"
 
 
 def final_table(folder: Path) -> str:
@@ -259,8 +254,8 @@ def final_table(folder: Path) -> str:
     payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
     wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
     fedavg = sum(summary["fedavg"].values())
-    crossed = f"tensors up {human(payload['up'])}, down {human(payload['down'])}; on the wire {human(wire)}"
-    rows.append(f"{crossed}; FedAvg would have sent {human(fedavg)}")
-    rows.append(f"{VIEWS[summary['reports']]}; messages {words_of(summary)}")
+    crossed = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
+    rows.append(f"{crossed}; FedAvg would have sent {human_bytes(fedavg)}")
+    rows.append(f"{VIEWS[summary['reports']]}; messages {security_of(summary)}")
     rows += [run.faults] if run.faults else []
     return "\n".join(rows)

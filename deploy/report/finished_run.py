@@ -1,4 +1,4 @@
-"""A finished run as its files tell it. What is damaged is said, and no figure of it is shown."""
+"""A finished run, read from its files. What is damaged is reported, and no figure of it is shown."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Rounds = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     rounds: Rounds
     summary: Mapping[str, Any]
-    faults: str = ""  # of the lines, in words
+    faults: str = ""  # what of rounds.jsonl is damaged or missing
 
 
-def read_run(folder: Path) -> Finished:
+def read_run(folder: Path) -> FinishedRun:
     path = folder / "summary.json"
     if not path.exists():
         raise RunError(f"{folder} holds no finished run: there is no {path.name} in it")
@@ -43,18 +43,18 @@ def read_run(folder: Path) -> Finished:
         else {}
     )
     lines |= found
-    words = words_of(folder / "rounds.jsonl", damaged, sorted(found), sorted(missing - found.keys()))
-    return Finished([lines[number] for number in sorted(lines)], summary, words)
+    faults = faults_in(folder / "rounds.jsonl", damaged, sorted(found), sorted(missing - found.keys()))
+    return FinishedRun([lines[number] for number in sorted(lines)], summary, faults)
 
 
-def demand_said(folder: Path, summary: Mapping[str, Any], needed: Sequence[str]) -> None:
+def require_keys(folder: Path, summary: Mapping[str, Any], needed: Sequence[str]) -> None:
     if missing := [name for name in needed if name not in summary]:
         raise RunError(
             f"{folder / 'summary.json'} does not say {missing[0]!r}; it is no summary of a finished run"
         )
 
 
-def words_of(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int]) -> str:
+def faults_in(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int]) -> str:
     """A run that went on from an older copy lacks the lines of the rounds between."""
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
     if found:

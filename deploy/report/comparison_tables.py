@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from protofleet.deploy.local.progress import human
-from protofleet.deploy.report.compare import Goal, Group, Point
-from protofleet.deploy.report.feature_sections import NONE
+from protofleet.deploy.report.comparison import Goal, Group, Point
+from protofleet.deploy.report.numbers import NONE, human_bytes, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP
 
 
@@ -52,7 +51,7 @@ def final_table(groups: Sequence[Group]) -> Table:
         [
             group.name, group.method, group.view, str(len(group.runs)),
             *(accuracy(final, name) for name in (*domains, "mean")),
-            *(spread(all_over, points) for _ in more),
+            *(spread(all_over, percent_points) for _ in more),
         ]
         for group, final, all_over in zip(groups, finals, pooled, strict=True)
     ]  # fmt: skip
@@ -89,9 +88,9 @@ def bytes_table(groups: Sequence[Group], goal: Goal | None, share: float) -> Tab
         some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""
         rows.append([
             group.name,
-            *(spread([run.total("payload", way) for run in group.runs], human) for way in (UP, DOWN)),
-            spread([run.total("wire", UP, DOWN) for run in group.runs], human),
-            spread([point.bytes for point in there], human) + some,
+            *(spread([run.total("payload", way) for run in group.runs], human_bytes) for way in (UP, DOWN)),
+            spread([run.total("wire", UP, DOWN) for run in group.runs], human_bytes),
+            spread([point.bytes for point in there], human_bytes) + some,
             spread([point.rounds for point in there], plain_number) + some,
         ])  # fmt: skip
     head = [
@@ -103,7 +102,7 @@ def bytes_table(groups: Sequence[Group], goal: Goal | None, share: float) -> Tab
         f"rounds to {share:.0%}",
     ]
     note = (
-        f"To {share:.0%}: until mean test accuracy first reaches {goal.words}; {NONE}: never."
+        f"To {share:.0%}: until mean test accuracy first reaches {goal.description}; {NONE}: never."
         if goal
         else "There is no baseline: name one with --baseline, or compare with one group that runs fedavg."
     )
@@ -115,18 +114,10 @@ def domains_of(found: Sequence[Sequence[Point]]) -> list[str]:
 
 
 def accuracy(found: Sequence[Point], name: str) -> str:
-    return spread([point.accuracy[name] for point in found if name in point.accuracy], points)
+    return spread([point.accuracy[name] for point in found if name in point.accuracy], percent_points)
 
 
-def spread(values: Sequence[float], words: Callable[[float], str]) -> str:
+def spread(values: Sequence[float], fmt: Callable[[float], str]) -> str:
     if not values:
         return NONE
-    return words(fmean(values)) + (f" ± {words(stdev(values))}" if len(values) > 1 else "")
-
-
-def points(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def plain_number(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
+    return fmt(fmean(values)) + (f" ± {fmt(stdev(values))}" if len(values) > 1 else "")

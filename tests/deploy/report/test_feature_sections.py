@@ -11,37 +11,31 @@ from hypothesis import strategies as st
 
 from protofleet.deploy.report import feature_sections as sections
 from protofleet.deploy.report.charts import COLOURS, LEFT
-from protofleet.deploy.report.pictures import (
-    ANCHOR,
-    GLOBAL,
-    LOCAL,
-    Marks,
-    Scene,
-    class_margins,
-    class_means,
-    evenly,
-    lay_out,
-    local_margins,
-    margins_of_run,
-    project,
-    read_scenes,
-    received_marks,
-    saved_rounds,
-    sent_marks,
-    thinned,
-)
-from protofleet.deploy.report.plot_style import Looks
+from protofleet.deploy.report.margins import class_margins, class_means, local_margins, margins_of_run
+from protofleet.deploy.report.plot_style import PlotStyle
+from protofleet.deploy.report.projection import evenly_spaced, lay_out, project, subsample
 from protofleet.deploy.report.scatter import (
     DOT_SHAPES,
     SHAPES,
     TITLE,
     Dots,
-    Key,
+    LegendEntry,
     Mark,
     Panel,
     Square,
     outline,
     scatter,
+)
+from protofleet.deploy.report.snapshots import (
+    ANCHOR,
+    GLOBAL,
+    LOCAL,
+    ClassPoints,
+    Snapshot,
+    read_snapshots,
+    received_points,
+    saved_rounds,
+    sent_points,
 )
 
 CLASSES, SIZE = 3, 4
@@ -130,15 +124,15 @@ def test_a_margin_is_the_least_distance_to_a_row_of_another_class(labels, seed):
     assert found == pytest.approx(naive_margins(points, labels))
 
 
-def scene(x, y, device="a", **more):
-    return Scene(device, 1, device, np.asarray(x, float), np.asarray(y), **more)
+def snapshot(x, y, device="a", **more):
+    return Snapshot(device, 1, device, np.asarray(x, float), np.asarray(y), **more)
 
 
 def test_the_local_baseline_is_the_largest_margin_that_any_device_has():
-    wide = scene([[0, 0], [0, 0], [4, 0], [6, 0]], [0, 0, 1, 1], "wide")  # means 5 apart
-    narrow = scene([[0, 0], [0, 1]], [0, 2], "narrow")
-    alone = scene([[9, 9]], [1], "alone")
-    empty = scene(np.zeros((0, 0)), [], "empty")
+    wide = snapshot([[0, 0], [0, 0], [4, 0], [6, 0]], [0, 0, 1, 1], "wide")  # means 5 apart
+    narrow = snapshot([[0, 0], [0, 1]], [0, 2], "narrow")
+    alone = snapshot([[9, 9]], [1], "alone")
+    empty = snapshot(np.zeros((0, 0)), [], "empty")
     assert local_margins([narrow, wide, alone, empty]) == {0: 5.0, 1: 5.0, 2: 1.0}
 
 
@@ -154,7 +148,7 @@ def test_margins_of_a_run_are_those_of_its_last_saved_round_with_something_recei
     save(run, "mnist", 7, features=x, labels=y)
     number, local, shared = margins_of_run(run)
     assert number == 3 and shared == {ANCHOR: pytest.approx(dict.fromkeys(range(CLASSES), 2 * math.sqrt(2)))}
-    expected = local_margins(read_scenes(saved_rounds(run)[3]))
+    expected = local_margins(read_snapshots(saved_rounds(run)[3]))
     assert local == expected and set(local) == set(range(CLASSES))
 
 
@@ -168,11 +162,11 @@ def test_where_anchors_are_unit_vectors_everything_is_taken_at_unit_length(tmp_p
     anchors = np.eye(CLASSES, SIZE)
     save(tmp_path, "a", 1, features=7 * x, labels=y, received__anchors=anchors, sent__prototypes=5 * x[:3])
     save(tmp_path, "b", 1, features=7 * x, labels=y)
-    for found in read_scenes(saved_rounds(tmp_path)[1]):
+    for found in read_snapshots(saved_rounds(tmp_path)[1]):
         assert np.allclose(np.linalg.norm(found.features, axis=1), 1)
         assert all(np.allclose(np.linalg.norm(a, axis=1), 1) for a in found.sent.values())
     save(tmp_path, "a", 2, features=7 * x, labels=y, received__anchors=3 * anchors)
-    (found,) = read_scenes(saved_rounds(tmp_path)[2])
+    (found,) = read_snapshots(saved_rounds(tmp_path)[2])
     assert np.allclose(found.features, 7 * x)
 
 
@@ -190,9 +184,9 @@ def test_rounds_and_devices_come_in_order_and_strange_names_are_left_alone(run):
 def test_a_torn_file_is_as_good_as_none(run):
     for path, content in zip(saved_rounds(run)[2], (b"", b"PK\x03\x04 torn"), strict=True):
         path.write_bytes(content)
-    assert read_scenes(saved_rounds(run)[2]) == []
+    assert read_snapshots(saved_rounds(run)[2]) == []
     (run / "devices" / "mnist" / "pictures" / "round-0003.npz").write_bytes(b"no archive")
-    assert [s.device for s in read_scenes(saved_rounds(run)[3])] == ["street"]
+    assert [s.device for s in read_snapshots(saved_rounds(run)[3])] == ["street"]
     assert drawn(sections.feature_sections(run, 2))
 
 
@@ -241,19 +235,27 @@ def test_odd_files_are_drawn_as_far_as_they_go(tmp_path, arrays):
 
 def test_rows_without_labels_are_one_a_class_and_broken_rows_are_left_out():
     rows = np.stack([np.ones(2), np.full(2, np.nan), 3 * np.ones(2)])
-    (marks,) = received_marks([scene(X, Y, received={"prototypes": rows})])
-    assert (marks.kind, marks.labels.tolist(), marks.sizes.tolist()) == (GLOBAL, [0, 2], [1, 1])
+    (class_points,) = received_points([snapshot(X, Y, received={"prototypes": rows})])
+    assert (class_points.kind, class_points.labels.tolist(), class_points.sizes.tolist()) == (
+        GLOBAL,
+        [0, 2],
+        [1, 1],
+    )
     sent = {"prototypes": rows, "labels": np.array([4, 5, 5]), "counts": np.array([7, 8, 9])}
-    marks = sent_marks(scene(X, Y, "me", sent=sent))
-    assert (marks.kind, marks.labels.tolist(), marks.sizes.tolist()) == (LOCAL, [4, 5], [7, 9])
-    assert marks.device == "me" and sent_marks(scene(X, Y)) is None
+    class_points = sent_points(snapshot(X, Y, "me", sent=sent))
+    assert (class_points.kind, class_points.labels.tolist(), class_points.sizes.tolist()) == (
+        LOCAL,
+        [4, 5],
+        [7, 9],
+    )
+    assert class_points.device == "me" and sent_points(snapshot(X, Y)) is None
 
 
 def test_the_first_device_that_has_it_speaks_for_the_server():
-    late = scene(X, Y, "a")
-    known = scene(X, Y, "b", received={"anchors": np.eye(2), "prototypes": np.eye(3)})
-    another = scene(X, Y, "c", received={"anchors": np.eye(5)})
-    found = received_marks([late, known, another])
+    late = snapshot(X, Y, "a")
+    known = snapshot(X, Y, "b", received={"anchors": np.eye(2), "prototypes": np.eye(3)})
+    another = snapshot(X, Y, "c", received={"anchors": np.eye(5)})
+    found = received_points([late, known, another])
     assert [(m.kind, len(m.points)) for m in found] == [(ANCHOR, 2), (GLOBAL, 3)]
 
 
@@ -261,18 +263,18 @@ def test_the_first_device_that_has_it_speaks_for_the_server():
 
 
 def test_rounds_are_chosen_evenly_with_the_first_and_the_last():
-    assert evenly([1, 2, 3], 6) == [1, 2, 3]
-    chosen = evenly(list(range(1, 101)), 6)
+    assert evenly_spaced([1, 2, 3], 6) == [1, 2, 3]
+    chosen = evenly_spaced(list(range(1, 101)), 6)
     assert len(chosen) == 6 and chosen[0] == 1 and chosen[-1] == 100 and chosen == sorted(set(chosen))
 
 
 def test_a_projection_is_the_same_each_time_and_keeps_neighbours_together():
     x, y = features(60, size=64)
-    places = project(x.astype(float))
-    assert np.array_equal(places, project(x.astype(float)))
+    positions = project(x.astype(float))
+    assert np.array_equal(positions, project(x.astype(float)))
     for i in range(60):
         others = np.delete(np.arange(60), i)
-        nearest = others[np.square(places[others] - places[i]).sum(axis=1).argmin()]
+        nearest = others[np.square(positions[others] - positions[i]).sum(axis=1).argmin()]
         assert y[nearest] == y[i]
 
 
@@ -283,33 +285,37 @@ def test_any_finite_points_have_finite_places(n, size, scale, same):
     points = scale * dice(n).normal(size=(n, size))
     if same:
         points[:] = points[0]
-    places = project(points)
-    assert places.shape == (n, 2) and np.isfinite(places).all()
+    positions = project(points)
+    assert positions.shape == (n, 2) and np.isfinite(positions).all()
 
 
 def test_thinning_keeps_each_class_in_its_proportion_and_draws_the_same():
     labels = np.repeat([2, 0, 1], [100, 200, 700])
-    whole = scene(np.arange(1000)[:, None], labels)
-    few = thinned(whole, 100)
+    whole = snapshot(np.arange(1000)[:, None], labels)
+    few = subsample(whole, 100)
     assert [int((few.labels == c).sum()) for c in range(3)] == pytest.approx([20, 70, 10], abs=1)
     assert np.array_equal(labels[few.features[:, 0].astype(int)], few.labels)
-    assert np.array_equal(few.features, thinned(whole, 100).features)
-    assert len(thinned(whole, 5000).labels) == 1000
-    turns = scene(np.zeros((1001, 1)), np.arange(1001) % 10)  # every tenth would be of one class
-    assert np.bincount(thinned(turns, 101).labels).tolist() == pytest.approx([10] * 10, abs=1)
+    assert np.array_equal(few.features, subsample(whole, 100).features)
+    assert len(subsample(whole, 5000).labels) == 1000
+    turns = snapshot(np.zeros((1001, 1)), np.arange(1001) % 10)  # every tenth would be of one class
+    assert np.bincount(subsample(turns, 101).labels).tolist() == pytest.approx([10] * 10, abs=1)
 
 
 def test_a_layout_is_one_projection_of_features_and_marks_with_a_limit_to_points():
-    a, b = scene(*features(30), "a"), scene(*features(10), "b")
-    odd = scene(*features(9, size=7), "odd")
-    marks = Marks(ANCHOR, np.eye(3, SIZE), np.arange(3), np.ones(3))
-    other = Marks(GLOBAL, np.eye(3, 7), np.arange(3), np.ones(3))
-    made = lay_out([a, odd, b], [marks, other], most=20)
-    assert [s.device for s in made.scenes] == ["a", "b"] and made.marks == [marks]
-    assert [len(places) for places in made.clouds] == [15, 5] and len(made.spots[0]) == 3
-    together = np.concatenate([*(s.features for s in made.scenes), marks.points])
-    assert np.array_equal(project(together), np.concatenate([*made.clouds, *made.spots]))
-    assert lay_out([scene(np.zeros((0, 0)), [])], [marks]) is None
+    a, b = snapshot(*features(30), "a"), snapshot(*features(10), "b")
+    odd = snapshot(*features(9, size=7), "odd")
+    class_points = ClassPoints(ANCHOR, np.eye(3, SIZE), np.arange(3), np.ones(3))
+    other = ClassPoints(GLOBAL, np.eye(3, 7), np.arange(3), np.ones(3))
+    layout = lay_out([a, odd, b], [class_points, other], most=20)
+    assert [s.device for s in layout.snapshots] == ["a", "b"] and layout.class_points == [class_points]
+    assert [len(positions) for positions in layout.sample_positions] == [15, 5] and len(
+        layout.class_positions[0]
+    ) == 3
+    together = np.concatenate([*(s.features for s in layout.snapshots), class_points.points])
+    assert np.array_equal(
+        project(together), np.concatenate([*layout.sample_positions, *layout.class_positions])
+    )
+    assert lay_out([snapshot(np.zeros((0, 0)), [])], [class_points]) is None
 
 
 # Sections
@@ -319,7 +325,7 @@ def test_margins_are_bars_for_every_class_with_the_local_ones_outlined(run):
     (picture,) = drawn(sections.margins_section(run, 2))
     bars = [t for t in titles(picture) if t]
     assert sum(t.startswith("anchors:") for t in bars) == CLASSES
-    assert sum(t.startswith("local, largest:") for t in bars) == CLASSES
+    assert sum(t.startswith("largest local:") for t in bars) == CLASSES
     assert min(float(bar.get("x")) for bar in picture.findall("{*}rect")) > LEFT  # that of class 0
     text = sections.margins_section(run, 2)
     _, local, _ = margins_of_run(run)
@@ -360,12 +366,12 @@ def test_no_more_rounds_are_drawn_than_fit_and_the_page_says_so(run):
 
 
 def test_many_devices_have_the_shape_of_their_domain():
-    scenes = [scene(X, Y, f"d{i}") for i in range(len(DOT_SHAPES))]
-    assert Looks.of(scenes).who == "device"
-    more = [Scene(f"d{i}", 1, f"domain-{i % 2}", X, Y) for i in range(len(DOT_SHAPES) + 1)]
-    looks = Looks.of(more)
-    assert (looks.who, list(looks.groups)) == ("domain", ["domain-0", "domain-1"])
-    assert looks.shape(looks.group(more[0])) == looks.shape(looks.group(more[2]))
+    snapshots = [snapshot(X, Y, f"d{i}") for i in range(len(DOT_SHAPES))]
+    assert PlotStyle.of(snapshots).group_kind == "device"
+    more = [Snapshot(f"d{i}", 1, f"domain-{i % 2}", X, Y) for i in range(len(DOT_SHAPES) + 1)]
+    style = PlotStyle.of(more)
+    assert (style.group_kind, list(style.groups)) == ("domain", ["domain-0", "domain-1"])
+    assert style.shape(style.group(more[0])) == style.shape(style.group(more[2]))
 
 
 def test_of_many_classes_as_many_are_drawn_as_there_are_colours(tmp_path):
@@ -378,13 +384,13 @@ def test_of_many_classes_as_many_are_drawn_as_there_are_colours(tmp_path):
 
 
 def test_every_class_is_numbered_once_in_a_panel():
-    looks = Looks.of([scene(X, Y)])
-    marks = Marks(GLOBAL, np.eye(4), np.array([0, 1, 1, 2]), np.ones(4))
-    made = lay_out([scene(X, Y)], [marks])
-    assert [m.tag for m in looks.class_marks(made)] == ["0", "1", "", "2"]
-    assert looks.class_tags(made) == []
-    bare = lay_out([scene(*features(30))], [])
-    assert sorted(words for _, words in looks.class_tags(bare)) == ["0", "1", "2"]
+    style = PlotStyle.of([snapshot(X, Y)])
+    class_points = ClassPoints(GLOBAL, np.eye(4), np.array([0, 1, 1, 2]), np.ones(4))
+    layout = lay_out([snapshot(X, Y)], [class_points])
+    assert [m.tag for m in style.class_marks(layout)] == ["0", "1", "", "2"]
+    assert style.class_tags(layout) == []
+    bare = lay_out([snapshot(*features(30))], [])
+    assert sorted(words for _, words in style.class_tags(bare)) == ["0", "1", "2"]
 
 
 def test_prototypes_of_class_0_are_drawn_by_samples_and_by_share(clusters):
@@ -398,10 +404,10 @@ def test_prototypes_of_class_0_are_drawn_by_samples_and_by_share(clusters):
 
 
 def test_the_area_of_a_mark_goes_with_its_size():
-    found = scene(X, Y, "a")
-    marks = Marks(LOCAL, X[:3], np.zeros(3, int), np.array([100.0, 25.0, 0.0]), "a")
-    made = lay_out([found], [marks])
-    large, quarter, none = Looks.of([found]).sized_marks(made, LOCAL, [found])
+    found = snapshot(X, Y, "a")
+    class_points = ClassPoints(LOCAL, X[:3], np.zeros(3, int), np.array([100.0, 25.0, 0.0]), "a")
+    layout = lay_out([found], [class_points])
+    large, quarter, none = PlotStyle.of([found]).sized_marks(layout, LOCAL, [found])
     assert large.size == pytest.approx(2 * quarter.size) and quarter.size > none.size > 0
     assert large.colour == COLOURS[0] and large.tag == "100"
 
@@ -411,8 +417,10 @@ def test_the_area_of_a_mark_goes_with_its_size():
     [([0, 0, 1, 1, 1], 0), ([0, 1, 1, 2, 2, 2], 2), ([0, 1, 2], None), ([2, 2, 1, 1], 1), ([], None)],
 )
 def test_the_class_to_show_is_0_or_the_one_with_most_prototypes(labels, expected):
-    marks = [Marks(LOCAL, np.zeros((len(labels), 2)), np.array(labels, int), np.ones(len(labels)))]
-    assert sections.class_to_show(marks) == expected
+    class_points = [
+        ClassPoints(LOCAL, np.zeros((len(labels), 2)), np.array(labels, int), np.ones(len(labels)))
+    ]
+    assert sections.class_to_show(class_points) == expected
 
 
 def test_methods_with_one_prototype_a_class_have_no_such_picture(run):
@@ -439,19 +447,20 @@ def test_a_shape_is_drawn_around_its_place(shape):
 
 def test_a_panel_is_as_wide_as_high_in_the_data_and_holds_all_its_points():
     square = Square.around([(0, 0), (10, 0), (5, 2)], 100.0)
-    places = [square.place(p) for p in [(0, 0), (10, 0), (0, 10)]]
-    assert places[1][0] - places[0][0] == pytest.approx(places[0][1] - places[2][1])
-    assert all(0 < square.place(p)[0] < 100 for p in [(0, 0), (10, 0)])
+    positions = [square.position(p) for p in [(0, 0), (10, 0), (0, 10)]]
+    assert positions[1][0] - positions[0][0] == pytest.approx(positions[0][1] - positions[2][1])
+    assert all(0 < square.position(p)[0] < 100 for p in [(0, 0), (10, 0)])
     high = Square.around([(0, 0), (1, 50)], 100.0)
-    assert all(TITLE < high.place(p)[1] < 100 + TITLE for p in [(0, 0), (1, 50)])
+    assert all(TITLE < high.position(p)[1] < 100 + TITLE for p in [(0, 0), (1, 50)])
 
 
 @pytest.mark.parametrize("panels", range(7))
 def test_panels_and_legends_of_any_number_are_whole_pictures(panels):
     dots = [Dots([(0, 0), (1, 1)], "#000", "cross", "<a>")]
     marks = [Mark((1, 1), "#000", "star", "b & c", tag="<1>")]
-    keys = [Key("what"), *(Key(f"a long name, number {i}", "#000", "bar") for i in range(20)), Key("more")]
-    picture = ET.fromstring(scatter([Panel(f"p{i}", dots, marks) for i in range(panels)], keys, "x"))
+    names = [LegendEntry(f"a long name, number {i}", "#000", "bar") for i in range(20)]
+    legend = [LegendEntry("what"), *names, LegendEntry("more")]
+    picture = ET.fromstring(scatter([Panel(f"p{i}", dots, marks) for i in range(panels)], legend, "x"))
     *_, width, height = map(float, picture.get("viewBox").split())
     for node in picture.findall("{*}text"):
         assert float(node.get("x")) + 6 * len(node.text) < width + 20 and float(node.get("y")) < height

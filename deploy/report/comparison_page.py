@@ -7,17 +7,16 @@ from dataclasses import replace
 from html import escape
 from statistics import fmean, stdev
 
-from protofleet.deploy.local.progress import human
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
-from protofleet.deploy.report.compare import Group, Point
-from protofleet.deploy.report.compare_tables import Table
-from protofleet.deploy.report.feature_sections import BASELINE, NONE, mean, ratio, two_places
-from protofleet.deploy.report.page import page, percent, table
-from protofleet.deploy.report.pictures import Margins, margins_of_run
+from protofleet.deploy.report.comparison import Group, Point
+from protofleet.deploy.report.comparison_tables import Table
+from protofleet.deploy.report.html_page import page, table
+from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
+from protofleet.deploy.report.numbers import NONE, human_bytes, percent, two_places
 
 PALE = "88"  # after a colour: half of it, for the second kind of bar of one run
 DASHES = ("", "7 3", "2 3")  # for more groups than colours
-SAID = ("seed", "rounds", "network", "seconds")
+SHOWN = ("seed", "rounds", "network", "seconds")
 WIDE = 30.0  # times as many bytes at one end as at the other: a logarithmic axis
 
 
@@ -46,17 +45,17 @@ def curves_section(groups: Sequence[Group]) -> str:
     log = bool(crossed) and max(crossed) > WIDE * min(crossed)
     if log:
         by_bytes = [positive(line) for line in by_bytes]
-    words = (
+    text = (
         "Mean test accuracy over domains; with several seeds their mean, and a band of one standard deviation. "
         f"Views: {'; '.join(f'{group.name}: {group.view}' for group in groups)}."
     )
     axis = "tensor bytes, up and down"
     if log:
-        axis += "; the axis is logarithmic, what has sent nothing is left of it"
+        axis += "; the axis is logarithmic, points at 0 bytes are left out"
     rounds = lines(by_rounds, percent, "rounds of training", "mean accuracy over rounds")
-    sizes = lines(by_bytes, percent, axis, "mean accuracy over bytes", x_words=human, log_x=log)
+    sizes = lines(by_bytes, percent, axis, "mean accuracy over bytes", x_format=human_bytes, log_x=log)
     return (
-        f"<section><h2>Accuracy over rounds and over bytes</h2><p>{escape(words)}</p>"
+        f"<section><h2>Accuracy over rounds and over bytes</h2><p>{escape(text)}</p>"
         f"<h3>over rounds</h3>{rounds}<h3>over bytes that have crossed</h3>{sizes}</section>"
     )
 
@@ -72,11 +71,11 @@ def line_of(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
         data.append((x, fmean(values)))
         if len(values) > 1:
             band.append((x, fmean(values) - stdev(values), fmean(values) + stdev(values)))
-    colour, dash = look(i)
+    colour, dash = line_style(i)
     return Line(group.name, data, colour, dash=dash, band=band)
 
 
-def look(i: int) -> tuple[str, str]:
+def line_style(i: int) -> tuple[str, str]:
     return COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
 
 
@@ -87,30 +86,34 @@ def positive(line: Line) -> Line:
 def margins_section(groups: Sequence[Group]) -> str:
     """FedLSA fig. 1 for several runs, of those that have saved what it needs."""
     found = [
-        (look(i)[0] + PALE * (k > 0), *named)
+        (line_style(i)[0] + PALE * (k > 0), *named)
         for i, group in enumerate(groups)
         for k, named in enumerate(margins_of(group))
     ]
     if not found:
         return ""
     width = 0.8 / len(found)
-    drawn, rows = [], []
+    elements, rows = [], []
     for i, (_, name, gaps, local) in enumerate(found):
         for label, gap in sorted(gaps.items()):
-            place = label + width * (i - (len(found) - 1) / 2)
-            drawn.append(Bar(place, [(name, gap)], width * 0.8))
+            x = label + width * (i - (len(found) - 1) / 2)
+            elements.append(Bar(x, [(name, gap)], width * 0.8))
             if label in local:
-                drawn.append(Bar(place, [(BASELINE, local[label])], width * 0.95, hollow=True))
-        rows.append([name, f"{mean(gaps):.3f}", f"{mean(local):.3f}" if local else NONE, ratio(gaps, local)])
+                elements.append(Bar(x, [(BASELINE, local[label])], width * 0.95, outlined=True))
+        share = ratio(gaps, local)
+        rows.append([
+            name, f"{mean(gaps):.3f}", f"{mean(local):.3f}" if local else NONE,
+            NONE if share is None else two_places(share),
+        ])  # fmt: skip
     colours = {name: colour for colour, name, _, _ in found} | {BASELINE: "var(--ink)"}
-    picture = bars(drawn, colours, two_places, "class", "margins of every class by run")
+    picture = bars(elements, colours, two_places, "class", "margins of every class by run")
     head = ["run", "mean margin", "mean of the largest local", "ratio"]
-    words = (
-        "How far a class's anchor or prototype is from the nearest one of another class (FedLSA, fig. 1), at the end "
-        "of each run. Outlined: the largest margin that the class has among the class means of any one device. "
-        "Features of different methods lie in different spaces: compare the ratio."
+    text = (
+        "Distance from a class's anchor or prototype to the nearest one of another class (FedLSA, fig. 1), at the "
+        "end of each run. Outlined: the largest margin of the class among the class means of any one device. "
+        "Distances in different feature spaces cannot be compared; the ratio can."
     )
-    return f"<section><h2>Margins</h2><p>{words}</p>{picture}{table(head, rows)}</section>"
+    return f"<section><h2>Margins</h2><p>{text}</p>{picture}{table(head, rows)}</section>"
 
 
 def margins_of(group: Group) -> list[tuple[str, Margins, Margins]]:
@@ -135,9 +138,9 @@ def average(found: Sequence[Margins]) -> Margins:
 
 def runs_section(groups: Sequence[Group]) -> str:
     rows = [
-        [str(run.folder), group.name, *(str(run.summary.get(name, NONE)) for name in SAID)]
+        [str(run.folder), group.name, *(str(run.summary.get(name, NONE)) for name in SHOWN)]
         for group in groups
         for run in group.runs
     ]
-    head = ["folder", "run", *SAID]
+    head = ["folder", "run", *SHOWN]
     return f"<section><h2>Runs</h2>{table(head, rows)}</section>"

@@ -19,7 +19,7 @@ from typing import Any
 
 from protofleet.coordinator.observe.summary import curve, with_mean
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.report.finished import Rounds, demand_said, read_run
+from protofleet.deploy.report.finished_run import Rounds, read_run, require_keys
 from protofleet.protocol.settings.reader import read_toml
 
 SEED = re.compile(r"-s(eed)?\d+$")
@@ -114,7 +114,7 @@ class Goal:
     baseline: Group
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         final = self.accuracy / self.share
         return f"{self.accuracy:.1%}, which is {self.share:.0%} of what {self.baseline.name} ends with ({final:.1%})"
 
@@ -158,7 +158,7 @@ def read_groups(folders: Sequence[Path], view: str = REPORTS) -> list[Group]:
 def read(folder: Path) -> Run:
     found = read_run(folder)
     lines, summary = found.rounds, found.summary
-    demand_said(folder, summary, NEEDED)
+    require_keys(folder, summary, NEEDED)
     if found.faults:
         print(f"protofleet: {found.faults}", file=sys.stderr)
     return Run(folder, summary, lines, settings_of(folder, summary))

@@ -1,0 +1,71 @@
+"""Margins between classes, as in FedLSA's fig. 1: of what the server sent, and of each device's own class means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from protofleet.deploy.report.snapshots import (
+    Array,
+    Snapshot,
+    are_unit_vectors,
+    read_snapshots,
+    received_points,
+    saved_rounds,
+    unit_length,
+)  # fmt: skip
+
+Margins = dict[int, float]  # class -> distance to the nearest prototype of another class
+BASELINE = "largest local"  # how pictures call the margins that devices reach by themselves
+
+
+def class_margins(points: Array, labels: Array) -> Margins:
+    """Least distance from a class's rows to a row of another class; none where there is no other."""
+    found: Margins = {}
+    for point, label in zip(points, labels.tolist(), strict=True):
+        others = points[labels != label]
+        if len(others):
+            gap = float(np.linalg.norm(others - point, axis=1).min())
+            found[label] = min(gap, found.get(label, gap))
+    return found
+
+
+def class_means(features: Array, labels: Array) -> tuple[Array, Array]:
+    """Of unit vectors the means are mean directions."""
+    classes = np.unique(labels)
+    if not len(classes):
+        return np.zeros((0, 0)), classes
+    means = np.stack([features[labels == c].mean(axis=0) for c in classes])
+    return (unit_length(means) if are_unit_vectors(features) else means), classes
+
+
+def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
+    """The baseline of FedLSA's fig. 1: for each class the largest margin that any device's class means have."""
+    found: Margins = {}
+    for snapshot in snapshots:
+        for label, gap in class_margins(*class_means(snapshot.features, snapshot.labels)).items():
+            found[label] = max(gap, found.get(label, 0.0))
+    return found
+
+
+def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
+    """Of the last saved round in which something was received: (round, local ones, shared ones by kind)."""
+    for number, paths in reversed(saved_rounds(folder).items()):
+        snapshots = read_snapshots(paths)
+        shared = {m.kind: class_margins(m.points, m.labels) for m in received_points(snapshots)}
+        if shared := {kind: gaps for kind, gaps in shared.items() if gaps}:
+            return number, local_margins(snapshots), shared
+    return 0, {}, {}
+
+
+def ratio(gaps: Margins, local: Margins) -> float | None:
+    """Of their means over the classes that both have. Distances of different methods cannot be compared; this can."""
+    both = gaps.keys() & local.keys()
+    base = sum(local[c] for c in both)
+    return sum(gaps[c] for c in both) / base if base > 0 else None
+
+
+def mean(gaps: Margins) -> float:
+    return sum(gaps.values()) / len(gaps) if gaps else 0.0

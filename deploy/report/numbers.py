@@ -1,0 +1,32 @@
+"""Numbers as text, on pages, in tables and in the terminal."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NONE: Final = "-"  # where there is no number
+
+
+def human_bytes(size: float) -> str:
+    """In units of powers of ten."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} GB"
+
+
+def percent(value: float | None) -> str:
+    return NONE if value is None else f"{value:.1%}"
+
+
+def percent_points(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def two_places(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def plain_number(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) else f"{value:.1f}"

@@ -1,0 +1,152 @@
+"""What devices save for pictures: features, prototypes and anchors of a round.
+
+devices/<device>/pictures/round-0003.npz holds `features` [n, D] and `labels` [n] of training samples as the
+device's model saw them after round 3, its `domain`, and what crossed in that round: `received.anchors` [C, L],
+`received.prototypes` [G, D] with `received.labels` and `received.shares` [G], `sent.prototypes` [J, D] with
+`sent.labels` and `sent.counts` [J]. Any of them may be missing. The last evaluation counts as a round.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+NAME = re.compile(r"round-(\d+)\.npz")
+ANCHOR, GLOBAL, LOCAL = "anchor", "global prototype", "local prototype"
+KINDS = {"anchors": ANCHOR, "prototypes": GLOBAL}  # what a server sends
+
+
+@dataclass(frozen=True)
+class ClassPoints:
+    """Rows that stand for a class: anchors, or prototypes with their shares or counts."""
+
+    kind: str
+    points: Array  # [G, D]
+    labels: Array  # [G]
+    sizes: Array  # [G], in any unit; all 1 where nothing was said
+    device: str = ""  # that made them; the server, where it is empty
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One device after one round."""
+
+    device: str
+    round: int
+    domain: str
+    features: Array  # [n, D]
+    labels: Array  # [n]
+    received: Mapping[str, Array] = field(default_factory=dict)
+    sent: Mapping[str, Array] = field(default_factory=dict)
+
+
+def saved_rounds(folder: Path) -> dict[int, list[Path]]:
+    """The picture files of a run, by round, devices in order."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(folder.glob("devices/*/pictures/round-*.npz")):
+        if match := NAME.fullmatch(path.name):
+            found.setdefault(int(match[1]), []).append(path)
+    return dict(sorted(found.items()))
+
+
+def read_snapshots(paths: Iterable[Path]) -> list[Snapshot]:
+    """A file that cannot be read, as after a crash, is skipped.
+
+    Where anchors are unit vectors, all vectors are scaled to unit length: such methods compare directions.
+    """
+    snapshots = [snapshot for path in paths if (snapshot := read_snapshot(path)) is not None]
+    anchors = [snapshot.received["anchors"] for snapshot in snapshots if "anchors" in snapshot.received]
+    if not anchors or not all(map(are_unit_vectors, anchors)):
+        return snapshots
+    return [
+        replace(
+            s,
+            features=unit_length(s.features),
+            received=unit_length_rows(s.received),
+            sent=unit_length_rows(s.sent),
+        )
+        for s in snapshots
+    ]
+
+
+def are_unit_vectors(rows: Array) -> bool:
+    return rows.ndim == 2 and bool(np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-3))
+
+
+def unit_length(rows: Array) -> Array:
+    norms = np.linalg.norm(rows, axis=-1, keepdims=True)
+    scaled: Array = rows / np.where(norms > 0, norms, 1.0)
+    return scaled
+
+
+def unit_length_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {
+        name: unit_length(array) if name in KINDS and array.ndim == 2 else array
+        for name, array in arrays.items()
+    }
+
+
+def read_snapshot(path: Path) -> Snapshot | None:
+    match = NAME.fullmatch(path.name)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+        return None
+    device = path.parent.parent.name
+    domain = str(arrays.get("domain", device))
+    number = int(match[1]) if match else 0
+    features, labels = finite_rows(arrays.get("features"), arrays.get("labels"))
+    received, sent = without_prefix(arrays, "received."), without_prefix(arrays, "sent.")
+    return Snapshot(device, number, domain, features, labels, received, sent)
+
+
+def without_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+
+
+def finite_rows(points: Array | None, labels: Array | None) -> tuple[Array, Array]:
+    """Rows without infinities and NaN; none where points and labels do not have one length."""
+    if points is None or labels is None or points.ndim != 2 or labels.shape != points.shape[:1]:
+        return np.zeros((0, 0)), np.zeros(0, np.int64)
+    good = np.isfinite(points).all(axis=1)
+    return points[good].astype(np.float64), labels[good].astype(np.int64)
+
+
+def class_points_in(arrays: Mapping[str, Array], name: str, kind: str, sizes: str) -> ClassPoints | None:
+    """Anchors, and whatever comes without labels, are one row a class, in their order."""
+    rows = arrays.get(name)
+    if rows is None or rows.ndim != 2:
+        return None
+    plain = np.arange(len(rows))
+    labels = arrays.get("labels", plain) if name == "prototypes" else plain
+    size = arrays.get(sizes, plain[:0])
+    if size.shape != plain.shape or not np.isfinite(size).all():
+        size = np.ones(len(rows))
+    points, kept = finite_rows(rows, labels)
+    if not len(points):
+        return None
+    return ClassPoints(kind, points, kept, size[np.isfinite(rows).all(axis=1)].astype(np.float64))
+
+
+def received_points(snapshots: Iterable[Snapshot]) -> list[ClassPoints]:
+    """What the server sent: the same to all devices, so it is taken from the first that has it."""
+    found: dict[str, ClassPoints] = {}
+    for snapshot in snapshots:
+        for name, kind in KINDS.items():
+            if class_points := class_points_in(snapshot.received, name, kind, "shares"):
+                found.setdefault(kind, class_points)
+    return list(found.values())
+
+
+def sent_points(snapshot: Snapshot) -> ClassPoints | None:
+    class_points = class_points_in(snapshot.sent, "prototypes", LOCAL, "counts")
+    return replace(class_points, device=snapshot.device) if class_points else None
