@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.fleet import FEDERATION, PATIENCE
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.device import DeviceLink
@@ -72,7 +73,9 @@ def main(wish: dict[str, object]) -> None:
         return plan.client_half(data.train, name)
 
     wait_for_broker(inbox, PATIENCE)
-    agent = Agent(data, build, link, memory, ThreadWorker(inbox), stays=bool(wish.get("stays")))
+    agent = Agent(
+        data, local_jobs(build, data), link, memory, ThreadWorker(inbox), stays=bool(wish.get("stays"))
+    )
     stop_on_signals(inbox)
     serve(agent, inbox, time.monotonic)
     (folder / "devices" / name / "meter.json").write_text(

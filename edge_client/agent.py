@@ -18,15 +18,13 @@ from protofleet.edge_client.conversation.hello_timer import HelloTimer
 from protofleet.edge_client.conversation.outgoing import RESEND_SECONDS, Outgoing, question_of
 from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.job import build_up, work_out
-from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.state.heard import HeardFile, RefusalCheck, RunEndCheck, taken_up, told_earlier
-from protofleet.edge_client.trainer.process import TrainerDiedError
-from protofleet.edge_client.trainer.work import Build, Work, work
-from protofleet.methods.contract.base import ClientHalf
+from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.edge_client.trainer.job import Job, StartJob
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
@@ -66,14 +64,13 @@ class Observer(Protocol):
 
 class Agent:
     def __init__(
-        self, data: Splits, build: Build, link: DeviceLink, state: DeviceState, worker: Worker, *,
-        software: str = "", stays: bool = False, pictures: Pictures | None = None,
-        observers: tuple[Observer, ...] = (), work: Work = work,
+        self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
+        software: str = "", stays: bool = False, observers: tuple[Observer, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.data, self.link, self.state, self.worker = data, link, state, worker
         self.software, self.stays, self.observers = software, stays, observers
-        self.pictures = pictures or Pictures()
+        self.runner = JobRunner(start_job, state, data, lambda: link.block, clock)
         wall = link.clock.after(state.started_last)
         self._heard_before = HeardFile(state.folder, state.disk, wall, state.renewed)
         link.clock = self._heard_before.clock
@@ -83,15 +80,14 @@ class Agent:
         self.link.epoch = taken_up(state, self._heard_before, link.clock, holder)
         mark = self._heard_before.mark
         self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
-        self.half: ClientHalf | None = None
+        self.job: Job | None = None
         self.plan: Plan | None = None
-        self._run = state.saved.run  # of which was heard last; plan, half and answers in hand are of it
+        self._run = state.saved.run  # of which was heard last; plan, job and answers in hand are of it
         self.finished = False
         self.problem = ""  # why, where it ended before the run did
         self.disk_space = DiskSpaceCheck(state)
         self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
-        self.build, self.train, self.clock = build, work, clock
         self._rest = RetryBackoff(link.me.name)
         self.connected = False
         self._silence = CoordinatorWatchdog()
@@ -220,7 +216,7 @@ class Agent:
     def _asked_for_the_past(self) -> None:
         """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
         saved = self.state.saved
-        if self.half is None or self._run != self.link.run:
+        if self.job is None or self._run != self.link.run:
             return  # what is in the book is of another run
         if self.link.epoch > saved.epoch and saved.answers and self._outgoing is None and not self._question:
             self._outgoing = Outgoing(saved.answers[-1], self._now)
@@ -295,7 +291,7 @@ class Agent:
         self.link.forget_all()
 
     def _forget(self) -> None:
-        self.plan = self.half = self._outgoing = self._next = None
+        self.plan = self.job = self._outgoing = self._next = None
         self.link.least_round = 0
         self._quiet.begins()
 
@@ -330,7 +326,7 @@ class Agent:
         except SettingsError as error:
             self._cannot_follow(error)
             return
-        if self.plan == plan and self.half is not None:
+        if self.plan == plan and self.job is not None:
             self._hello()
             return
         if self.plan not in (None, plan):
@@ -339,25 +335,25 @@ class Agent:
             self._question = "plan"
             epoch = self.link.epoch
             self.worker.submit(
-                lambda: build_up(self, plan, run, epoch), lambda half: self._ready(run, plan, half)
+                lambda: self.runner.begin(plan, run, epoch), lambda job: self._ready(run, plan, job)
             )
 
-    def _ready(self, run: str, plan: Plan, half: ClientHalf | Exception) -> None:
+    def _ready(self, run: str, plan: Plan, job: Job | Exception) -> None:
         if run != self._run:
-            self._done_for_nobody(half)
+            self._done_for_nobody(job)
             return
-        if isinstance(half, TrainerDiedError):
-            self._trainer_died(half)
+        if isinstance(job, TrainerDiedError):
+            self._trainer_died(job)
             return
-        if isinstance(half, ValueError) and not isinstance(half, DamagedError):
+        if isinstance(job, ValueError) and not isinstance(job, DamagedError):
             # This device's network does not go with the method or the images.
-            self._cannot_follow(half)
+            self._cannot_follow(job)
             return
-        if isinstance(half, Exception):
-            self._not_done(half)
+        if isinstance(job, Exception):
+            self._not_done(job)
             return
         self._forget()
-        self.plan, self.half, self._question, self.idle = plan, half, "", False
+        self.plan, self.job, self._question, self.idle = plan, job, "", False
         self.link.least_round = self.state.last_round
         self._hello()
 
@@ -366,7 +362,7 @@ class Agent:
         self._end(f"this device cannot follow the run's plan: {error}")
 
     def _asked(self, task: Task, received: Received) -> None:
-        if self.plan is None or self.half is None:
+        if self.plan is None or self.job is None:
             return  # a task for an earlier life of this process: the hello after the welcome brings it again
         question = question_of(received, task)
         if answer := self.state.answer_to(question):
@@ -381,14 +377,14 @@ class Agent:
             self._end(words)
         elif not self._question and self.disk_space.for_answer(received.object):
             self._question, self._place, self.idle = question, (task.round, task.phase), False
-            half, view = self.half, self.plan.variant.reports
+            job = self.job
             self._notify("started", round=task.round)
             self.worker.submit(
-                lambda: work_out(self, half, received, question, view), partial(self._worked, half)
+                lambda: self.runner.answer(job, received, question), partial(self._worked, job)
             )
 
-    def _worked(self, half: ClientHalf, answer: Answer | Exception) -> None:
-        if half is not self.half:
+    def _worked(self, job: Job, answer: Answer | Exception) -> None:
+        if job is not self.job:
             self._done_for_nobody(answer)
             return
         if isinstance(answer, TrainerDiedError):
@@ -420,7 +416,7 @@ class Agent:
         self._hello()
 
     def _not_done(self, error: Exception) -> None:
-        """Without room for its answer a half is nowhere: as after a reboot, it is what the disk holds of it."""
+        """Without room for its answer a job is lost: as after a reboot, it is what the disk holds of it."""
         if not is_full(error):
             raise error
         self.disk_space.short(str(error))
@@ -434,7 +430,7 @@ class Agent:
         self._question, self._next, self._hello_at = "", None, self._rest.until
         self.link.send(Bye(str(death)))
         self._quiet.leaves()
-        self._forget()  # where it trained, the half is in the middle of it; the disk has what it was before
+        self._forget()  # the job is in the middle of its work; the disk has what it was before
         self._notify("died", round=self.state.last_round)
 
     def _say_answer(self, outgoing: Outgoing) -> None:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from protofleet.edge_client.bounds import Limits
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.edge_client.limits import Limits
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
@@ -44,7 +44,7 @@ class DeviceSettings:
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     data: DataSettings = field(default_factory=DataSettings)
     network: Network | None = None  # a network of its own, where the run's method allows it
-    pictures: Pictures = field(default_factory=Pictures)
+    pictures: Snapshots = field(default_factory=Snapshots)
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
     compute: str = "auto"  # auto, cpu or cuda
     threads: Threads = 0  # for torch; 0 leaves it to torch

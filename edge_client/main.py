@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.bounds import Builder
-from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data.shard import load
-from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.edge_client.host.supervisor import Supervisor
 from protofleet.edge_client.host.systemd import NotifySocket, SystemdNotifier, drain_on_signal
 from protofleet.edge_client.metrics import watch_device
-from protofleet.edge_client.pictures import Pictures
 from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 from protofleet.edge_client.trainer.deadline import Deadline
-from protofleet.edge_client.trainer.process import Trainer
-from protofleet.edge_client.trainer.work import Build, Work, work
+from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.methods.contract.liveness import on_every_step, tensors_work
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.device import DeviceLink
@@ -54,7 +47,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     inbox, pulse = BoundedInbox(), Pulse()
     on_every_step(lambda: pulse.step("work"))
     state = DeviceState(Path(settings.folder))
-    training = beside(settings, state) if settings.trainer == "child" else inside(settings)
+    trainer = trainer_of(settings, state)
     me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
     topics = Topics(settings.federation)
     transport = Mqtt(
@@ -72,27 +65,24 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
 
     # A child has a limit of its own, and its steps are not seen from here.
     worker = ThreadWorker(inbox, pulse if settings.trainer == "inside" else None)
-    agent = Agent(
-        training.data, training.build, link, state, worker,
-        software=software, stays=settings.stays, pictures=training.pictures, work=training.work,
-    )  # fmt: skip
+    agent = Agent(trainer.data, trainer.start, link, state, worker, software=software, stays=settings.stays)
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
-    caretaker = Supervisor(agent, settings, training.limit)
-    watched = SystemdNotifier(agent, systemd, status, look_after=caretaker.look)
+    supervisor = Supervisor(agent, settings, trainer.limit)
+    notifier = SystemdNotifier(agent, systemd, status, look_after=supervisor.look)
     systemd.say("READY=1")
     try:
-        wait_for_broker(inbox, settings.patience_seconds, watched.look)
-        checks = health(agent, pulse, state.folder, training.place)
+        wait_for_broker(inbox, settings.patience_seconds, notifier.look)
+        checks = health(agent, pulse, state.folder, trainer.place)
         where = Place(software, "device", state.folder, settings.broker)
         metrics = watch_device(agent, settings.endpoint(), checks, where)
         with metrics, watchdog(pulse, settings.watchdog_seconds):
             stop_on_signals(inbox)
             drain_on_signal(agent, inbox.put)
-            serve(watched, inbox, time.monotonic, pulse)
+            serve(notifier, inbox, time.monotonic, pulse)
         return agent.problem
     finally:
         transport.close()
-        training.stop()
+        trainer.stop()
 
 
 def health(agent: Agent, pulse: Pulse, folder: Path, place: torch.device) -> dict[str, Check]:
@@ -108,47 +98,10 @@ def health(agent: Agent, pulse: Pulse, folder: Path, place: torch.device) -> dic
     }
 
 
-@dataclass(frozen=True)
-class Training:
-    """What the agent needs in order to have something trained."""
-
-    data: Splits
-    build: Build
-    work: Work
-    pictures: Pictures
-    limit: Callable[[int, float], None]  # bytes and seconds of what begins from now on
-    stop: Callable[[], None]
-    place: torch.device  # where this process computes itself
-
-
-def inside(settings: DeviceSettings) -> Training:
-    """In this very process."""
-    place = set_torch(settings)
-    data = moved(load(settings.data), place)
-
-    builder = Builder(settings.limits, data.train, settings.name, settings.network, place)
+def trainer_of(settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
+    """In a process of its own, which may die of its work, or in this very one."""
+    if settings.trainer == "child":
+        return ChildTrainer(settings, state.half)
     deadline = Deadline(settings.limits.work_seconds)
-    on_every_step(deadline.look)
-    return Training(
-        data,
-        builder.build,
-        deadline.around(work),
-        settings.pictures,
-        lambda memory_bytes, seconds: None,
-        lambda: None,
-        place,
-    )
-
-
-def beside(settings: DeviceSettings, state: DeviceState) -> Training:
-    """In a process of its own, which may die of it; it takes the pictures too."""
-    trainer = Trainer(settings, state.half)
-    return Training(
-        trainer.start(),
-        trainer.build,
-        trainer.work,
-        Pictures(),
-        trainer.limit,
-        trainer.stop,
-        torch.device("cpu"),
-    )
+    on_every_step(deadline.check)
+    return LocalTrainer(settings, deadline)

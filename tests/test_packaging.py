@@ -38,10 +38,10 @@ TRAINS = """
 import sys; sys.path[:] = [p for p in sys.path if p]
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.trainer.process import Trainer
+from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 data = DataSettings(source="folder", root="data", size=8)
-trainer = Trainer(DeviceSettings("a", data=data, threads=1, trainer="child", compute="cpu"), lambda: None)
-print(*trainer.start().names)
+trainer = ChildTrainer(DeviceSettings("a", data=data, threads=1, trainer="child", compute="cpu"), lambda: None)
+print(*trainer.data.names)
 trainer.stop()
 """
 

@@ -15,7 +15,7 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
-from protofleet.edge_client.pictures import Pictures
+from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.settings.bounds import Classes, OptionalPort, Rounds, Seed, Within
 from protofleet.protocol.settings.reader import SettingsError, decode_file, merge, read_toml
@@ -98,7 +98,7 @@ class Experiment:
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
     policy: LocalRules | None = None  # by default everybody is waited for
     broker: BrokerChoice = field(default_factory=BrokerChoice)
-    pictures: Pictures = field(default_factory=Pictures)
+    pictures: Snapshots = field(default_factory=Snapshots)
     security: str = "sealed"  # or "off": signed still, but the broker can read it
     compute: str = "auto"
     metrics_port: OptionalPort = 0

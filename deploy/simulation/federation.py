@@ -19,6 +19,7 @@ from protofleet.deploy.simulation.world import Broker, VirtualWorker, Weather, W
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -113,7 +114,8 @@ class Simulation:
         link = DeviceLink(me, self._ring, self.topics, session, memory.store)
         session.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
-        agent = Agent(data, lambda plan: self.build(device, plan, data), link, memory, worker, clock=zero)
+        start_job = local_jobs(lambda plan: self.build(device, plan, data), data)
+        agent = Agent(data, start_job, link, memory, worker, clock=zero)
         self.agents[device] = agent
 
     def kill(self, name: str) -> None:

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from protofleet.edge_client.evaluate import Splits
-from protofleet.edge_client.trainer.process import TrainerDiedError
-from protofleet.edge_client.trainer.work import Work
-from protofleet.methods.contract.base import Ask, ClientHalf, Payload
+from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.protocol.wire.reasons import Farewell
 
 NEVER = float("inf")
 
 
 class Deadline:
-    """The work itself looks at it, at each step that it makes: a thread cannot be ended from outside."""
+    """The work itself checks it, at each step that it makes: a thread cannot be ended from outside."""
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float = NEVER, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._clock, self._until = seconds, clock, NEVER
 
-    def look(self) -> None:
+    def check(self) -> None:
         if self._clock() > self._until:
             raise TrainerDiedError(
                 Farewell.TRAINING_DIED, f"no end after {self._seconds:.0f} s, which is limits.work_seconds"
             )
 
-    def around(self, work: Work) -> Work:
-        def bounded(
-            half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str
-        ) -> tuple[Payload, dict[str, float]]:
-            self._until = self._clock() + self._seconds
-            try:
-                return work(half, data, ask, number, reports)
-            finally:
-                self._until = NEVER
-
-        return bounded
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        self._until = self._clock() + self._seconds
+        try:
+            yield
+        finally:
+            self._until = NEVER

@@ -19,7 +19,7 @@ import torch
 from protofleet.coordinator.observe.journal import read_rounds
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.data.shard import load
-from protofleet.edge_client.trainer.work import work
+from protofleet.edge_client.trainer.job import work
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.protocol.wire.arrays import encode

@@ -7,8 +7,8 @@ import torch
 from protofleet.coordinator.observe.measured import pooled
 from protofleet.coordinator.round.events import Policy
 from protofleet.edge_client.evaluate import evaluate
-from protofleet.edge_client.pictures import Pictures
-from protofleet.edge_client.trainer.work import work
+from protofleet.edge_client.feature_snapshots import Snapshots
+from protofleet.edge_client.trainer.job import LocalJob, work
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Network
 from tests.support.small_federation import CLASSES, plan, shard, simulation
@@ -71,10 +71,20 @@ def test_nobody_s_test_samples_outweigh_all_others():
     assert pooled(measured, 10) == {"global": 0.5}
 
 
+def takes_snapshots(agent, snapshots):
+    def start_job(plan):
+        data = agent.data
+        half = plan.client_half(data.train, agent.link.me.name)
+        folder = agent.state.folder / "pictures"
+        return LocalJob(half, data, plan.variant.reports, snapshots=snapshots, folder=folder)
+
+    agent.runner.start_job = start_job
+
+
 def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
     run = simulation(tmp_path, "fedproto")
     for agent in run.agents.values():
-        agent.pictures = Pictures(samples=10, rounds=(2,))
+        takes_snapshots(agent, Snapshots(samples=10, rounds=(2,)))
     run.run()
     album = tmp_path / "device-1" / "pictures"
     assert sorted(p.name for p in album.iterdir()) == ["round-0002.npz", "round-0004.npz"]
@@ -87,7 +97,7 @@ def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
 
 def test_pictures_leave_out_models(tmp_path):
     run = simulation(tmp_path, "fedavg")
-    run.agents["device-0"].pictures = Pictures(samples=5)
+    takes_snapshots(run.agents["device-0"], Snapshots(samples=5))
     run.run()
     with np.load(tmp_path / "device-0" / "pictures" / "round-0004.npz") as saved:
         assert set(saved) == {"features", "labels", "domain"}
@@ -95,7 +105,7 @@ def test_pictures_leave_out_models(tmp_path):
 
 def test_a_round_before_the_first_is_no_round():
     with pytest.raises(ValueError, match=r"rounds\[0\] is 0, it must be at least 1"):
-        Pictures(10, (0,))
+        Snapshots(10, (0,))
 
 
 def test_a_device_whose_network_does_not_fit_says_why_and_the_others_go_on(tmp_path):
@@ -115,7 +125,7 @@ def test_three_architectures_learn_in_one_federation(tmp_path):
     run = simulation(
         tmp_path, "fedproto", build=lambda device, p, data: p.client_half(data.train, device, widths[device])
     ).run()
-    sizes = {sum(p.numel() for p in agent.half.model.parameters()) for agent in run.agents.values()}
+    sizes = {sum(p.numel() for p in agent.job.half.model.parameters()) for agent in run.agents.values()}
     assert len(sizes) == 3
     for agent in run.agents.values():
         assert agent.state.saved.answers[-1].metrics["accuracy.test.personal"] > 2 / 3

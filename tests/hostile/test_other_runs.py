@@ -18,15 +18,15 @@ ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
 BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
 HELD = """
 import os, time
-import protofleet.edge_client.agent, protofleet.edge_client.job
-work_out, folder, least = protofleet.edge_client.job.work_out, {folder!r}, {least}
-def held(agent, half, received, *more):
+from protofleet.edge_client.job_runner import JobRunner
+answer, folder, least = JobRunner.answer, {folder!r}, {least}
+def held(runner, job, received, *more):
     if received.message.round >= least and not os.path.exists(folder + "/go"):
-        open(folder + "/at-" + agent.link.me.name, "w").close()
+        open(folder + "/at-" + os.path.basename(runner.state.folder), "w").close()
         while not os.path.exists(folder + "/go"):
             time.sleep(0.02)
-    return work_out(agent, half, received, *more)
-protofleet.edge_client.agent.work_out = protofleet.edge_client.job.work_out = held
+    return answer(runner, job, received, *more)
+JobRunner.answer = held
 """
 
 

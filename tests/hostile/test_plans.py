@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.edge_client.bounds import Limits
+from protofleet.edge_client.limits import Limits
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 

@@ -15,12 +15,13 @@ OFTEN = "import protofleet.coordinator.here as h; h.ASK_SECONDS = h.HERE_SECONDS
 HELLOS = "import protofleet.edge_client.conversation.hello_timer as q; q.HELLO_SECONDS = 0.5"
 SLOWLY = f"""
 {HELLOS}
-import protofleet.edge_client.job as answering, protofleet.edge_client.agent as agent, time
-work_out = answering.work_out
+import time
+from protofleet.edge_client.job_runner import JobRunner
+answer = JobRunner.answer
 def slowly(*x):
     time.sleep(0.3)
-    return work_out(*x)
-agent.work_out = slowly
+    return answer(*x)
+JobRunner.answer = slowly
 """
 RULES = Rules(quorum=1, gather=1, grace_seconds=1.0, settle_seconds=0.2)
 

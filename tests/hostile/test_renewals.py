@@ -15,12 +15,13 @@ from tests.hostile.test_old_words import hellos, said_to, tell_again, until_conn
 
 ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 SLOW = """
-import time, protofleet.edge_client.agent, protofleet.edge_client.job as answering
-at_once = answering.work_out
+import time
+from protofleet.edge_client.job_runner import JobRunner
+at_once = JobRunner.answer
 def slowly(*given):
     time.sleep(1.0)
     return at_once(*given)
-answering.work_out = protofleet.edge_client.agent.work_out = slowly
+JobRunner.answer = slowly
 """
 
 

@@ -20,6 +20,7 @@ from protofleet.coordinator.service import Service
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.link.clocks import MOST_AHEAD
@@ -181,7 +182,7 @@ class Federation:
         data = self.data[name]
         agent = self._agent(
             data,
-            lambda plan: plan.client_half(data.train, name),
+            local_jobs(lambda plan: plan.client_half(data.train, name), data),
             link,
             memory,
             process.worker,

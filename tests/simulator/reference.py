@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from protofleet.coordinator.server.stepper import evaluation
-from protofleet.edge_client.trainer.work import EVALUATE
+from protofleet.edge_client.trainer.job import EVALUATE
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload, Reply
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
@@ -78,7 +78,7 @@ def object_name(ask: Ask) -> bytes:
 
 
 def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
-    """As edge_client/trainer/work.py does, without measuring anything."""
+    """As edge_client/trainer/job.py does, without measuring anything."""
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:

@@ -10,6 +10,7 @@ from protofleet.coordinator.service import Service
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.job import local_jobs
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, Keys
@@ -65,7 +66,7 @@ class Federation:
         data = shard(i)
         agent = Agent(
             data,
-            lambda p: p.client_half(data.train, name),
+            local_jobs(lambda p: p.client_half(data.train, name), data),
             link,
             state,
             ThreadWorker(inbox),

@@ -93,7 +93,7 @@ def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundFile) 
 def final_state(sim: Simulation) -> dict[str, torch.Tensor]:
     """All that the run has learned: the server half's state and every device's."""
     states = {"server": sim.service.server_runner.server.state()}
-    states |= {name: agent.half.state() for name, agent in sim.agents.items() if agent.half}
+    states |= {name: agent.job.half.state() for name, agent in sim.agents.items() if agent.job}
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
 
 

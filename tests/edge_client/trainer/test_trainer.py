@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.edge_client.compute import set_torch
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.trainer.child_trainer import ChildTrainer, kills
+from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
+from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import hear, say
-from protofleet.edge_client.trainer.process import Trainer, TrainerDiedError, TrainingError, kills
-from protofleet.edge_client.trainer.work import work
-from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.bridge import kept, to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Bye
@@ -51,28 +49,27 @@ def trainer(tmp_path):
     made = []
 
     def start(saved=lambda: None, **changes):
-        one = Trainer(settings(tmp_path, **changes), saved)
-        made.append(one)
-        return one, one.start()
+        made.append(ChildTrainer(settings(tmp_path, **changes), saved))
+        return made[-1]
 
     yield start
     for one in made:
         one.stop()
 
 
-def rounds_of(trainer_work, half, data, ask, count=2):
+def rounds_of(job, ask, count=2):
     """What comes of some rounds, each on top of the one before."""
-    found = []
+    found, received = [], copies(to_numpy(ask.payload))
     for number in range(1, count + 1):
-        payload, metrics = trainer_work(half, data, ask, number, "global")
-        found.append((copies(payload), metrics, copies(half.state())))
-        ask = Ask(ask.phase, payload, ask.wants)
+        payload, metrics = job.run(ask.phase, number, received)
+        found.append((copies(payload), metrics, copies(job.state())))
+        received = copies(payload)
     return found
 
 
-def copies(payload):
+def copies(arrays):
     """Of what may be the model's own memory."""
-    return {name: value.copy() for name, value in to_numpy(payload).items()}
+    return {name: value.copy() for name, value in arrays.items()}
 
 
 def assert_equal(one, other):
@@ -84,23 +81,22 @@ def assert_equal(one, other):
 
 def unbroken(tmp_path, plan, ask, count=2):
     before = torch.get_num_threads()
-    set_torch(settings(tmp_path))
-    data = load(DATA)
-    half = plan.client_half(data.train, "a", None, torch.device("cpu"))
-    found = rounds_of(work, half, data, ask, count)
+    trainer = LocalTrainer(settings(tmp_path))
+    found = rounds_of(trainer.start(plan), ask, count)
     torch.set_num_threads(before)
     torch.use_deterministic_algorithms(False)
-    return data, found
+    return trainer.data, found
 
 
 def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
     plan = plan_of()
     ask = asked(plan)
     data, expected = unbroken(tmp_path, plan, ask)
-    child, labels = trainer()
+    child = trainer()
+    labels = child.data
     assert (labels.domain, labels.classes) == (data.domain, data.classes)
     assert torch.equal(labels.train.y, data.train.y) and labels.train.x.numel() == 0
-    assert_equal(rounds_of(child.work, child.build(plan), labels, ask), expected)
+    assert_equal(rounds_of(child.start(plan), ask), expected)
 
 
 def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
@@ -108,71 +104,70 @@ def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=2)
     saved = []
-    child, labels = trainer(lambda: saved[-1] if saved else None)
-    half = child.build(plan)
-    first = rounds_of(child.work, half, labels, ask, count=1)
+    child = trainer(lambda: saved[-1] if saved else None)
+    job = child.start(plan)
+    first = rounds_of(job, ask, count=1)
     saved.append(first[0][2])
     number = child._child.pid
     threading.Timer(0.15, os.kill, (number, signal.SIGKILL)).start()
-    payload = Ask(ask.phase, {k: torch.from_numpy(v.copy()) for k, v in first[0][0].items()}, ask.wants)
+    received = first[0][0]
     with pytest.raises(TrainerDiedError) as death:
-        child.work(half, labels, payload, 2, "global")
+        job.run(ask.phase, 2, copies(received))
     assert death.value.why in (Farewell.TRAINING_DIED, Farewell.OUT_OF_MEMORY)
-    again, metrics = child.work(half, labels, payload, 2, "global")
+    again, metrics = job.run(ask.phase, 2, copies(received))
     assert child._child.pid != number
-    assert_equal([*first, (copies(again), metrics, copies(half.state()))], expected)
+    assert_equal([*first, (copies(again), metrics, copies(job.state()))], expected)
 
 
 def test_a_process_that_died_at_rest_is_replaced_without_a_word(tmp_path, trainer):
     plan = plan_of()
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=1)
-    child, labels = trainer()
-    half = child.build(plan)
+    child = trainer()
+    job = child.start(plan)
     os.kill(child._child.pid, signal.SIGKILL)
     child._child.wait()
-    assert_equal(rounds_of(child.work, half, labels, ask, count=1), expected)
+    assert_equal(rounds_of(job, ask, count=1), expected)
 
 
 def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer):
-    child, labels = trainer(trainer_memory_bytes=1_500_000_000)
+    child = trainer(trainer_memory_bytes=1_500_000_000)
     network = Network("mlp", feature_size=65_536, embedding_size=6_000)  # 1.8 GB
     large = Plan("fedavg", 10, 3, 1, 16, network, {"epochs": 1, "batch": 16, "lr": 0.05})
     with pytest.raises(TrainerDiedError) as death:
-        child.build(large)
+        child.start(large)
     assert death.value.why is Farewell.OUT_OF_MEMORY and "memory" in str(death.value)
     small = plan_of()
-    assert child.work(child.build(small), labels, asked(small), 1, "global")[1]["samples.test"] == 20
+    ask = asked(small)
+    assert child.start(small).run(ask.phase, 1, to_numpy(ask.payload))[1]["samples.test"] == 20
 
 
 def test_work_without_end_is_ended(tmp_path, trainer):
     plan = plan_of(epochs=1000)
-    child, labels = trainer(trainer_seconds=0.5)
+    child = trainer(trainer_seconds=0.5)
     with pytest.raises(TrainerDiedError, match=r"training_died: no end after 0 s|no end after"):
-        child.work(child.build(plan), labels, asked(plan), 1, "global")
+        child.start(plan).run("train", 1, to_numpy(asked(plan).payload))
 
 
 def test_a_fault_of_ours_is_raised_with_its_traceback(trainer):
-    child, labels = trainer()
-    half = child.build(plan_of())
+    child = trainer()
+    job = child.start(plan_of())
     with pytest.raises(TrainingError, match="Traceback"):
-        child.work(half, labels, Ask("train", {"weights.nonsense": torch.zeros(1)}), 1, "global")
+        job.run("train", 1, {"weights.nonsense": np.zeros(1, np.float32)})
 
 
 def test_data_that_cannot_be_used_are_one_clear_line(tmp_path):
     bad = DeviceSettings(
         "a", folder=str(tmp_path), data=DataSettings(source="folder", root="/nowhere"), trainer="child"
     )
-    one = Trainer(bad, lambda: None)
     with pytest.raises(DataError, match="/nowhere"):
-        one.start()
-    one.stop()
+        ChildTrainer(bad, lambda: None)
 
 
 def test_the_process_ends_with_its_agent(tmp_path, trainer):
-    child, _ = trainer()
+    child = trainer()
     process = child._child
-    child._door.close()
+    child._socket.close()
     assert process.wait(10) == 0
 
 
@@ -188,15 +183,22 @@ def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
 def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
     """Once in the middle of a run. The others need not wait, and the device's later answers are what they were."""
     sim = simulation(tmp_path / "run", "fedavg", policy=POLICY)
-    agent, train, heard = sim.agents["device-1"], sim.agents["device-1"].train, []
-    deaths = iter([True])
+    agent, heard = sim.agents["device-1"], []
+    start_job, deaths = agent.runner.start_job, iter([True])
 
-    def once(*what):
-        if what[3] == 2 and next(deaths, False):
-            raise TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
-        return train(*what)
+    def start(plan):
+        job = start_job(plan)
+        run = job.run
 
-    agent.train = once
+        def once(phase, number, received):
+            if number == 2 and next(deaths, False):
+                raise TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
+            return run(phase, number, received)
+
+        job.run = once
+        return job
+
+    agent.runner.start_job = start
     sim.service.watchers.append(Hears(heard))
     sim.run()
     assert sim.service.departures[Farewell.OUT_OF_MEMORY] == 1

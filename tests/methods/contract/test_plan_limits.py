@@ -8,12 +8,10 @@ import torch
 
 from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.local.experiment import read_experiment
-from protofleet.edge_client.bounds import Builder, Limits, memory_of, per_sample
 from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.limits import HalfBuilder, Limits, memory_of, per_sample
 from protofleet.edge_client.trainer.deadline import Deadline
-from protofleet.edge_client.trainer.process import TrainerDiedError
-from protofleet.edge_client.trainer.work import work
-from protofleet.methods.contract.base import Ask
+from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.reader import SettingsError, decode
@@ -27,7 +25,7 @@ CPU = torch.device("cpu")
 
 
 def builder(limits=None, train=None, network=None):
-    return Builder(limits or Limits(), train or shard(0).train, "a", network, CPU)
+    return HalfBuilder(limits or Limits(), train or shard(0).train, "a", network, CPU)
 
 
 @pytest.mark.parametrize("method", names())
@@ -107,20 +105,17 @@ def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
     now = [0.0]
     deadline = Deadline(5.0, lambda: now[0])
 
-    def lasting(seconds):
-        def once(half, data, ask, number, reports):
+    def work(seconds):
+        with deadline.running():
             now[0] += seconds
-            deadline.look()
-            return {}, {}
+            deadline.check()
 
-        return deadline.around(once)
-
-    assert lasting(5.0)(None, None, Ask("train"), 1, "global") == ({}, {})
+    work(5.0)
     with pytest.raises(TrainerDiedError, match="training_died: no end after 5 s") as death:
-        lasting(5.1)(None, None, Ask("train"), 1, "global")
+        work(5.1)
     assert death.value.why is Farewell.TRAINING_DIED
     now[0] += 100.0
-    deadline.look()  # between two pieces of work there is none
+    deadline.check()  # between two pieces of work there is none
 
 
 def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_durable_state(tmp_path):
@@ -129,15 +124,23 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
         **{**{f: getattr(POLICY, f) for f in POLICY.__dataclass_fields__}, "patience_seconds": 600.0}
     )
     sim = simulation(tmp_path / "run", "fedproto", policy=policy)
-    deaths = iter([True])
+    deaths, runner = iter([True]), sim.agents["device-1"].runner
+    start_job = runner.start_job
 
-    def once(half, data, ask, number, reports):
-        made = work(half, data, ask, number, reports)
-        if number == 2 and next(deaths, False):
-            raise TrainerDiedError(Farewell.TRAINING_DIED, "no end after 1 s")
-        return made
+    def start(plan):
+        job = start_job(plan)
+        run = job.run
 
-    sim.agents["device-1"].train = once
+        def once(phase, number, received):
+            made = run(phase, number, received)
+            if number == 2 and next(deaths, False):
+                raise TrainerDiedError(Farewell.TRAINING_DIED, "no end after 1 s")
+            return made
+
+        job.run = once
+        return job
+
+    runner.start_job = start
     sim.run()
     assert next(deaths, None) is None and sim.service.finished
     assert_same(sim, simulation(tmp_path / "other", "fedproto", policy=policy).run())

@@ -41,7 +41,7 @@ def test_four_architectures_take_part_in_one_federation(method, tmp_path):
         build=lambda device, p, data: p.client_half(data.train, device, FLEET[device]),
     ).run()  # fmt: skip
     assert_numbers(run)
-    assert len({sum(w.numel() for w in a.half.model.parameters()) for a in run.agents.values()}) == 4
+    assert len({sum(w.numel() for w in a.job.half.model.parameters()) for a in run.agents.values()}) == 4
     for agent in run.agents.values():
         assert agent.state.last_round == 3 and agent.receipts["accepted"] >= 2 and len(agent.receipts) == 1
 

@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Builder:
+class HalfBuilder:
     """Makes this device's half of a plan, or raises SettingsError with the value, the limit and the way out."""
 
     limits: Limits

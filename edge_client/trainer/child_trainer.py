@@ -1,8 +1,8 @@
 """Training in a process of its own: when it runs out of memory, it is reported, and the agent lives on.
 
 The process is spawned, as CUDA survives no fork, and lives as long as the agent: it has the data, the network and the
-optimizers, and the agent has the federation. A new one takes up the half's last durable state, as a device does that
-was killed in mid-training, so its answer is the same to the bit.
+optimizers, and the agent has the federation. One that replaces it goes on from the job's last durable state, as a
+device does that was killed in mid-training, so its answer is the same to the bit.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import nn
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.shard import Part
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
+from protofleet.edge_client.trainer.job import Metrics
 from protofleet.edge_client.trainer.pipe import ClosedError, hear, say
-from protofleet.methods.contract.base import Ask, ClientHalf, Payload
-from protofleet.methods.contract.bridge import kept, to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.wire.messages import NOTHING, Arrays
@@ -36,18 +35,6 @@ log = logging.getLogger("protofleet.device")
 KILLED: Final = -9  # the exit code of a process that the kernel has ended
 START_SECONDS: Final = 1800.0  # for the data to be loaded, or built for the first time
 EVENTS: Final = Path("/sys/fs/cgroup")
-
-
-class TrainerDiedError(RuntimeError):
-    """The process that trains has ended in the middle of its work."""
-
-    def __init__(self, why: Farewell, words: str) -> None:
-        super().__init__(f"{why.value}: {words}")
-        self.why, self.words = why, words
-
-
-class TrainingError(RuntimeError):
-    """Our code failed in the other process; the text is its traceback."""
 
 
 @dataclass(frozen=True)
@@ -62,47 +49,52 @@ class Labels:
     names: tuple[str, ...] = ()
 
 
-class DistantHalf(ClientHalf):
-    """A half that lives in the other process. Here is the state that it had after its last work."""
+class ChildTrainer:
+    """The agent's end. Everything but `stop` is called by the agent's worker, one at a time.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.model = nn.Linear(1, 1)  # type: ignore[assignment]  # where arrays are brought to: this process
-        self._trainer = trainer
-        self.last: Payload = {}
+    `saved` gives the durable state of the job, which a process that replaces one that died goes on from.
+    """
 
-    def receive(self, payload: Payload) -> None:
-        raise NotImplementedError("the other process receives")
-
-    def run(self, ask: Ask) -> Payload:
-        raise NotImplementedError("the other process runs")
-
-    def state(self) -> Payload:
-        return self.last
-
-    def restore(self, state: Payload) -> None:
-        self.last = state
-        self._trainer.ask({"do": "restore"}, to_numpy(state))
-
-
-class Trainer:
-    """The agent's end. Everything but `start` and `stop` is called by the agent's worker, one at a time."""
+    place = torch.device("cpu")  # this process computes nothing
 
     def __init__(self, settings: DeviceSettings, saved: Callable[[], Arrays | None]) -> None:
         self._settings = self._own = settings
         self._saved = saved
-        self._plan: Plan | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._door: socket.socket | None = None
+        self._socket: socket.socket | None = None
         self._kills = 0
+        try:
+            self.data = self._start_process()
+        except BaseException:
+            self.stop()
+            raise
 
-    def start(self) -> Splits:
+    def start(self, plan: Plan) -> ChildJob:
+        self._ensure_process()
+        self._build(plan)
+        return ChildJob(self, plan)
+
+    def run(self, plan: Plan, task: dict[str, Any], received: Arrays) -> tuple[Arrays, Metrics, Arrays]:
+        """What a job's `run` gives, and its state after that."""
+        if not self._ensure_process():
+            self._build(plan)
+            if (saved := self._saved()) is not None:
+                self._ask({"do": "restore"}, saved)
+        answer, payload = self._ask({"do": "run", **task}, received)
+        _, state = self._hear()
+        return payload, answer["metrics"], state
+
+    def restore(self, state: Arrays) -> None:
+        self._ask({"do": "restore"}, state)
+
+    def _start_process(self) -> Splits:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = children.command("protofleet.edge_client.trainer.child", str(theirs.fileno()))
+            command = children.command("protofleet.edge_client.trainer.child_process", str(theirs.fileno()))
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._door, self._kills = ours, kills()
+        self._socket, self._kills = ours, kills()
         ours.settimeout(START_SECONDS)
-        words, arrays = self.ask({"do": "start", "settings": encode(self._settings)})
+        words, arrays = self._ask({"do": "start", "settings": encode(self._settings)})
         ours.settimeout(self._settings.trainer_seconds)
         part = Part(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
         return Labels(words["domain"], words["classes"], part, part, part, tuple(words["names"]))
@@ -114,43 +106,28 @@ class Trainer:
         self._settings = replace(s, trainer_memory_bytes=memory, trainer_seconds=longest)
 
     def stop(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._socket is not None:
+            self._socket.close()
         if self._child is not None:
             self._child.kill()
             self._child.wait()
-        self._child = self._door = None
+        self._child = self._socket = None
 
-    def build(self, plan: Plan) -> ClientHalf:
-        self._plan = plan
-        self._alive()
-        self.ask({"do": "build", "plan": plan.encode().decode()})
-        return DistantHalf(self)
+    def _build(self, plan: Plan) -> None:
+        self._ask({"do": "build", "plan": plan.encode().decode()})
 
-    def work(
-        self, half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str
-    ) -> tuple[Payload, dict[str, float]]:
-        assert isinstance(half, DistantHalf)
-        if not self._alive():
-            self._take_up()
-        told = {"do": "work", "phase": ask.phase, "round": number, "reports": reports}
-        words, payload = self.ask(told, to_numpy(ask.payload))
-        _, state = self._hear()
-        half.last = kept(state)
-        return kept(payload), words["metrics"]
-
-    def ask(self, words: dict[str, Any], arrays: Arrays = NOTHING) -> tuple[dict[str, Any], Arrays]:
-        assert self._door is not None
+    def _ask(self, words: dict[str, Any], arrays: Arrays = NOTHING) -> tuple[dict[str, Any], Arrays]:
+        assert self._socket is not None
         try:
-            say(self._door, words, arrays)
+            say(self._socket, words, arrays)
         except ClosedError:
             raise self._died() from None
         return self._hear()
 
     def _hear(self) -> tuple[dict[str, Any], Arrays]:
-        assert self._door is not None
+        assert self._socket is not None
         try:
-            words, arrays = hear(self._door)
+            words, arrays = hear(self._socket)
         except ClosedError:
             raise self._died() from None
         match words:
@@ -165,19 +142,13 @@ class Trainer:
                 raise TrainingError(told)
         return words, arrays
 
-    def _alive(self) -> bool:
-        """Whether the process is the one that knows the half; else there is a new one."""
+    def _ensure_process(self) -> bool:
+        """Whether the process is the one that knows the job; else there is a new one."""
         if self._child is not None and self._child.poll() is None:
             return True
         self.stop()
-        self.start()
+        self._start_process()
         return False
-
-    def _take_up(self) -> None:
-        assert self._plan is not None
-        self.ask({"do": "build", "plan": self._plan.encode().decode()})
-        if (saved := self._saved()) is not None:
-            self.ask({"do": "restore"}, saved)
 
     def _died(self) -> TrainerDiedError:
         child, before = self._child, self._kills
@@ -192,6 +163,26 @@ class Trainer:
         if code == KILLED and (before < 0 or kills() > before):
             return TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
         return TrainerDiedError(Farewell.TRAINING_DIED, f"the process that trains has ended with {code}")
+
+
+class ChildJob:
+    """A job whose half is in the other process. Here is the state that it had after its last work."""
+
+    def __init__(self, trainer: ChildTrainer, plan: Plan) -> None:
+        self._trainer, self._plan = trainer, plan
+        self._state: Arrays = NOTHING
+
+    def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
+        task = {"phase": phase, "round": number}
+        payload, metrics, self._state = self._trainer.run(self._plan, task, received)
+        return payload, metrics
+
+    def state(self) -> Arrays:
+        return self._state
+
+    def restore(self, state: Arrays) -> None:
+        self._state = state
+        self._trainer.restore(state)
 
 
 def kills(root: Path = EVENTS, own: Path = Path("/proc/self/cgroup")) -> int:

@@ -25,7 +25,7 @@ LARGEST: Final = (
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Snapshots:
     """The [pictures] table."""
 
     samples: Annotated[int, Within(0, 1_000_000_000)] = (
@@ -40,7 +40,7 @@ class Pictures:
         return self.samples > 0 and (phase == "evaluate" or (phase == "train" and number in self.rounds))
 
 
-def save_picture(
+def save_snapshot(
     folder: Path, most: int, number: int, half: ClientHalf, data: Splits, received: Payload, sent: Payload
 ) -> Path:
     x, y = data.train.x[:most], data.train.y[:most]  # shares are in a drawn order: a prefix is a sample
