@@ -43,13 +43,13 @@ from protofleet.coordinator.round.events import (
     Forget,
     Joined,
     Left,
-    Phase,
     PutAside,
     Recovered,
     Repeat,
     Rollback,
     Save,
     Send,
+    Stage,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
@@ -98,7 +98,7 @@ from protofleet.runtime.event_loop import Worker
 
 log = logging.getLogger("protofleet.coordinator")
 
-WAITS: Final = (Phase.GATHERING, Phase.COLLECTING)
+WAITS: Final = (Stage.GATHERING, Stage.COLLECTING)
 
 
 class Service:
@@ -284,9 +284,9 @@ class Service:
         """While devices are gathered everybody is waited for; after a question was put, for a while nobody who was
         asked. For hellos of those who are missed it waits all the time."""
         m, early = self.machine, self._here.too_early(now)
-        asked = m.asked if m.phase is Phase.COLLECTING else ""
+        asked = m.asked if m.stage is Stage.COLLECTING else ""
         waited = set() if early else set(m.waited_for)
-        if not early and (m.phase is Phase.GATHERING or len(waited) > MOST_NAMED):
+        if not early and (m.stage is Stage.GATHERING or len(waited) > MOST_NAMED):
             return Now(m.round, asked, m.attempt, None)
         waited.update(self._hello_requests.names(self.bans.ignored, MOST_NAMED - len(waited), now))
         return Now(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
@@ -324,10 +324,10 @@ class Service:
             self.link.hear(self.bans.ignored)
 
     def happen(self, event: Event, now: float) -> None:
-        before = self.machine.phase
+        before = self.machine.stage
         commands = self.machine.handle(event, now)
-        if self.connected and (self.machine.phase is not before or isinstance(event, Advanced)):
-            self._here.asked(now) if self.machine.phase in WAITS else self._here.nobody()
+        if self.connected and (self.machine.stage is not before or isinstance(event, Advanced)):
+            self._here.asked(now) if self.machine.stage in WAITS else self._here.nobody()
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:

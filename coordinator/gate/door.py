@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from typing import Protocol
 
 from protofleet.coordinator.gate.intake import Intake
-from protofleet.coordinator.round.events import Answered, Command, Drop, Event, Phase
+from protofleet.coordinator.round.events import Answered, Command, Drop, Event, Stage
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.spool.older_copies import OlderCopyDetector
 from protofleet.coordinator.spool.spool import Spool
@@ -55,7 +55,7 @@ class Door:
         """Whether it is to the open question, and no answer to that is in."""
         m, device = self._service.machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
-        return m.phase is Phase.COLLECTING and open_to_it and device in m.cohort and device not in m.answered
+        return m.stage is Stage.COLLECTING and open_to_it and device in m.cohort and device not in m.answered
 
     def admit(self, update: Update, size: int, name: bytes) -> bool:
         service, device = self._service, update.device

@@ -10,11 +10,12 @@ from typing import TypeAlias
 from protofleet.protocol.wire.reasons import Problem
 
 
-class Phase(Enum):
-    """What a coordinator is at."""
+class Stage(Enum):
+    """Of a run; a phase is what a method asks for within one round."""
 
     GATHERING = auto()  # waiting for enough devices to start a round
-    THINKING = auto()  # the server half is at work on its thread
+    COMPUTING = auto()  # the server half is at work on its thread
+    BLAMING = auto()  # so is the search for whose answers brought a round to nothing
     COLLECTING = auto()  # an ask is out; waiting for answers or the deadline
     FINISHED = auto()
 
@@ -231,6 +232,10 @@ class Dismiss:
 @dataclass(frozen=True, slots=True)
 class Finish:
     rounds: int
+
+
+class IllegalEventError(RuntimeError):
+    """What has been said to the machine cannot happen at this stage: an error of whoever drives it."""
 
 
 Event: TypeAlias = "Joined | Left | Answered | Advanced | Blamed | Woke"

@@ -1,6 +1,9 @@
 """The round, as a state machine: events in, commands out. No sockets, threads, clocks, files or tensors.
 
+Which event is legal at which stage, and what becomes of it, is one table: RoundMachine.HANDLERS, behind the handlers.
+
 Rules for whoever edits this file:
+- a new event or stage gets its handlers in the table; a handler decides by what it finds, not by the stage;
 - the order of commands is a contract: what must survive (Save, Accept, Close) comes before what is said;
 - a decision may depend on the events and on `now`, on nothing else, so that a replay decides the same;
 - replies are handed on sorted by device, so that the order of arrival cannot change a bit.
@@ -8,8 +11,9 @@ Rules for whoever edits this file:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeAlias
 
 from protofleet.coordinator.round.cohort import CohortSelection
 from protofleet.coordinator.round.events import (
@@ -26,9 +30,9 @@ from protofleet.coordinator.round.events import (
     Drop,
     Event,
     Finish,
+    IllegalEventError,
     Joined,
     Left,
-    Phase,
     Policy,
     PutAside,
     Recovered,
@@ -36,12 +40,15 @@ from protofleet.coordinator.round.events import (
     Rollback,
     Save,
     Send,
+    Stage,
     Woke,
 )
 from protofleet.coordinator.round.flapping import FlapDetector
 from protofleet.coordinator.round.stragglers import StragglerDeadline
 from protofleet.coordinator.round.verdicts import BROKEN, Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
+
+Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
 
 
 @dataclass
@@ -51,7 +58,7 @@ class RoundMachine:
     evaluate: bool = True  # one more round at the end in which everybody present is only asked to evaluate
     round: int = 1
     attempt: int = 0
-    phase: Phase = Phase.GATHERING
+    stage: Stage = Stage.GATHERING
     asked: str = ""  # name of the open phase
     base: bytes = b""  # broadcast that the open phase stands on
     roster: set[str] = field(default_factory=set)
@@ -65,7 +72,7 @@ class RoundMachine:
     _aside: dict[int, tuple[str, ...]] = field(
         default_factory=dict
     )  # round -> whose answers brought it to nothing
-    _ahead: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
+    _later_rounds: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
 
     def __post_init__(self) -> None:
         self.selection = CohortSelection(self.policy, self.seed)
@@ -76,52 +83,39 @@ class RoundMachine:
 
     def resume(self, past: Recovered) -> list[Command]:
         """Go on in the middle of a round: the first thing a coordinator does after a crash."""
-        self.roster, self._ahead, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
+        self.roster, self._later_rounds, self._aside = set(past.roster), list(past.ahead), dict(past.aside)
         self.verdicts.last = {d: (number, dict(bases)) for d, (number, bases) in past.earlier.items()}
-        self._take_up(past)
+        self._restore_round(past)
         if past.diverged:
             return [*self._diverge(past.diverged)]
         if self.round > self._last_round:
             return [*self._finish()]
-        self.phase = Phase.THINKING
+        self.stage = Stage.COMPUTING
         return [Advance(self.round, None, ())]
 
-    def _take_up(self, past: Recovered) -> None:
+    def _restore_round(self, past: Recovered) -> None:
         self.round, self.attempt, self.cohort = past.round, past.attempt, past.cohort
         self._earlier = past.seconds
         self._closed = dict(past.closed)
         self.verdicts.begin_round(past.accepted)
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        match event:
-            case Joined(device):
-                return [*self._join(device, now)]
-            case Left(device):
-                return [*self._leave(device, now, event.since)]
-            case Answered():
-                return [*self._answer(event, now), *self._maybe_doubt(), *self._maybe_close(now)]
-            case Advanced(None, fault=str(fault)) if fault:
-                return [*self._doubt(self._accused, fault, server_half=True)]
-            case Blamed():
-                return [*self._go_back(event)]
-            case Advanced(None):
-                return [*self._end_round(now)]
-            case Advanced(str(phase), base):
-                return [*self._open(phase, base, now)]
-            case Woke():
-                return [*self._maybe_start(now), *self._maybe_close(now)]
-        raise TypeError(f"{event!r} is no event")
+        """IllegalEventError, with nothing changed, where the table at the end of this class has no handler."""
+        handler = self.HANDLERS[self.stage].get(type(event))
+        if handler is None:
+            raise IllegalEventError(f"{event!r} cannot happen while the run is {self.stage.name.lower()}")
+        return [*handler(self, event, now)]
 
     @property
     def wake_at(self) -> float | None:
-        if self.phase is Phase.GATHERING:
+        if self.stage is Stage.GATHERING:
             return self.selection.settled
-        if self.phase is not Phase.COLLECTING or self._deadline is None:
+        if self.stage is not Stage.COLLECTING or self._deadline is None:
             return None
-        if len(self._answered) < self._quorum and not self._hopeless:
+        if len(self._answered) < self._quorum and not self._quorum_is_unreachable:
             return self._deadline
         expected = set(self.cohort) - self.verdicts.refused.keys() - (self._missing & self._absent.keys())
-        quorum = 0 if self._hopeless else self._quorum
+        quorum = 0 if self._quorum_is_unreachable else self._quorum
         latest = min(
             self._deadline, self.straggler_deadline.at(self._answered, self._missing, len(expected), quorum)
         )
@@ -136,7 +130,7 @@ class RoundMachine:
     @property
     def waited_for(self) -> frozenset[str]:
         """Whose answers to the open question are missing."""
-        return frozenset(self._missing) if self.phase is Phase.COLLECTING else frozenset()
+        return frozenset(self._missing) if self.stage is Stage.COLLECTING else frozenset()
 
     @property
     def answered(self) -> frozenset[str]:
@@ -156,52 +150,85 @@ class RoundMachine:
         return set(self.cohort) - self._answered - self.verdicts.refused.keys()
 
     @property
-    def _hopeless(self) -> bool:
+    def _quorum_is_unreachable(self) -> bool:
         """So many are refused that there will be no quorum."""
         return len(self._answered) + len(self._missing) < self._quorum
 
     @property
-    def _enough(self) -> bool:
+    def _has_first_answers(self) -> bool:
         """With spares among the invited, the first answers make the phase."""
         p = self.policy
         return p.spares > 0 and not self.evaluating and len(self._answered) >= p.cohort
 
-    def _steady(self, now: float) -> set[str]:
+    def _reliable(self, now: float) -> set[str]:
         """Of those present, who can be counted on."""
         return self.roster - self.flaps.flapping(now) - self.verdicts.suspects
 
-    def _join(self, device: str, now: float) -> Iterator[Command]:
-        self.roster.add(device)
-        if device in self._steady(now):
-            self._absent.pop(device, None)
-        if self.phase is Phase.FINISHED:
-            yield Dismiss(device)
-        elif self.phase is Phase.COLLECTING and device in self._missing:
-            yield Send(device, self.round, self.asked, self._seconds_left(now))
+    def _join(self, event: Joined, now: float) -> Iterable[Command]:
+        """Nobody is asked just now."""
+        self.roster.add(event.device)
+        if event.device in self._reliable(now):
+            self._absent.pop(event.device, None)
+        return ()
+
+    def _join_and_maybe_start(self, event: Joined, now: float) -> Iterator[Command]:
+        yield from self._join(event, now)
         yield from self._maybe_start(now)
 
-    def _leave(self, device: str, now: float, since: float | None = None) -> Iterator[Command]:
-        if device in self.roster:  # its will may be said more than once
-            self.flaps.disconnected(device, now)
-        self.roster.discard(device)
-        if device in self.cohort:
-            self._absent.setdefault(device, now if since is None else since)
-        if self.phase is Phase.GATHERING and len(self.roster) < self.policy.quorum:
+    def _join_and_be_asked(self, event: Joined, now: float) -> Iterator[Command]:
+        yield from self._join(event, now)
+        if event.device in self._missing:
+            yield Send(event.device, self.round, self.asked, self._seconds_left(now))
+
+    def _join_and_be_dismissed(self, event: Joined, now: float) -> Iterator[Command]:
+        yield from self._join(event, now)
+        yield Dismiss(event.device)
+
+    def _leave(self, event: Left, now: float) -> Iterable[Command]:
+        if event.device in self.roster:  # its will may be said more than once
+            self.flaps.disconnected(event.device, now)
+        self.roster.discard(event.device)
+        if event.device in self.cohort:
+            self._absent.setdefault(event.device, now if event.since is None else event.since)
+        return ()
+
+    def _leave_and_maybe_wait_again(self, event: Left, now: float) -> Iterator[Command]:
+        yield from self._leave(event, now)
+        if len(self.roster) < self.policy.quorum:
             self.selection.settled = None
+
+    def _leave_and_maybe_close(self, event: Left, now: float) -> Iterator[Command]:
+        yield from self._leave(event, now)
         yield from self._maybe_close(now)
 
+    def _start_when_settled(self, event: Woke, now: float) -> Iterable[Command]:
+        return self._maybe_start(now)
+
+    def _close_when_due(self, event: Woke, now: float) -> Iterable[Command]:
+        return self._maybe_close(now)
+
+    def _ignore(self, event: Woke, now: float) -> Iterable[Command]:
+        return ()
+
+    def _advance(self, event: Advanced, now: float) -> Iterable[Command]:
+        if event.phase is not None:
+            return self._open(event.phase, event.base, now)
+        if event.fault:
+            return self._blame(self._suspected_round, event.fault, server_half=True)
+        return self._end_round(now)
+
     def _maybe_start(self, now: float) -> Iterator[Command]:
-        if self.phase is not Phase.GATHERING or len(self.roster) < self.policy.quorum:
+        if self.stage is not Stage.GATHERING or len(self.roster) < self.policy.quorum:
             return
         first = (self.round, self.attempt) == (1, 0)
-        if self.selection.is_complete(len(self.roster), len(self._steady(now)), first, now):
+        if self.selection.is_complete(len(self.roster), len(self._reliable(now)), first, now):
             yield from self._start(now)
 
     def _start(self, now: float) -> Iterator[Command]:
-        steady = self._steady(now).difference(self._aside.get(self.round, ()))
+        steady = self._reliable(now).difference(self._aside.get(self.round, ()))
         others = (self.roster - steady).difference(self._aside.get(self.round, ()))
         self.cohort = self.selection.draw(steady, others, self.round, self.attempt)
-        self.phase, self.selection.settled, self._earlier = Phase.THINKING, None, None
+        self.stage, self.selection.settled, self._earlier = Stage.COMPUTING, None, None
         self._absent = {device: now for device in self.cohort if device not in steady}
         yield Save(self.round, self.attempt, self.cohort)
         yield Advance(self.round, None, ())
@@ -217,14 +244,14 @@ class RoundMachine:
                 return
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = known.intersection(self.cohort)
-        self.phase = Phase.COLLECTING
+        self.stage = Stage.COLLECTING
         self._deadline = now + self.policy.patience_seconds
-        self._time(now, bool(closed))
+        self._start_timing(now, bool(closed))
         for device in sorted(self._missing):
             yield Send(device, self.round, phase, self.policy.patience_seconds)
         yield from self._maybe_close(now)
 
-    def _time(self, now: float, closed: bool) -> None:
+    def _start_timing(self, now: float, closed: bool) -> None:
         question = self.round, self.asked, self.base
         if closed:  # the same devices have to answer, however long that takes them
             self.straggler_deadline.asked(question, (), (), now)
@@ -235,12 +262,21 @@ class RoundMachine:
         if self.evaluating and self.cohort:
             self.straggler_deadline.asked_at_the_end()
 
-    def _answer(self, event: Answered, now: float) -> Iterator[Command]:
-        device, place = event.device, (event.device, event.round, event.phase)
+    def _answer_late(self, event: Answered, now: float) -> Iterable[Command]:
+        place = event.device, event.round, event.phase
         if self._was_accepted(event):
-            yield Repeat(*place)
-        elif self.phase is not Phase.COLLECTING or (event.round, event.phase) != (self.round, self.asked):
-            yield Drop(*place, "late", Problem(Reason.LATE, f"round {self.round} is in hand"))
+            return [Repeat(*place)]
+        return [Drop(*place, "late", Problem(Reason.LATE, f"round {self.round} is in hand"))]
+
+    def _answer(self, event: Answered, now: float) -> Iterator[Command]:
+        yield from self._judge(event, now)
+        yield from self._maybe_blame()
+        yield from self._maybe_close(now)
+
+    def _judge(self, event: Answered, now: float) -> Iterator[Command]:
+        device, place = event.device, (event.device, event.round, event.phase)
+        if self._was_accepted(event) or (event.round, event.phase) != (self.round, self.asked):
+            yield from self._answer_late(event, now)
         elif device not in self.cohort:
             yield Drop(*place, "refused", Problem(Reason.NOT_INVITED, "not in this round's cohort"))
         elif event.base != self.base:
@@ -262,42 +298,42 @@ class RoundMachine:
         return self.verdicts.was_accepted(event.device, event.round, event.phase, event.base)
 
     def _maybe_close(self, now: float) -> Iterator[Command]:
-        if self.phase is not Phase.COLLECTING or self._deadline is None:
+        if self.stage is not Stage.COLLECTING or self._deadline is None:
             return
         over = self.wake_at is not None and now >= self.wake_at
-        if self._missing and not over and not self._enough:
+        if self._missing and not over and not self._has_first_answers:
             return
         if len(self._answered) < self._quorum:
-            yield from self._again(now)
+            yield from self._repeat_round(now)
             return
         self.cohort = tuple(sorted(self._answered))  # later phases: only who answered this one
-        self.phase, self._deadline = Phase.THINKING, None
+        self.stage, self._deadline = Stage.COMPUTING, None
         self._closed[self.asked] = self.cohort
         yield Close(self.round, self.asked, self.cohort)
         yield Advance(self.round, self.asked, self.cohort)
 
-    def _maybe_doubt(self) -> Iterator[Command]:
+    def _maybe_blame(self) -> Iterator[Command]:
         """Whether most of the cohort have made nothing of the broadcast: one device alone is its own matter."""
         broken = [why for why in self.verdicts.refused.values() if why.reason in BROKEN]
-        if self.phase is Phase.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
+        if self.stage is Stage.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
             why = f"{len(broken)} of {len(self.cohort)} answers to round {self.round} {self.asked} are broken"
-            yield from self._doubt(self._accused, f"{why} ({broken[0].words})")
+            yield from self._blame(self._suspected_round, f"{why} ({broken[0].words})")
 
     @property
-    def _accused(self) -> int:
+    def _suspected_round(self) -> int:
         """What is open stands on answers to this round, once it has had some, and else to the one before."""
         return self.round - (not self._closed)
 
-    def _doubt(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
-        self.phase, self._deadline = Phase.THINKING, None
+    def _blame(self, number: int, why: str, server_half: bool = False) -> Iterator[Command]:
         if number < 1:
             yield from self._diverge(f"{why}, and no round was before it")
         elif number in self._aside and not server_half:
             yield from self._diverge(f"{why}, and {self._repeated(number)}")
         else:
+            self.stage, self._deadline = Stage.BLAMING, None
             yield Blame(number, why, server_half, dict(self._aside))
 
-    def _go_back(self, blamed: Blamed) -> Iterator[Command]:
+    def _go_back(self, blamed: Blamed, now: float) -> Iterator[Command]:
         """A round is repeated once, and again as often as trying has told without whom."""
         past, phase = blamed.past, blamed.phase
         if past.round in self._aside and not blamed.tried:
@@ -309,27 +345,27 @@ class RoundMachine:
         left = tuple(device for device in past.closed[phase] if device not in blamed.devices)
         self._aside[past.round] = (*self._aside.get(past.round, ()), *blamed.devices)
         yield PutAside(past.round, phase, left, blamed.devices, blamed.words)
-        self._ahead = []  # what was decided after it stood on it
+        self._later_rounds = []  # what was decided after it stood on it
         closed = {**past.closed, phase: left}
         until = list(closed).index(phase) + 1
-        self._take_up(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
-        self._earlier = None
+        self._restore_round(replace(past, closed={name: closed[name] for name in list(closed)[:until]}))
+        self._earlier, self.stage = None, Stage.COMPUTING
         yield Advance(self.round, None, ())
 
     def _repeated(self, number: int) -> str:
         return f"round {number} was repeated without {', '.join(self._aside[number])}"
 
     def _diverge(self, words: str) -> Iterator[Command]:
-        self.phase, self._deadline = Phase.FINISHED, None
+        self.stage, self._deadline = Stage.FINISHED, None
         yield Diverge(self.round, words)
         yield from (Dismiss(device) for device in sorted(self.roster))
 
-    def _again(self, now: float) -> Iterator[Command]:
+    def _repeat_round(self, now: float) -> Iterator[Command]:
         """Too few answers: the same round once more, from its beginning."""
         words = f"{len(self._answered)} of {len(self.cohort)} answers are in, policy.quorum is {self._quorum}"
         why, missing = words + self.verdicts.words_of_the_refused(), tuple(sorted(self._missing))
         self.attempt += 1
-        self.phase, self._deadline, self._closed = Phase.GATHERING, None, {}
+        self.stage, self._deadline, self._closed = Stage.GATHERING, None, {}
         yield Rollback(why, missing)
         yield from self._maybe_start(now)
 
@@ -337,27 +373,63 @@ class RoundMachine:
         self.verdicts.end_round(self.round)
         self.round, self.attempt = self.round + 1, 0
         self._closed, self._answered = {}, set()
-        if self._ahead:
-            self._take_up(self._ahead.pop(0))
+        if self._later_rounds:
+            self._restore_round(self._later_rounds.pop(0))
             yield Save(self.round, self.attempt, self.cohort)
             if self.round > self._last_round:
                 yield from self._finish()
             else:
-                self.phase = Phase.THINKING
+                self.stage = Stage.COMPUTING
                 yield Advance(self.round, None, ())
         elif self.round > self._last_round:
             yield Save(self.round, 0, ())
             yield from self._finish()
-        elif self.evaluating or len(self._steady(now)) >= self.policy.quorum:
+        elif self.evaluating or len(self._reliable(now)) >= self.policy.quorum:
             yield from self._start(now)
         else:
-            self.phase = Phase.GATHERING
+            self.stage = Stage.GATHERING
             yield from self._maybe_start(now)
 
     def _finish(self) -> Iterator[Command]:
-        self.phase, self._deadline = Phase.FINISHED, None
+        self.stage, self._deadline = Stage.FINISHED, None
         yield Finish(self.policy.rounds)
         yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _seconds_left(self, now: float) -> float:
         return max(0.0, (self._deadline or now) - now)
+
+    # A wake-up may be late; all else that has no handler is an error of ours, and none of a device.
+    HANDLERS: ClassVar[Mapping[Stage, Mapping[type[Event], Handler]]] = {
+        Stage.GATHERING: {
+            Joined: _join_and_maybe_start,
+            Left: _leave_and_maybe_wait_again,
+            Answered: _answer_late,
+            Woke: _start_when_settled,
+        },
+        Stage.COMPUTING: {
+            Joined: _join,
+            Left: _leave,
+            Answered: _answer_late,
+            Advanced: _advance,
+            Woke: _ignore,
+        },
+        Stage.BLAMING: {
+            Joined: _join,
+            Left: _leave,
+            Answered: _answer_late,
+            Blamed: _go_back,
+            Woke: _ignore,
+        },
+        Stage.COLLECTING: {
+            Joined: _join_and_be_asked,
+            Left: _leave_and_maybe_close,
+            Answered: _answer,
+            Woke: _close_when_due,
+        },
+        Stage.FINISHED: {
+            Joined: _join_and_be_dismissed,
+            Left: _leave,
+            Answered: _answer_late,
+            Woke: _ignore,
+        },
+    }

@@ -33,7 +33,7 @@ def agent(a: Agent) -> list[str]:
 def service(s: Service) -> list[str]:
     m = s.machine
     state = (
-        f"{m.phase} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, missing {sorted(m._missing)}"
+        f"{m.stage} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, missing {sorted(m._missing)}"
     )
     served = [
         f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}" for b in s.link._broadcasts.values()

@@ -11,10 +11,10 @@ from protofleet.coordinator.round.events import (
     Drop,
     Joined,
     Left,
-    Phase,
     Policy,
     Recovered,
     Send,
+    Stage,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
@@ -41,7 +41,7 @@ def to_round(m, number, devices, seconds, now=0.0):
         for device in sorted(set(m.cohort) & set(devices), key=seconds.get):
             now = begun + seconds[device]
             m.handle(Answered(device, m.round, "train", b"base"), now)
-        if m.phase is Phase.COLLECTING:
+        if m.stage is Stage.COLLECTING:
             now = m.wake_at
             m.handle(Woke(), now)
         m.handle(Advanced(None), now)
@@ -75,7 +75,8 @@ def test_the_next_phase_asks_those_whose_answers_made_the_first_and_waits_for_al
 
 def test_who_vanishes_between_two_phases_leaves_a_quorum_or_the_round_begins_again():
     m = machine(quorum=2, grace_seconds=3.0, settle_seconds=1.0)
-    started(m, "abc")
+    for device in "abc":
+        m.handle(Joined(device), 0.0)
     m.handle(Woke(), 1.0), m.handle(Advanced("train", b"base"), 1.0)
     answer(m, "a"), answer(m, "b"), answer(m, "c")
     m.handle(Advanced("mix", b"mixed"), 2.0)
@@ -103,7 +104,7 @@ def test_by_default_a_silent_device_of_four_costs_no_phase_three_times_the_other
         m.handle(Joined(device), now)
     now = m.wake_at
     m.handle(Woke(), now)
-    while m.phase is not Phase.FINISHED:
+    while m.stage is not Stage.FINISHED:
         phase = "train" if m.round <= 6 else "evaluate"
         m.handle(Advanced(phase, b"%d" % m.round), now)
         begun, number = now, m.round
@@ -294,7 +295,7 @@ def test_a_round_starts_with_a_quorum_of_steady_devices():
     m = flappy(quorum=2)
     flap(m, "c", 4, 1.0)
     m.handle(Joined("a"), 9.0)
-    assert m.roster == {"a", "c"} and m.phase is Phase.GATHERING
+    assert m.roster == {"a", "c"} and m.stage is Stage.GATHERING
     assert [type(c) for c in m.handle(Joined("b"), 10.0)][-1] is Advance
     assert m.cohort == ("a", "b", "c"), "it stays in the fleet"
     assert [c.device for c in m.handle(Advanced("train", b"base"), 10.0) if isinstance(c, Send)] == [

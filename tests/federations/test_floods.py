@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.round.events import Phase, Policy
+from protofleet.coordinator.round.events import Policy, Stage
 from protofleet.deploy.simulation.world import Weather
 from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
 from protofleet.protocol.security.keys import Keys
@@ -188,7 +188,7 @@ def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
     service = run[0].service
     run[0].run(until=lambda: run[0].world.now > 10.0)
     assert len(parts_on_disk(run[0])) == 1 and service.machine.attempt == 0
-    run[0].run(until=lambda: service.machine.attempt == 1 and service.machine.phase is Phase.COLLECTING)
+    run[0].run(until=lambda: service.machine.attempt == 1 and service.machine.stage is Stage.COLLECTING)
     assert run[0].world.now < 60.0 and not service.backlog.full
 
 

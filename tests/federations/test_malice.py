@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.round.events import Phase, Policy
+from protofleet.coordinator.round.events import Policy, Stage
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.lying_device import KEY, encoded, in_world, with_table
@@ -226,7 +226,7 @@ def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, hone
     run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
     liar = in_world(run)
     run.run(until=lambda: liar.plan != b"")
-    assert run.service.machine.phase is Phase.COLLECTING
+    assert run.service.machine.stage is Stage.COLLECTING
     meter = run.service.link.meter
     for reason, topic, frame in frames(liar, run):
         before = Counter(meter.rejected)

@@ -18,7 +18,7 @@ from protofleet.coordinator.observe.ledger import PER_DEVICE, Ledger, records_in
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import model_bytes
 from protofleet.coordinator.observe.summary import best, curve, summarise, totals
-from protofleet.coordinator.round.events import Phase
+from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import row_checksum
 from protofleet.coordinator.spool.traffic import read_traffic
 from protofleet.protocol.storage.disk import Disk
@@ -107,7 +107,7 @@ def resumed_at(tmp_path, moment, method="fedavg"):
 
 def test_the_bytes_of_a_round_whose_coordinator_died_after_its_answers_are_those_of_an_unbroken_one(tmp_path):
     whole, broken = resumed_at(
-        tmp_path, lambda m: m.round == 2 and m.phase is Phase.THINKING and not m._missing
+        tmp_path, lambda m: m.round == 2 and m.stage is Stage.COMPUTING and not m._missing
     )
     for way, kinds in whole[1]["payload"].items():
         assert broken[1]["payload"][way] == kinds, way
@@ -307,7 +307,7 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
     run, _ = observed(tmp_path, "fedpall", sinks=[moments])
     machine = run.service.machine
     run.world.run(
-        lambda: machine.round == 2 and "train" in machine._closed and machine.phase is Phase.COLLECTING
+        lambda: machine.round == 2 and "train" in machine._closed and machine.stage is Stage.COLLECTING
     )
     run.boot_coordinator()
     rounds = RoundFile(tmp_path / "rounds.jsonl")

@@ -1,6 +1,7 @@
 """Whatever happens, in whatever order, the round keeps its promises."""
 
 from collections import Counter
+from copy import deepcopy
 
 import pytest
 from hypothesis import settings
@@ -19,9 +20,9 @@ from protofleet.coordinator.round.events import (
     Diverge,
     Drop,
     Finish,
+    IllegalEventError,
     Joined,
     Left,
-    Phase,
     Policy,
     PutAside,
     Recovered,
@@ -29,6 +30,7 @@ from protofleet.coordinator.round.events import (
     Rollback,
     Save,
     Send,
+    Stage,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
@@ -40,6 +42,27 @@ POLICY = Policy(
     rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, straggler_factor=0.0
 )  # fmt: skip
 WRONG = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
+
+EVENTS = {
+    Joined: Joined("z"),
+    Left: Left("a"),
+    Answered: Answered("a", 1, "train", b"base"),
+    Advanced: Advanced("train", b"base"),
+    Blamed: Blamed(Recovered(1, 0, tuple("abcd"), {"train": tuple("abcd")}), "train", ("d",), "too large"),
+    Woke: Woke(),
+}
+ONLY_AT = {Advanced: Stage.COMPUTING, Blamed: Stage.BLAMING}  # what nobody but our own worker says
+
+
+def assert_refused(m, event, now):
+    before = deepcopy(vars(m))
+    refused = ""
+    try:
+        m.handle(event, now)
+    except IllegalEventError as error:
+        refused = str(error)
+    assert refused.startswith(type(event).__name__) and refused.endswith(m.stage.name.lower())
+    assert vars(m) == before
 
 
 class AnyWeather(RuleBasedStateMachine):
@@ -103,11 +126,11 @@ class AnyWeather(RuleBasedStateMachine):
         base = b"?" if stale else self.base(phase)
         self.happen(Answered(device, self.machine.round - back, phase, base, problem))
 
-    @precondition(lambda self: self.machine.phase is Phase.COLLECTING)
+    @precondition(lambda self: self.machine.stage is Stage.COLLECTING)
     @rule()
     def everybody_answers(self):
         for device in self.machine.cohort:
-            if self.machine.phase is Phase.COLLECTING:
+            if self.machine.stage is Stage.COLLECTING:
                 self.happen(Answered(device, self.machine.round, self.machine.asked, self.machine.base))
 
     @precondition(lambda self: self.thinking is not None)
@@ -126,6 +149,12 @@ class AnyWeather(RuleBasedStateMachine):
                 else PHASES[1]
             )
             self.happen(Advanced(phase, self.base(phase)))
+
+    @rule()
+    def server_half_says_what_nobody_waits_for(self):
+        for event, stage in ONLY_AT.items():
+            if self.machine.stage is not stage:
+                assert_refused(self.machine, EVENTS[event], self.now)
 
     @rule(seconds=st.floats(0, 15))
     def wait(self, seconds):
@@ -223,41 +252,41 @@ class AnyWeather(RuleBasedStateMachine):
 
     @invariant()
     def says_nothing_new_after_the_end(self):
-        if self.machine.phase is Phase.FINISHED:
+        if self.machine.stage is Stage.FINISHED:
             words = [c for c in self.said if not isinstance(c, Drop | Repeat | Dismiss)]
             assert isinstance(words[-1], Finish)
 
     @invariant()
     def knows_when_to_wake_whenever_it_waits(self):
         m = self.machine
-        if m.phase is Phase.COLLECTING:
+        if m.stage is Stage.COLLECTING:
             assert m.wake_at is not None and m.wake_at <= self.now + self.policy.patience_seconds
-        if m.phase is Phase.GATHERING and len(m.roster) >= self.policy.quorum:
+        if m.stage is Stage.GATHERING and len(m.roster) >= self.policy.quorum:
             assert m.wake_at is not None
-        if m.phase in (Phase.THINKING, Phase.FINISHED):
+        if m.stage in (Stage.COMPUTING, Stage.BLAMING, Stage.FINISHED):
             assert m.wake_at is None
 
     @invariant()
     def never_stands_still_when_everybody_has_answered(self):
         m = self.machine
-        assert m.phase is not Phase.COLLECTING or set(m.cohort) - m.answered - m.verdicts.refused.keys()
+        assert m.stage is not Stage.COLLECTING or set(m.cohort) - m.answered - m.verdicts.refused.keys()
 
     def teardown(self):
         """With faults over and a quorum present, the run ends: liveness."""
         for device in DEVICES:
             self.happen(Joined(device))
         for _ in range(200):
-            if self.machine.phase is Phase.FINISHED:
+            if self.machine.stage is Stage.FINISHED:
                 self.join(DEVICES[0])
-                assert self.machine.phase is Phase.FINISHED and isinstance(self.said[-1], Dismiss)
+                assert self.machine.stage is Stage.FINISHED and isinstance(self.said[-1], Dismiss)
                 return
             if self.thinking is not None:
                 self.server_half_is_done()
-            elif self.machine.phase is Phase.COLLECTING:
+            elif self.machine.stage is Stage.COLLECTING:
                 self.everybody_answers()
             else:
                 self.wait(1.0)
-        raise AssertionError(f"still {self.machine.phase} in round {self.machine.round}")
+        raise AssertionError(f"still {self.machine.stage} in round {self.machine.round}")
 
 
 AnyWeather.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
@@ -280,6 +309,40 @@ def started(m, devices="abc", phase="train"):
 def answer(m, device, now=1.0, **changed):
     event = {"device": device, "round": 1, "phase": "train", "base": b"base", **changed}
     return m.handle(Answered(**event), now)
+
+
+def at(stage):
+    m, _ = in_round_two() if stage is Stage.BLAMING else (machine(quorum=2, gather=3), None)
+    match stage:
+        case Stage.GATHERING:
+            m.handle(Joined("a"), 0.0)
+        case Stage.COMPUTING:
+            for device in "abc":
+                m.handle(Joined(device), 0.0)
+        case Stage.BLAMING:
+            all_nan(m, "abc")
+        case Stage.COLLECTING:
+            started(m)
+        case Stage.FINISHED:
+            started(m)
+            all_nan(m, "ab")
+    assert m.stage is stage
+    return m
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("stage", Stage)
+def test_an_event_is_handled_where_it_is_legal_and_changes_nothing_elsewhere(stage, event):
+    m = at(stage)
+    if ONLY_AT.get(event, stage) is stage:
+        m.handle(EVENTS[event], 1.0)
+    else:
+        assert_refused(m, EVENTS[event], 1.0)
+
+
+def test_the_table_has_a_row_for_every_stage_and_names_no_event_that_there_is_not():
+    assert RoundMachine.HANDLERS.keys() == set(Stage)
+    assert {event for row in RoundMachine.HANDLERS.values() for event in row} == EVENTS.keys()
 
 
 def test_a_round_waits_for_all_of_the_cohort():
@@ -367,25 +430,25 @@ def test_the_cohort_is_a_seeded_draw():
 def test_a_first_round_that_waits_for_all_draws_the_same_cohort_whoever_is_quick(order):
     m = machine(cohort=2, quorum=2, gather=5)
     for at, number in enumerate(order):
-        assert m.phase is Phase.GATHERING
+        assert m.stage is Stage.GATHERING
         m.handle(Joined(f"d{number}"), float(at))
-    assert m.phase is Phase.THINKING and m.cohort == ("d2", "d4")
+    assert m.stage is Stage.COMPUTING and m.cohort == ("d2", "d4")
 
 
 def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_first_round_alone():
     m = machine(cohort=2, quorum=2, gather=5, patience_seconds=50.0)
     for number in range(3):
         m.handle(Joined(f"d{number}"), 0.0)
-    assert m.phase is Phase.GATHERING and m.wake_at == 50.0
+    assert m.stage is Stage.GATHERING and m.wake_at == 50.0
     m.handle(Woke(), 49.0)
-    assert m.phase is Phase.GATHERING
+    assert m.stage is Stage.GATHERING
     m.handle(Woke(), 50.0)
-    assert m.phase is Phase.THINKING
+    assert m.stage is Stage.COMPUTING
     later = machine(cohort=2, quorum=2, gather=5)
     later.round = 2
     for name in "ab":
         later.handle(Joined(name), 0.0)
-    assert later.phase is Phase.THINKING
+    assert later.stage is Stage.COMPUTING
 
 
 @pytest.mark.parametrize(
@@ -452,7 +515,7 @@ def test_where_everybody_is_refused_for_ever_rounds_begin_again_no_faster_than_p
     while now < 500.0:
         for device in sorted(set(m.cohort) - m.verdicts.refused.keys()):
             commands = answer(m, device, now=now, problem=WRONG)
-        assert m.phase is Phase.GATHERING and isinstance(commands[-1], Rollback)
+        assert m.stage is Stage.GATHERING and isinstance(commands[-1], Rollback)
         assert "policy.quorum is 2; refused: a (means is (9, 64)" in commands[-1].why
         now = m.wake_at
         m.handle(Woke(), now), m.handle(Advanced("train", b"base"), now)
@@ -468,7 +531,7 @@ def test_a_refused_and_a_silent_device_together_cost_no_more_than_the_others_pac
     answer(m, "c", now=4.0)
     assert m.wake_at == 600.0
     answer(m, "d", now=4.0, problem=WRONG)
-    assert m.phase is Phase.GATHERING
+    assert m.stage is Stage.GATHERING
 
 
 @pytest.mark.parametrize("rounds_later", [1, 2, 30])
@@ -523,7 +586,7 @@ def test_where_most_answers_are_broken_the_round_before_is_blamed():
     assert (
         blame.round == 1 and "3 of 4 answers to round 2 train are broken (weights is not finite)" in blame.why
     )
-    assert m.phase is Phase.THINKING
+    assert m.stage is Stage.BLAMING
 
 
 def test_the_round_is_repeated_without_who_is_blamed_and_from_what_is_on_the_disk():
@@ -546,7 +609,7 @@ def test_a_round_that_comes_to_nothing_twice_is_the_end_and_everybody_hears_it()
     commands = all_nan(m, "abc")
     (end,) = [c for c in commands if isinstance(c, Diverge)]
     assert "round 1 was repeated without d" in end.words
-    assert commands[-4:] == [Dismiss(d) for d in "abcd"] and m.phase is Phase.FINISHED
+    assert commands[-4:] == [Dismiss(d) for d in "abcd"] and m.stage is Stage.FINISHED
 
 
 def test_nobody_to_blame_is_the_end_as_well():

@@ -35,6 +35,14 @@ QUICK = settings(
 )
 
 FAULTS = {
+    "takes a step of the server half that it has not asked for": (
+        "            Answered: _answer,\n            Woke:",
+        "            Answered: _answer,\n            Advanced: _advance,\n            Woke:",
+    ),
+    "changes something before it refuses an event": (
+        "        if handler is None:\n",
+        "        if handler is None:\n            self.attempt += 1\n",
+    ),
     "sends before it saves": (
         "        yield Save(self.round, self.attempt, self.cohort)\n        yield Advance(self.round, None, ())",
         "        yield Advance(self.round, None, ())",
@@ -45,12 +53,12 @@ FAULTS = {
         "tuple(sorted(self._answered, reverse=True))  #",
     ),
     "goes on below the quorum": (
-        "if len(self._answered) < self._quorum:\n            yield from self._again",
-        "if not self._answered:\n            yield from self._again",
+        "if len(self._answered) < self._quorum:\n            yield from self._repeat_round",
+        "if not self._answered:\n            yield from self._repeat_round",
     ),
     "takes the same answer twice": (
-        "        if self._was_accepted(event):\n            yield Repeat(*place)\n        elif",
-        "        if",
+        "if self._was_accepted(event) or (event.round, event.phase)",
+        "if (event.round, event.phase)",
     ),
     "asks a refused device the same again": (
         "set(self.cohort) - self._answered - self.verdicts.refused.keys()",
@@ -82,12 +90,12 @@ FAULTS = {
         "if True:\n            yield Save",
     ),
     "talks after the end": (
-        "yield Dismiss(device)\n        elif",
-        "yield from self._start(now)\n        elif",
+        "yield Dismiss(event.device)",
+        "yield from self._start(now)",
     ),
-    "does not count a joined device": ("        self.roster.add(device)\n", ""),
+    "does not count a joined device": ("        self.roster.add(event.device)\n", ""),
     "waits for ever for a device that came back": (
-        "            self._absent.pop(device, None)\n",
+        "            self._absent.pop(event.device, None)\n",
         "            pass\n",
     ),
     "lets a quick half end an ask": ("cohort // 2 + 1", "(cohort + 1) // 2"),
@@ -97,8 +105,8 @@ FAULTS = {
         "self._began[question, device] = now - (earlier or 0.0)",
     ),
     "holds the end for who is silent": (
-        "        quorum = 0 if self._hopeless else self._quorum\n",
-        "        quorum = 0 if self._hopeless else 99 if self.evaluating else self._quorum\n",
+        "        quorum = 0 if self._quorum_is_unreachable else self._quorum\n",
+        "        quorum = 0 if self._quorum_is_unreachable else 99 if self.evaluating else self._quorum\n",
     ),
 }
 

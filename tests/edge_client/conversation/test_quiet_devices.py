@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.coordinator.here import ASK_SECONDS
 from protofleet.coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
-from protofleet.coordinator.round.events import Phase
+from protofleet.coordinator.round.events import Stage
 from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, HelloTimer
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.wire.blocks import is_block
@@ -113,7 +113,7 @@ def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tm
 
     def drops(header, topic):
         last_words = header.kind == "finished" or (
-            topic == run.topics.coord_state and run.service.machine.phase is Phase.FINISHED
+            topic == run.topics.coord_state and run.service.machine.stage is Stage.FINISHED
         )
         if last_words and run.world.now < (lost or [1e9])[0] + 1:
             lost.append(run.world.now)
