@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.deploy.pages.arrays import written
+from protofleet.deploy.pages import arrays, limits
 from protofleet.methods.contract.wants import OPTIONAL, ROWS, SUM, TWO
 from protofleet.protocol.link.base import FRAME_ROOM
 from protofleet.protocol.security import enrolment as enrolled
@@ -66,20 +66,12 @@ def test_the_example_shows_frames_of_both_types_and_a_body():
     assert len(EXAMPLES) == TEXT.count("```hex") >= 8
 
 
-LIMITS = [(row[1], row[2].strip("`")) for row in rows(section("## 8. Limits"))[1:]]
-
-
-@pytest.mark.parametrize(("value", "path"), LIMITS, ids=[path for _, path in LIMITS])
-def test_a_limit_is_the_one_of_the_code(value, path):
-    module, name = re.fullmatch(r"([a-z_.]+)\.([A-Z].*)", path).groups()
-    found = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    assert number(value) == found
+def test_the_limits_are_those_of_the_code():
+    assert limits.written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.limits"
 
 
 def test_no_limit_of_the_wire_is_left_out():
-    named = {path for _, path in LIMITS}
+    named = {name for _, name in limits.LIMITS}
     for module in (
         "wire.arrays",
         "wire.codec",
@@ -202,7 +194,7 @@ def test_every_form_is_described_and_no_other():
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
-    assert written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.arrays"
+    assert arrays.written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.arrays"
 
 
 def test_the_files_of_a_device_are_those_that_are_installed():
