@@ -2,44 +2,89 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 
 class Reason(str, Enum):
-    """A closed list: each has a counter of its own and may be alerted on."""
+    """A closed list: each has a counter of its own and may be alerted on. MEANINGS says what each means."""
 
-    MALFORMED = "malformed"  # the frame or its header is not what docs/protocol.md says
-    VERSION = "version"  # a major protocol version we do not speak
-    UNKNOWN_SENDER = "unknown_sender"  # no key for that name
+    MALFORMED = "malformed"
+    VERSION = "version"
+    UNKNOWN_SENDER = "unknown_sender"
     BAD_SIGNATURE = "bad_signature"
-    WRONG_TOPIC = "wrong_topic"  # the header does not belong to the topic it came on
+    WRONG_TOPIC = "wrong_topic"
     WRONG_RECIPIENT = "wrong_recipient"
-    NOT_SEALED = "not_sealed"  # readable by the broker, in a federation that seals
-    NOT_FOR_US = "not_for_us"  # sealed, but not to our key
+    NOT_SEALED = "not_sealed"
+    NOT_FOR_US = "not_for_us"
     WRONG_FEDERATION = "wrong_federation"
-    STALE_BOOT = "stale_boot"  # an older process of the same sender
-    BOOT_AHEAD = "boot_ahead"  # more than a day ahead of the receiver's clock
-    STALE_EPOCH = "stale_epoch"  # an older coordinator
-    EPOCH_AHEAD = "epoch_ahead"  # likewise, of a coordinator
-    STALE_ROUND = "stale_round"  # a task of a round before the one that was answered last
-    BAD_BODY = "bad_body"  # tensors that do not decode
+    STALE_BOOT = "stale_boot"
+    BOOT_AHEAD = "boot_ahead"
+    STALE_EPOCH = "stale_epoch"
+    EPOCH_AHEAD = "epoch_ahead"
+    STALE_ROUND = "stale_round"
+    BAD_BODY = "bad_body"
     TOO_LARGE = "too_large"
-    BAD_BLOCK = "bad_block"  # a block that does not match its hash
-    UNKNOWN_OBJECT = "unknown_object"  # a block of something that is not being fetched
-    NO_ROOM = "no_room"  # the disk is full, or the budget for answers is
-    FLOOD = "flood"  # more than its sender may say; later it may speak again
-    BANNED = "banned"  # of a name that flooded, or that an error of ours met: nothing of it is looked at
-    UNFIT = "unfit"  # a hello of a device that cannot take part
-    NOT_INVITED = "not_invited"  # of a device that was not asked
-    LATE = "late"  # an answer to a question that is not open
-    EQUIVOCATION = "equivocation"  # another answer than the one that is in
-    BAD_CLAIM = "bad_claim"  # examples, counts or metrics that cannot be
-    WRONG_ARRAYS = "wrong_arrays"  # an array that was not asked for, or one that is missing
+    BAD_BLOCK = "bad_block"
+    UNKNOWN_OBJECT = "unknown_object"
+    NO_ROOM = "no_room"
+    FLOOD = "flood"
+    BANNED = "banned"
+    UNFIT = "unfit"
+    NOT_INVITED = "not_invited"
+    LATE = "late"
+    EQUIVOCATION = "equivocation"
+    BAD_CLAIM = "bad_claim"
+    WRONG_ARRAYS = "wrong_arrays"
     WRONG_DTYPE = "wrong_dtype"
     WRONG_SHAPE = "wrong_shape"
     NOT_FINITE = "not_finite"
-    OUT_OF_BOUNDS = "out_of_bounds"  # a number outside of what was asked for: classes, counts, features
+    OUT_OF_BOUNDS = "out_of_bounds"
+
+
+# What docs/protocol.md says of them, by `python -m protofleet.deploy.pages.reasons`.
+MEANINGS: Final[Mapping[Reason, str]] = {
+    Reason.MALFORMED: "not a frame, header or payload as specified",
+    Reason.VERSION: "another major version, or a suite that is not read",
+    Reason.UNKNOWN_SENDER: "no key for that name",
+    Reason.BAD_SIGNATURE: "it was not signed so by its sender",
+    Reason.WRONG_TOPIC: "header and topic do not belong together",
+    Reason.WRONG_RECIPIENT: "for somebody else",
+    Reason.NOT_SEALED: "readable by any broker, at a party that seals",
+    Reason.NOT_FOR_US: "sealed to another key, or changed by one who may sign",
+    Reason.WRONG_FEDERATION: "of another federation",
+    Reason.STALE_BOOT: "an older process of the same sender",
+    Reason.BOOT_AHEAD: (
+        "a boot more than a day ahead of the coordinator's clock, above the highest one heard; a "
+        "`hello` gets a `refusal`. Where the device's clock was wrong, `protofleet enrol renew` lets "
+        "it count anew"
+    ),
+    Reason.STALE_EPOCH: "an older coordinator",
+    Reason.EPOCH_AHEAD: "an epoch more than a day ahead of the clock, above the highest one heard: a clock is wrong",
+    Reason.STALE_ROUND: "a task of a round before the last one answered in this run",
+    Reason.BAD_BODY: "tensors that do not decode, or blocks that do not make the object",
+    Reason.TOO_LARGE: "a payload or an object over its limit",
+    Reason.BAD_BLOCK: "a block of a wrong length or index, or that does not match its hash",
+    Reason.UNKNOWN_OBJECT: "a block of something that is not being fetched",
+    Reason.NO_ROOM: "the receiver's disk, or its budget for answers, is full; it will be asked for or said again",
+    Reason.FLOOD: "more than its sender may say at a time",
+    Reason.BANNED: (
+        "of a name that flooded, or that an error of the receiver's own met, a while ago: for a day "
+        "at most, then it is heard again; nothing of it is looked at, and no answer given"
+    ),
+    Reason.UNFIT: "a `hello` of a device that cannot take part; it gets a `refusal`",
+    Reason.NOT_INVITED: "an `update` or a `want` of a device that was not asked",
+    Reason.LATE: "an answer to a question that is not open; it gets a `receipt`",
+    Reason.EQUIVOCATION: "another answer to a question that is answered already",
+    Reason.BAD_CLAIM: "`examples`, counts or `metrics` that cannot be",
+    Reason.WRONG_ARRAYS: "an array that was not asked for, or one that is missing",
+    Reason.WRONG_DTYPE: "an array of another dtype than was asked for",
+    Reason.WRONG_SHAPE: "an array of another shape",
+    Reason.NOT_FINITE: "NaN or an infinity in an array",
+    Reason.OUT_OF_BOUNDS: "a number in an array outside of what was asked for: a class, a count, a feature",
+}
 
 
 class Farewell(str, Enum):
