@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.keys import make_keys
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import Command, Event, Policy
 from protofleet.coordinator.round.machine import RoundMachine
@@ -19,7 +20,6 @@ from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.local.keys import make_keys
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.security.keys import Identity, load_keyring, load_keys

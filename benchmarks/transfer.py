@@ -20,8 +20,8 @@ import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from benchmarks.keys import make_keys
 from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.local.keys import make_keys
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, load_keyring, load_keys, load_public

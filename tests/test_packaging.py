@@ -78,7 +78,7 @@ def test_processes_of_ours_are_started_in_one_place(folder):
 def test_no_module_is_loaded_under_two_names():
     """Also not where the working directory is the checkout, in which the folders lie under their short names."""
     named = (
-        "protofleet.deploy.local.run", "protofleet.deploy.cli.commands", "protofleet.deploy.pages.arrays",
+        "protofleet.deploy.local.run", "protofleet.deploy.cli.parser", "protofleet.deploy.pages.arrays",
         "protofleet.coordinator.main", "protofleet.edge_client.main", "protofleet.protocol.transport.mqtt",
     )  # fmt: skip
     code = f"import sys, {', '.join(named)}; print(*sys.modules)"

@@ -1,61 +1,65 @@
-"""`protofleet deploy` and `protofleet doctor`: what can be said to them."""
+"""`protofleet deploy` and `protofleet doctor`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from protofleet.deploy.cli.flags import HOURS
-
-Jobs = Any  # argparse keeps the type of its sub-parsers to itself
+from protofleet.deploy.cli.arguments import HOURS, Subparsers
 
 EXIT_CODES: Final = (
-    "exit codes: 0 all is well (a WARN is); 1 a check, a step or a device has failed; "
-    "2 it cannot be used like this"
+    "exit codes: 0 all is well (warnings too); 1 a check, a step or a device has failed; "
+    "2 the command or the file cannot be used"
 )
 
 
-def add_deploy(jobs: Jobs) -> None:
-    words = "a fleet of devices over SSH, from one TOML file"
-    steps = jobs.add_parser("deploy", help=words, epilog=EXIT_CODES).add_subparsers(
+def add_deploy(commands: Subparsers) -> None:
+    text = "a fleet of devices over SSH, from one TOML file"
+    steps = commands.add_parser("deploy", help=text, epilog=EXIT_CODES).add_subparsers(
         required=True, metavar="STEP", title="steps"
     )
-    _step(steps, "plan", "what `apply` would do, and nothing is done")
-    apply = _step(steps, "apply", "bring devices to what the file says; a second time changes nothing")
+    _step(steps, "plan", "what `apply` would do; nothing is changed")
+    apply = _step(
+        steps, "apply", "bring devices to the state that the file describes; a second time changes nothing"
+    )
     group = apply.add_argument_group("new devices")
     group.add_argument(
         "--yes", action="store_true", help="approve their requests without comparing fingerprints"
     )
-    group.add_argument(
-        "--replace", action="store_true", help="a name that is enrolled may come with other keys"
-    )
+    group.add_argument("--replace", action="store_true", help="an enrolled name may get other keys")
     apply.add_argument("--force", action="store_true", help="deploy again what has failed on a device before")
-    _step(steps, "status", "how every device does")
-    _step(steps, "doctor", "whether the devices are fit for it").add_argument(
+    _step(steps, "status", "the state of every device")
+    _step(steps, "doctor", "whether the devices meet the requirements").add_argument(
         "--strict", action="store_true", help="a WARN counts as a FAIL"
     )
-    _step(steps, "drain", "stop devices when the work in hand is done; `apply` starts them again")
-    _step(steps, "rollback", "back to the good state before the present one")
-    tune = _step(steps, "tune", "change a few settings for some hours, signed; then all is as it was")
-    tune.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="none: end it now")
+    _step(steps, "drain", "stop devices when their current work is done; `apply` starts them again")
+    _step(steps, "rollback", "back to the last good state before the present one")
+    tune = _step(
+        steps, "tune", "change a few settings for some hours, signed; afterwards the old ones hold again"
+    )
+    tune.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="none: end the change now"
+    )
     tune.add_argument("--hours", type=HOURS, default=1.0, help="(default: 1)")
     revoke = _step(steps, "revoke", "end devices' enrolment, stop them, and destroy their keys")
-    revoke.add_argument("--reason", default="", help="for the register")
+    revoke.add_argument("--reason", default="", help="recorded in the register")
     revoke.add_argument("--broker", type=Path, metavar="DIR", help="the broker's folder, where it runs here")
 
 
-def add_doctor(jobs: Jobs) -> None:
-    job = jobs.add_parser("doctor", help="whether this machine is fit to be a device", epilog=EXIT_CODES)
-    job.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
-    job.add_argument("--gpu", action="store_true", help="it is to train on its GPU")
-    job.add_argument("--containers", action="store_true", help="it is to run the container")
-    job.add_argument("--broker", default="", metavar="HOST:PORT", help="to be reached from here")
-    job.set_defaults(command=doctor)
+def add_doctor(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "doctor", help="whether this machine meets the requirements of a device", epilog=EXIT_CODES
+    )
+    command.add_argument("--strict", action="store_true", help="a WARN counts as a FAIL")
+    command.add_argument("--gpu", action="store_true", help="check the GPU too")
+    command.add_argument("--containers", action="store_true", help="check for containers too")
+    command.add_argument("--broker", default="", metavar="HOST:PORT", help="to be reached from here")
+    command.set_defaults(command=doctor)
 
 
-def _step(steps: Jobs, name: str, words: str) -> argparse.ArgumentParser:
-    step: argparse.ArgumentParser = steps.add_parser(name, help=words, description=words, epilog=EXIT_CODES)
+def _step(steps: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
+    step: argparse.ArgumentParser = steps.add_parser(name, help=text, description=text, epilog=EXIT_CODES)
     step.add_argument("hosts", nargs="*", metavar="HOST", help="names from the file (default: all)")
     step.add_argument("--fleet", type=Path, default=Path("fleet.toml"), help="(default: fleet.toml)")
     step.set_defaults(command=deploy, step=name)

@@ -1,4 +1,4 @@
-"""`protofleet health`: asks the process that runs with these settings how it is."""
+"""`protofleet health`: asks the process that was started with these settings for its health."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SECONDS: Final = 5.0
 
 
 def health(settings: Path) -> tuple[bool, str]:
-    """Whether all is well, and a line a check."""
+    """Whether all checks pass, and one line for each."""
     url = endpoint(settings).url("/health")
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with directly.open(url, timeout=SECONDS) as answer:
             found = json.load(answer)
-    except urllib.error.HTTPError as error:  # 503 says what is wrong
+    except urllib.error.HTTPError as error:  # 503: a check fails
         if error.code != 503:
             return False, f"FAIL process: something else answers on {url} (HTTP {error.code})"
         found = json.load(error)
     except (OSError, ValueError) as error:
-        told = getattr(error, "reason", error)
-        return False, f"FAIL process: nothing answers on {url} ({told}); is it running?"
+        reason = getattr(error, "reason", error)
+        return False, f"FAIL process: nothing answers on {url} ({reason}); is it running?"
     return not any(found.values()), lines_of(found)
 
 
@@ -37,7 +37,7 @@ def endpoint(settings: Path) -> Endpoint:
     table = read_toml(settings)
     port, host = table.get("metrics_port", 0), table.get("metrics_host", LOOPBACK)
     if not port:
-        raise SettingsError(f"{settings} has no metrics_port, and health is asked for there; set one")
+        raise SettingsError(f"{settings} has no metrics_port, which also serves health; set one")
     return decode(Endpoint, {"host": host, "port": port}, str(settings))
 
 

@@ -1,51 +1,32 @@
-"""`protofleet methods`, `networks`, `data`, `keys`: what there is to choose from and to learn from."""
+"""`protofleet methods`, `networks`, `data`: what there is to choose from, and what data holds."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-Jobs = Any  # argparse keeps the type of its sub-parsers to itself
-
-
-def add_keys(jobs: Jobs) -> None:
-    job = jobs.add_parser("keys", help="make keys: <name>.key to keep, <name>.pub to hand out")
-    job.add_argument("names", nargs="+", help="coordinator, or a device's name")
-    job.add_argument("--folder", type=Path, default=Path("keys"))
-    job.set_defaults(command=keys)
+from protofleet.deploy.cli.arguments import Subparsers
 
 
-def keys(options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.keys import new_keys
-    from protofleet.protocol.security.keys import save_public
-    from protofleet.protocol.settings.reader import SettingsError
-    from protofleet.protocol.wire.names import valid_name
-
-    for name in options.names:
-        path = options.folder / f"{valid_name(name)}.key"
-        if path.exists():
-            raise SettingsError(f"{path} exists; remove it first if the old key shall be no good any more")
-        save_public(options.folder / f"{name}.pub", new_keys(path).public)
-        print(f"{path} (keep it here)  {options.folder / f'{name}.pub'} (hand it out)")
-    return 0
-
-
-def add_lists(jobs: Jobs) -> None:
-    job = jobs.add_parser("methods", help="the methods there are; or one, with its readings and settings")
-    job.add_argument("name", nargs="?", default="", help="for example fedlsa")
-    job.add_argument("--cost", action="store_true", help="what a round of them costs in the papers' settings")
-    job.set_defaults(command=methods)
-    jobs.add_parser("networks", help="the networks there are").set_defaults(command=networks)
-    job = jobs.add_parser(
-        "data", help="build or check data, say what is in them, and whether all have the same classes"
+def add_lists(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "methods", help="the methods there are; or one, with its notes and settings"
     )
-    job.add_argument(
+    command.add_argument("name", nargs="?", default="", help="for example fedlsa")
+    command.add_argument(
+        "--cost", action="store_true", help="what a round of them costs in the papers' settings"
+    )
+    command.set_defaults(command=methods)
+    commands.add_parser("networks", help="the networks there are").set_defaults(command=networks)
+    command = commands.add_parser(
+        "data", help="build or check data, print what it holds, and whether all have the same classes"
+    )
+    command.add_argument(
         "settings", type=Path, nargs="+",
         help="TOML files of devices, a coordinator, a fleet or an experiment",
     )  # fmt: skip
-    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
-    job.set_defaults(command=data)
+    command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.set_defaults(command=data)
 
 
 def methods(options: argparse.Namespace) -> int:

@@ -1,34 +1,37 @@
-"""`protofleet run`, `report`, `compare`: experiments on this machine, and what has come of them."""
+"""`protofleet run`, `report`, `compare`: experiments on this machine, and their results."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from protofleet.deploy.cli.flags import SEED, SHARE
-
-Jobs = Any  # argparse keeps the type of its sub-parsers to itself
+from protofleet.deploy.cli.arguments import SEED, SHARE, Subparsers
 
 
-def add_run(jobs: Jobs) -> None:
-    job = jobs.add_parser(
+def add_run(commands: Subparsers) -> None:
+    command = commands.add_parser(
         "run", help="a whole federation on this machine, from one TOML file; or many, in turn"
     )
-    job.add_argument("experiments", type=Path, nargs="+", help="for example experiments/demo.toml")
-    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting")
-    job.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
-    earlier = job.add_mutually_exclusive_group()
+    command.add_argument("experiments", type=Path, nargs="+", help="for example experiments/demo.toml")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change a setting"
+    )
+    command.add_argument("--runs", type=Path, default=Path("runs"), help="where results go (default: runs)")
+    earlier = command.add_mutually_exclusive_group()
     earlier.add_argument(
         "--fresh", action="store_true", help="rename the folder of an earlier run of this name"
     )
     earlier.add_argument(
-        "--resume", action="store_true", help="only go on with an unfinished run; an error if there is none"
+        "--resume", action="store_true", help="only continue an unfinished run; an error if there is none"
     )
-    job.add_argument(
-        "--seeds", type=SEED, nargs="+", default=[], help="run each file once for each, as <name>-s<seed>"
+    command.add_argument(
+        "--seeds",
+        type=SEED,
+        nargs="+",
+        default=[],
+        help="run each file once for each seed, as <name>-s<seed>",
     )
-    job.set_defaults(command=run)
+    command.set_defaults(command=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -40,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
-            raise SettingsError("--resume goes on with one run; several are gone on with without it")
+            raise SettingsError("--resume continues one run; several are continued without it")
         return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
     agreed_names(experiment)  # before the folder of an earlier run is renamed
@@ -49,10 +52,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_report(jobs: Jobs) -> None:
-    job = jobs.add_parser("report", help="write runs/<name>/report.html again and print the final table")
-    job.add_argument("folder", type=Path, help="for example runs/demo")
-    job.set_defaults(command=report)
+def add_report(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "report", help="write runs/<name>/report.html again and print the final table"
+    )
+    command.add_argument("folder", type=Path, help="for example runs/demo")
+    command.set_defaults(command=report)
 
 
 def report(options: argparse.Namespace) -> int:
@@ -64,15 +69,21 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_compare(jobs: Jobs) -> None:
-    job = jobs.add_parser("compare", help="finished runs side by side, seeds of one experiment in one row")
-    job.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
-    job.add_argument("--view", default="reports", help="whose accuracy: reports (as each paper), global ...")
-    job.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
-    job.add_argument("--share", type=SHARE, default=0.9, help="of its accuracy, to be reached (default: 0.9)")
-    job.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
-    job.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
-    job.set_defaults(command=compare)
+def add_compare(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "compare", help="finished runs side by side, seeds of one experiment in one row"
+    )
+    command.add_argument("folders", type=Path, nargs="+", help="for example runs/fedavg-s1 runs/fedlsa-s1")
+    command.add_argument(
+        "--view", default="reports", help="whose accuracy: reports (as each paper), global ..."
+    )
+    command.add_argument("--baseline", default="", metavar="NAME", help="default: the one that runs fedavg")
+    command.add_argument(
+        "--share", type=SHARE, default=0.9, help="of its accuracy, to be reached (default: 0.9)"
+    )
+    command.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables for GitHub")
+    command.add_argument("--html", type=Path, metavar="FILE", help="write a page with tables and curves")
+    command.set_defaults(command=compare)
 
 
 def compare(options: argparse.Namespace) -> int:

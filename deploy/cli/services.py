@@ -1,67 +1,63 @@
-"""`protofleet coordinator`, `device`, `fleet`, `health`, `unban`, `go-on`: processes that run for long, and their
-care."""
+"""`protofleet coordinator`, `device`, `fleet`, and what is done to running ones: `health`, `unban`, `go-on`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from protofleet.deploy.cli.flags import ROUND
-
-Jobs = Any  # argparse keeps the type of its sub-parsers to itself
+from protofleet.deploy.cli.arguments import ROUND, Subparsers
 
 
-def add_coordinator(jobs: Jobs) -> None:
-    job = jobs.add_parser("coordinator", help="conduct a run over a broker")
-    job.add_argument("settings", type=Path)
-    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
-    job.add_argument("--events", action="store_true", help="print what happens as JSON lines")
-    job.set_defaults(command=coordinator)
+def add_coordinator(commands: Subparsers) -> None:
+    command = commands.add_parser("coordinator", help="coordinate a run over a broker")
+    command.add_argument("settings", type=Path)
+    command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.add_argument("--events", action="store_true", help="print what happens as JSON lines")
+    command.set_defaults(command=coordinator)
 
 
 def coordinator(options: argparse.Namespace) -> int:
     from protofleet.coordinator.config import CoordinatorSettings
     from protofleet.coordinator.main import run_coordinator
-    from protofleet.deploy.cli.version import software
+    from protofleet.deploy.cli.version import installed_version
     from protofleet.deploy.errors import RunError
     from protofleet.protocol.settings.reader import decode_file, read_toml
 
     settings = decode_file(CoordinatorSettings, options.settings, read_toml(options.settings), options.set)
-    if problem := run_coordinator(settings, software(), options.events):
+    if problem := run_coordinator(settings, installed_version(), options.events):
         raise RunError(problem)
     return 0
 
 
-def add_device(jobs: Jobs) -> None:
-    job = jobs.add_parser("device", help="take part in runs with the data of this machine")
-    job.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
-    job.add_argument(
+def add_device(commands: Subparsers) -> None:
+    command = commands.add_parser("device", help="take part in runs with the data of this machine")
+    command.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
+    command.add_argument(
         "--enrolled",
         default="",
         metavar="DIR",
-        help="its root has to have signed them; plain ones are refused",
+        help="refuse settings that its root has not signed",
     )
-    job.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
-    job.set_defaults(command=device)
+    command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.set_defaults(command=device)
 
 
 def device(options: argparse.Namespace) -> int:
-    from protofleet.deploy.cli.version import software
+    from protofleet.deploy.cli.version import installed_version
     from protofleet.deploy.errors import RunError
     from protofleet.edge_client.host.loaded_settings import load_settings
     from protofleet.edge_client.main import run_device
 
     given = load_settings(options.settings, options.enrolled, options.set)
-    if problem := run_device(given.settings, software(), given.version):
+    if problem := run_device(given.settings, installed_version(), given.version):
         raise RunError(problem)
     return 0
 
 
-def add_fleet(jobs: Jobs) -> None:
-    job = jobs.add_parser("fleet", help="many simulated devices at once, from a folder for each")
-    job.add_argument("folder", type=Path, help="holds <device>/settings.toml")
-    job.set_defaults(command=fleet)
+def add_fleet(commands: Subparsers) -> None:
+    command = commands.add_parser("fleet", help="many simulated devices at once, from a folder for each")
+    command.add_argument("folder", type=Path, help="holds <device>/settings.toml")
+    command.set_defaults(command=fleet)
 
 
 def fleet(options: argparse.Namespace) -> int:
@@ -71,32 +67,36 @@ def fleet(options: argparse.Namespace) -> int:
     return 0
 
 
-def add_health(jobs: Jobs) -> None:
-    job = jobs.add_parser(
-        "health", help="ask a running coordinator or device how it is; exit code 1: not well"
+def add_health(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "health", help="ask a running coordinator or device for its health; exit code 1: a check fails"
     )
-    job.add_argument("settings", type=Path, nargs="+", help="the TOML file that it runs with; or several")
-    job.set_defaults(command=health)
+    command.add_argument(
+        "settings", type=Path, nargs="+", help="the TOML file that it was started with; or several"
+    )
+    command.set_defaults(command=health)
 
 
 def health(options: argparse.Namespace) -> int:
     from protofleet.deploy.cli.health import health
 
     found = [health(path) for path in options.settings]
-    for path, (_, words) in zip(options.settings, found, strict=True):
-        print(f"{path}:\n{words}" if len(found) > 1 else words)
+    for path, (_, text) in zip(options.settings, found, strict=True):
+        print(f"{path}:\n{text}" if len(found) > 1 else text)
     return 0 if all(well for well, _ in found) else 1
 
 
-def add_unban(jobs: Jobs) -> None:
-    job = jobs.add_parser("unban", help="let a coordinator listen again, before its ban ends, to who flooded")
-    job.add_argument("name", nargs="?", default="", help="of the device; without it, say who is banned")
-    job.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
-    job.set_defaults(command=unban)
+def add_unban(commands: Subparsers) -> None:
+    command = commands.add_parser("unban", help="end the ban of a device that has flooded a coordinator")
+    command.add_argument(
+        "name", nargs="?", default="", help="of the device; without it, list the banned devices"
+    )
+    command.add_argument("--folder", type=Path, required=True, help="of the run, for example runs/demo")
+    command.set_defaults(command=unban)
 
 
 def unban(options: argparse.Namespace) -> int:
-    """The coordinator looks once a second; one that does not run finds it when it starts."""
+    """A running coordinator looks for it once a second, any other when it starts."""
     from protofleet.coordinator.devices.bans import bans_in, lift, words_of
     from protofleet.protocol.settings.reader import SettingsError
 
@@ -106,25 +106,27 @@ def unban(options: argparse.Namespace) -> int:
     banned = bans_in(folder)
     if not options.name:
         lines = [f"{name}: {words_of(ban)}" for name, ban in banned.items()]
-        print("\n".join(lines) or f"nobody is banned in {options.folder}")
+        print("\n".join(lines) or f"no device is banned in {options.folder}")
         return 0
     if options.name not in banned:
-        known = ", ".join(banned) or "nobody is"
+        known = ", ".join(banned) or "none"
         raise SettingsError(f"{options.name} is not banned in {options.folder}; banned: {known}")
     lift(folder, options.name)
-    print(f"{options.name} is banned no more; its next hello brings it back")
+    print(f"{options.name} is no longer banned; its next hello brings it back")
     return 0
 
 
-def add_go_on(jobs: Jobs) -> None:
-    job = jobs.add_parser("go-on", help="go on with a run from an older copy of its coordinator's folder")
-    job.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must not run")
-    job.add_argument(
+def add_go_on(commands: Subparsers) -> None:
+    command = commands.add_parser(
+        "go-on", help="continue a run from an older copy of its coordinator's folder"
+    )
+    command.add_argument("folder", type=Path, help="for example runs/demo; its coordinator must be stopped")
+    command.add_argument(
         "--from-round", type=ROUND, required=True, metavar="N",
-        help="the first round that no device has answered: the copy's state counts as that of its beginning, and "
-        "what was learned since the copy is lost",
+        help="the first round that no device has answered: it starts from the copy's state, and what was learned "
+        "since the copy is lost",
     )  # fmt: skip
-    job.set_defaults(command=go_on)
+    command.set_defaults(command=go_on)
 
 
 def go_on(options: argparse.Namespace) -> int:

@@ -1,12 +1,12 @@
-"""Which protofleet this is."""
+"""The version of protofleet that runs."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
 
-def software() -> str:
+def installed_version() -> str:
     try:
         return version("protofleet")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # a checkout that is not installed
         return "0+checkout"

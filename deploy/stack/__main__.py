@@ -7,7 +7,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from protofleet.deploy.cli.flags import DEVICES, Parser
+from protofleet.deploy.cli.arguments import DEVICES
+from protofleet.deploy.cli.parser import Parser
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import moving
 from protofleet.deploy.images.built import BUILT, exact, read_built

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Union, get_args, get_origin, get_type_hin
 import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.cli import flags
+from protofleet.deploy.cli import arguments
 from protofleet.deploy.fleet.settings import Fleet
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.pages import bounds as bounds_page
@@ -185,7 +185,7 @@ ARGUMENTS = [
     for call in ast.walk(ast.parse(path.read_text()))
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
 ]
-NUMBERS = {name: kind for name, kind in vars(flags).items() if isinstance(kind, flags.Number)}
+NUMBERS = {name: kind for name, kind in vars(arguments).items() if isinstance(kind, arguments.BoundedNumber)}
 
 
 def test_every_number_of_a_command_line_has_a_bound_on_both_sides():

@@ -1,4 +1,4 @@
-"""Keys of a federation on one machine. Devices in the field make their own."""
+"""Keys for benchmarks, without a federation's root."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from protofleet.protocol.wire.names import COORDINATOR
 def make_keys(folder: Path, name: str) -> None:
     """A key pair under `folder`, unless it is there already; devices' public keys go to `public/`."""
     path = folder / f"{name}.key"
-    keys = load_keys(path) if path.exists() else new_keys(path)
+    if path.exists():
+        keys = load_keys(path)
+    else:
+        keys = Keys.new()
+        save_keys(path, keys)
     public = folder / f"{name}.pub" if name == COORDINATOR else folder / "public" / f"{name}.pub"
     save_public(public, keys.public)
-
-
-def new_keys(path: Path) -> Keys:
-    keys = Keys.new()
-    save_keys(path, keys)
-    return keys

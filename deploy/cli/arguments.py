@@ -1,0 +1,48 @@
+"""Types of command-line arguments: numbers with the same bounds as in settings."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from protofleet.protocol.settings.bounds import OptionalPort, Part, Port, Rounds, Seed, Within
+
+Subparsers = Any  # argparse keeps the type of its sub-parsers private
+
+MAX_DAYS: Final = 36_500.0  # a certificate's dates end with the year 9999
+
+
+@dataclass(frozen=True)
+class BoundedNumber:
+    """An argument's type: `type=BoundedNumber(int, Within(1, 10))`."""
+
+    kind: type[int] | type[float]
+    bound: Within
+
+    def __call__(self, text: str) -> float:
+        expected = {int: "a whole number", float: "a number"}[self.kind]
+        try:
+            value = self.kind(text)
+            if value in self.bound:
+                return value
+        except (ValueError, OverflowError):
+            pass
+        raise argparse.ArgumentTypeError(f"it is {text[:99]!r}, it must be {expected}, {self.bound}")
+
+
+def as_in_settings(hint: Any) -> BoundedNumber:
+    """Of a type of protofleet.protocol.settings.bounds, as `Annotated[int, Within(1, 10)]`."""
+    return BoundedNumber(*get_args(hint))
+
+
+DAYS: Final = BoundedNumber(float, Within(0, MAX_DAYS, above=True))
+DUE: Final = BoundedNumber(float, Within(0, MAX_DAYS))
+YEARS: Final = BoundedNumber(float, Within(0, 50, above=True))
+HOURS: Final = BoundedNumber(float, Within(0, 720, above=True))
+SHARE: Final = as_in_settings(Part)
+DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
+ROUND: Final = as_in_settings(Rounds)
+SEED: Final = as_in_settings(Seed)
+PORT: Final = as_in_settings(Port)
+OPTIONAL_PORT: Final = as_in_settings(OptionalPort)

@@ -1,0 +1,50 @@
+"""The command line's parser. Commands import what they need when they run, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+from typing import NoReturn
+
+from protofleet.deploy.cli.deploy import add_deploy, add_doctor
+from protofleet.deploy.cli.enrol import add_enrol, add_keys
+from protofleet.deploy.cli.lists import add_lists
+from protofleet.deploy.cli.runs import add_compare, add_report, add_run
+from protofleet.deploy.cli.services import (
+    add_coordinator,
+    add_device,
+    add_fleet,
+    add_go_on,
+    add_health,
+    add_unban,
+)
+from protofleet.deploy.cli.version import installed_version
+from protofleet.protocol.settings.reader import SettingsError
+
+
+class Parser(argparse.ArgumentParser):
+    """A mistake is a SettingsError, one line. Parsers of sub-commands are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message} (see {self.prog} --help)")
+
+
+def parser() -> Parser:
+    top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
+    top.add_argument("--version", action="version", version=f"protofleet {installed_version()}")
+    top.add_argument("-v", "--verbose", action="store_true", help="log more")
+    commands = top.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    add_run(commands)
+    add_coordinator(commands)
+    add_device(commands)
+    add_fleet(commands)
+    add_health(commands)
+    add_unban(commands)
+    add_keys(commands)
+    add_enrol(commands)
+    add_deploy(commands)
+    add_doctor(commands)
+    add_go_on(commands)
+    add_report(commands)
+    add_compare(commands)
+    add_lists(commands)
+    return top
