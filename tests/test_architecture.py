@@ -3,12 +3,11 @@
 import ast
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("protofleet", "protocol", "runtime", "methods", "edge_client", "coordinator", "deploy")
+from tests.rooms import PACKAGES, ROOT, Tree
+
 DOORS = 15  # modules of a room that one can still look over
 FORBIDDEN = {
     "protocol": {"torch", "torchvision"},
@@ -44,38 +43,8 @@ def top(name):
     return name.removeprefix("protofleet.").split(".")[0]
 
 
-def files():
-    found = {}
-    for package in PACKAGES:
-        for path in sources(package):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            found[name if package == "protofleet" else f"protofleet.{name}"] = path
-    return found
-
-
-FILES = files()
-ROOMS = [name for name, path in FILES.items() if path.name == "__init__.py" and name != "protofleet"]
-
-
-def imported(name):
-    """Files of ours, wherever in this one it says so; and the packages that are imported on the way to them."""
-    for node in ast.walk(ast.parse(FILES[name].read_text())):
-        named = []
-        if isinstance(node, ast.Import):
-            named = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{FILES[name]} imports by dots"
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            named = [full if full in FILES else node.module for full in inner]
-        for full in named:
-            while full:
-                if full in FILES and full != name:
-                    yield full
-                full = full.rpartition(".")[0]
-
-
-def room_of(name):
-    return name if name in ROOMS else name.rpartition(".")[0]
+TREE = Tree(ROOT)
+FILES, ROOMS, room_of = TREE.files, TREE.rooms, TREE.room_of
 
 
 def may_import(room):
@@ -99,39 +68,35 @@ def test_a_room_says_what_it_is_for_and_imports_no_more_than_it_says(room):
     allowed = may_import(room)
     known = {"nothing of ours", "everything", *(name.removeprefix("protofleet.") for name in ROOMS)}
     assert {said.removesuffix(".*") for said in allowed} <= known
-    for name in (name for name in FILES if room_of(name) == room):
-        for other in {room_of(other) for other in imported(name) if other not in ROOMS} - {
-            room,
-            "protofleet",
-            "",
-        }:
+    for name in TREE.modules(room):
+        others = {room_of(other) for other in TREE.imported(name) if other not in ROOMS}
+        for other in others - {room, "protofleet", ""}:
             assert any(fits(other, said) for said in allowed), f"{FILES[name]} imports {other}"
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_can_be_looked_over(room):
-    doors = [name for name in FILES if room_of(name) == room and name not in ROOMS]
+    doors = TREE.modules(room)
     assert len(doors) <= DOORS, f"{room} has {len(doors)} modules; make rooms of it"
 
 
 def test_no_file_is_imported_by_what_it_imports():
     """Not for its types either, and not by way of a package."""
-    left = {name: set(imported(name)) for name in FILES}
-    while ready := [name for name, needs in left.items() if not needs & left.keys()]:
-        for name in ready:
-            del left[name]
-    rings = [name for name in left if name in reached(name, left)]
-    assert not rings, f"these import one another: {', '.join(rings)}"
+    assert TREE.circles() == []
 
 
-def reached(name, graph):
-    seen, ahead = set(), list(graph[name])
-    while ahead:
-        one = ahead.pop()
-        if one in graph and one not in seen:
-            seen.add(one)
-            ahead += graph[one]
-    return seen
+@pytest.mark.parametrize(
+    "first", ["from protofleet.runtime import b", "import protofleet.runtime.b", "import runtime.b"]
+)
+@pytest.mark.parametrize(
+    "second", ["from protofleet.runtime.a import x", "if TYPE_CHECKING:\n    import protofleet.runtime.a"]
+)
+def test_a_circle_is_seen_however_its_imports_are_written(tmp_path, first, second):
+    room = tmp_path / "runtime"
+    room.mkdir()
+    for name, text in {"__init__": "", "a": first, "b": second, "c": "import protofleet.runtime.a"}.items():
+        (room / f"{name}.py").write_text(text)
+    assert Tree(tmp_path).circles() == [["protofleet.runtime.a", "protofleet.runtime.b"]]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,0 +1,104 @@
+"""`python -m tests.walk [METHOD]`: a tensor's way through the files, from a device's training to the server half.
+
+One coordinator and one device in one process, on simulated time and over a simulated broker. In round 2 calls are
+counted, by sys.setprofile: from the device's half entering `run` (the training of an answer) until the server half's
+`round` is resumed with that answer.
+
+- A file is entered when a function of it is called, a generator resumed, or a module's body run. Files of ours count;
+  those of the simulated network (deploy/simulation), which stand where paho and a broker are, and libraries do not.
+- A hop is a call whose caller lies in another file of ours. A call by way of a library (a callback) is a hop from the
+  file that called the library; what the simulated network calls is a hop too.
+- Training hops between a method, its network and the optimizer once a batch (six batches here). The number of
+  different hops, each pair of files once, has none of that in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+from tests.rooms import PACKAGES, ROOT
+from tests.support.small_federation import POLICY, Simulation, Weather, plan, shard
+
+NETWORK = {str(Path(inspect.getfile(one)).relative_to(ROOT)) for one in (Simulation, Weather)}
+ROUND = 2  # in the first one, modules are still imported
+
+
+@dataclass
+class Walk:
+    """A profiler; what it saw stands in `entered` and `hops`."""
+
+    method: str
+    entered: Counter[str] = field(default_factory=Counter)
+    hops: Counter[tuple[str, str]] = field(default_factory=Counter)
+    begun: bool = False
+    over: bool = False
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        if event != "call" or self.over or not (here := ours(frame)):
+            return
+        if here == f"methods/{self.method}.py":
+            self.begun = self.begun or frame.f_code.co_name == "run"
+            self.over = self.begun and frame.f_code.co_name == "round"
+        if self.begun:
+            self.count(here, frame)
+
+    def count(self, here: str, frame: FrameType) -> None:
+        if here in NETWORK:
+            return
+        back = caller(frame)
+        if back != here:
+            self.entered[here] += 1
+            self.hops[back, here] += 1
+
+
+def caller(frame: FrameType) -> str:
+    """The file of ours that a call came from."""
+    back = frame.f_back
+    while back is not None and not ours(back):
+        back = back.f_back
+    here = ours(back) if back else ""
+    return "the network" if not here or here in NETWORK else here
+
+
+def ours(frame: FrameType) -> str:
+    """Its file, from the top of the repository; or nothing."""
+    name = frame.f_code.co_filename
+    short = name.removeprefix(f"{ROOT}/")
+    return short if short != name and short.split("/")[0] in PACKAGES else ""
+
+
+def walked(method: str) -> Walk:
+    alone = replace(POLICY, rounds=ROUND, quorum=1, cohort=1)
+    walk = Walk(method)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Simulation(plan(method, ROUND), {"device-0": shard(0)}, alone, Path(folder))
+        run.run(until=lambda: run.service.machine.round == ROUND)
+        sys.setprofile(walk)
+        try:
+            run.run(until=lambda: walk.over)
+        finally:
+            sys.setprofile(None)
+    assert walk.over, f"the server half of {method} got no answer in round {ROUND}"
+    return walk
+
+
+def main(method: str = "fedavg") -> None:
+    walk = walked(method)
+    for name, times in sorted(walk.entered.items()):
+        print(f"{times:6}  {name}")
+    rooms = {name.rpartition("/")[0] for name in walk.entered}
+    across = sum(n for (a, b), n in walk.hops.items() if a.rpartition("/")[0] != b.rpartition("/")[0])
+    print(
+        f"{method}: {len(walk.entered)} files of {len(rooms)} rooms, {sum(walk.hops.values())} hops between files,"
+    )
+    print(f"{len(walk.hops)} different ones; {across} of the hops go from one room to another")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
