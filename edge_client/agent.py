@@ -162,16 +162,20 @@ class Agent:
         """End between two questions: when the answer in hand has its receipt."""
         self.draining, self._next = True, None
 
+    @property
+    def held(self) -> bool:
+        return self._rest.until == float("inf")
+
     def hold(self, why: str) -> None:
         """Take no new work until `resume`; what is in hand is finished and delivered."""
-        if self._rest.until != float("inf"):
+        if not self.held:
             log.info("taking no new work: %s", why)
             self._rest.until = self._hello_at = float("inf")
             self._quiet.leaves()
             self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
-        if self._rest.until == float("inf"):
+        if self.held:
             self._rest.until = self._hello_at = self._now
             self._told_by = 0  # that hello asks for a welcome, which tells that it was heard
 

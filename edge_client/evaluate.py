@@ -43,13 +43,13 @@ def evaluate(half: ClientHalf, data: Splits, view: str) -> dict[str, float]:
         if not len(samples.y):
             continue
         for name, predict in ways.items():
-            accuracy, loss = _measure(half, predict, samples)
+            accuracy, loss = measure(half, predict, samples)
             found[f"accuracy.{split}.{name}"], found[f"loss.{split}.{name}"] = accuracy, loss
     return found
 
 
 @torch.no_grad()
-def _measure(half: ClientHalf, predict: Predict, samples: Samples) -> tuple[float, float]:
+def measure(half: ClientHalf, predict: Predict, samples: Samples) -> tuple[float, float]:
     mode = half.model.training
     half.model.eval()
     right, loss = 0, 0.0

@@ -168,7 +168,7 @@ def test_the_picture_of_the_rooms_has_every_room_and_no_other():
 def test_a_room_imports_none_that_is_drawn_above_it():
     layers = drawn()
     for name in FILES:
-        for other in imported(name) if room_of(name) in layers else ():
+        for other in TREE.imported(name) if room_of(name) in layers else ():
             if room_of(other) in layers:
                 assert layers[room_of(name)] <= layers[room_of(other)], f"{name} imports {other}"
 

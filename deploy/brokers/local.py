@@ -145,6 +145,11 @@ class LocalBroker:
         return BrokerAddress(LOOPBACK, self._port, self._mutual_tls.client if self._mutual_tls else None)
 
     @property
+    def group(self) -> int:
+        """The group of its processes; 0 while it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    @property
     def log(self) -> Path:
         return self._folder / "broker.log"
 

@@ -43,7 +43,7 @@ def revoke_and_cut(authority: Authority, name: str, reason: str, folder: Path) -
         entries = revoke(authority, name, reason, also=[serial])
         install_broker(authority, folder)
         reload(folder)
-        _wait_until_refused(replace(address, tls=canary))
+        wait_until_refused(replace(address, tls=canary))
     cut(authority, name, address)
     return f"{name} is revoked ({len(entries)} certificates) and cut off from {address}"
 
@@ -115,7 +115,7 @@ def check_files(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles
         yield serial, TlsFiles(str(place / "ca"), str(place / "cert"), str(place / "key"))
 
 
-def _wait_until_refused(address: BrokerAddress) -> None:
+def wait_until_refused(address: BrokerAddress) -> None:
     deadline = time.monotonic() + RELOAD_SECONDS
     while "revoked" not in (problem := preflight(address) or ""):
         if time.monotonic() > deadline:

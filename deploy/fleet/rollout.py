@@ -93,7 +93,7 @@ class Rollout:
         """Who needs nothing is left alone. The others follow wave after wave, until a change has gone wrong."""
         care = self.fleet.care
         with ThreadPoolExecutor(min(care.parallel, len(hosts))) as pool:
-            first = list(pool.map(self._look, hosts.values()))
+            first = list(pool.map(self.look, hosts.values()))
         outcomes = [outcome for outcome in first if outcome is not None]
         waiting = [name for name, outcome in zip(hosts, first, strict=True) if outcome is None]
         if waiting:
@@ -123,7 +123,7 @@ class Rollout:
             for name in wave:
                 self.history.note(name, "accuracy", "stopped", reason=words)
 
-    def _look(self, ssh: Ssh) -> Outcome | None:
+    def look(self, ssh: Ssh) -> Outcome | None:
         """How it ends where nothing can or need be done; None: there is work."""
         try:
             _, _, steps = self.plan(ssh)

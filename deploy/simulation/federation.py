@@ -68,10 +68,10 @@ class Simulation:
         self.world = World(self.weather, self.seed)
         self.broker = Broker(self.world)
         self.topics = Topics("simulated")
-        self._keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
-        self._ring = {name: keys.public for name, keys in self._keys.items()}
+        self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
+        self.ring = {name: keys.public for name, keys in self.keys.items()}
         self.agents: dict[str, Agent] = {}
-        self._workers: dict[str, VirtualWorker] = {}
+        self.workers: dict[str, VirtualWorker] = {}
         self.boots = 0
         self.boot_coordinator()
         for device in self.shards:
@@ -89,12 +89,12 @@ class Simulation:
         spool = Spool(self.folder / "coordinator", disk=disk)
         epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
         take = self._feed(COORDINATOR, lambda: self.service)
-        worker = self._workers[COORDINATOR] = VirtualWorker(self.world, take)
+        worker = self.workers[COORDINATOR] = VirtualWorker(self.world, take)
 
-        me = Identity(COORDINATOR, epoch, self._keys[COORDINATOR])
+        me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         session = self.broker.session(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
         session.passing = disk.passing
-        link = CoordinatorLink(me, self._ring, self.topics, session, spool.store, "simulated")
+        link = CoordinatorLink(me, self.ring, self.topics, session, spool.store, "simulated")
         session.will = link.will(self.topics.coord_state)
         machine = RoundMachine(self.policy, self.plan.seed)
         self.service = Service(
@@ -105,13 +105,13 @@ class Simulation:
         self._halt(device)
         disk = self.disks(device)
         memory = DeviceState(self.folder / device, disk=disk)
-        me = Identity(device, memory.boot(0), self._keys[device])
+        me = Identity(device, memory.boot(0), self.keys[device])
         take = self._feed(device, lambda: self.agents[device])
-        worker = self._workers[device] = VirtualWorker(self.world, take, self.work_seconds)
+        worker = self.workers[device] = VirtualWorker(self.world, take, self.work_seconds)
         topics = set(self.topics.device_subscriptions(device))
         session = self.broker.session(device, take, topics)
         session.passing = disk.passing
-        link = DeviceLink(me, self._ring, self.topics, session, memory.store)
+        link = DeviceLink(me, self.ring, self.topics, session, memory.store)
         session.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data)
@@ -128,7 +128,7 @@ class Simulation:
         return {COORDINATOR: self.service.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
 
     def _halt(self, name: str) -> None:
-        if worker := self._workers.get(name):
+        if worker := self.workers.get(name):
             worker.alive = False
 
     def _feed(self, name: str, party: Callable[[], Party]) -> Callable[[Item], None]:
@@ -136,7 +136,7 @@ class Simulation:
 
         def take(item: Item) -> None:
             party().take(item, self.world.now)
-            self._arm(party(), self._workers[name])
+            self._arm(party(), self.workers[name])
 
         return take
 

@@ -28,7 +28,7 @@ class Draws:
 
     def below(self, limit: int, *shape: int) -> Integers:
         """0 .. limit-1. Some values are likelier than others, by limit / 2^32."""
-        high = self._raw(math.prod(shape)) >> np.uint64(32)
+        high = self.raw(math.prod(shape)) >> np.uint64(32)
         drawn: Integers = ((high * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
         return drawn.reshape(shape)
 
@@ -38,13 +38,13 @@ class Draws:
 
     def order(self, n: int) -> Integers:
         """A permutation of 0 .. n-1."""
-        return np.argsort(self._raw(n), kind="stable").astype(np.int64)
+        return np.argsort(self.raw(n), kind="stable").astype(np.int64)
 
     def noise(self, *shape: int) -> NDArray[np.int32]:
         """Bell-shaped around 0, the sum of four bytes; NOISE_ONE is one standard deviation."""
         size = math.prod(shape)
         # little-endian on every machine, so that the bytes come in the same order
-        raw = self._raw((size + 1) // 2).astype("<u8").view(np.uint8)
+        raw = self.raw((size + 1) // 2).astype("<u8").view(np.uint8)
         sums: NDArray[np.int32] = raw.reshape(-1, 4).sum(1, dtype=np.int32)[:size]
         sums -= 510
         return sums.reshape(shape)
@@ -66,7 +66,7 @@ class Draws:
 
     def _unit(self) -> float:
         """In (0, 1], so that its logarithm exists."""
-        return (int(self._raw(1)[0] >> np.uint64(11)) + 1) / 2**53
+        return (int(self.raw(1)[0] >> np.uint64(11)) + 1) / 2**53
 
-    def _raw(self, n: int) -> NDArray[np.uint64]:
+    def raw(self, n: int) -> NDArray[np.uint64]:
         return np.asarray(self._bits.random_raw(n), dtype=np.uint64)

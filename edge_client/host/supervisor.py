@@ -31,7 +31,7 @@ class Supervisor:
         self._tuner: OverridesFile | None = None
         if settings.tuning:
             places = (Path(settings.tuning), Path(settings.enrolled))
-            self._tuner = OverridesFile(*places, settings.name, Path(settings.folder), self._apply)
+            self._tuner = OverridesFile(*places, settings.name, Path(settings.folder), self.apply)
 
     def look(self) -> None:
         if self._tuner is not None:
@@ -49,7 +49,7 @@ class Supervisor:
         heat = self._board.hottest() if limit else float("-inf")
         self._hot = heat > limit or (self._hot and heat > limit - COOLER) if limit else False
 
-    def _apply(self, tuning: Overrides) -> None:
+    def apply(self, tuning: Overrides) -> None:
         self._tuning = tuning
         logging.getLogger("protofleet").setLevel(logging.DEBUG if tuning.verbose else logging.NOTSET)
         self._limit(tuning.trainer_memory_bytes, tuning.trainer_seconds)

@@ -69,6 +69,11 @@ class ChildTrainer:
             self.stop()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Of the process that trains; 0 while there is none."""
+        return self._child.pid if self._child is not None else 0
+
     def start(self, plan: Plan) -> ChildJob:
         self._ensure_process()
         self._build(plan)

@@ -26,7 +26,7 @@ def import_torchvision() -> ModuleType:
             raise
     # Only after the failure: where the extension loads, it declares these operators itself, and twice is an
     # error. It is not tried again, since Python keeps torchvision.extension, the part that gave up on it.
-    _declare_operators()
+    declare_operators()
     try:
         return _imported()
     except RuntimeError as error:
@@ -48,7 +48,7 @@ def _imported() -> ModuleType:
         ) from error
 
 
-def _declare_operators() -> None:
+def declare_operators() -> None:
     for name in OPERATORS:
         try:
             torch.library.define(f"torchvision::{name}", SCHEMA)

@@ -71,7 +71,7 @@ class Pupils:
         pool = Pool(replies, [self.devices.index(reply.device) for reply in replies], self.size)
         both = nn.ModuleDict({"classifier": self.C_g, "amplifier": self.A})
         sums, place = torch.zeros(2, dtype=torch.float64), place_of(both)
-        optimizer = self._optimizer(both, hyper)
+        optimizer = self.optimizer(both, hyper)
 
         def objective(rows: Tensor, y: Tensor) -> Tensor:
             r, y, owner = pool.features(rows).to(place), y.to(place), pool.owner[rows].to(place)
@@ -104,7 +104,7 @@ class Pupils:
         first = seeded(self.seed, "server", "amplifier", outputs).initial_seed()
         return amplifier(self.size, outputs, seed=first).to(place_of(self.C_g))
 
-    def _optimizer(self, both: nn.Module, hyper: LocalHyper) -> SGD:
+    def optimizer(self, both: nn.Module, hyper: LocalHyper) -> SGD:
         """It goes on where it was; outputs that are new since start at rest."""
         made = sgd(both.parameters(), hyper)
         for (name, w), memory in zip(both.named_parameters(), made.memory, strict=True):

@@ -96,7 +96,7 @@ class CoordinatorLink(Link):
         self._waiting_for: set[str] = set()  # devices that left unfinished answers behind
         self._heard_topics = set(topics.coordinator_subscriptions())
         self._broadcasts: dict[bytes, Broadcast] = {}
-        self._fetches: dict[str, tuple[Fetch, Received]] = {}
+        self.fetches: dict[str, tuple[Fetch, Received]] = {}
         self._paces: dict[str, float] = {}  # of devices whose fetch was given up while the question is open
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
         self._boxed: dict[
@@ -108,12 +108,12 @@ class CoordinatorLink(Link):
 
     @property
     def wake_at(self) -> float:
-        fetches = (fetch.wake_at for fetch, _ in self._fetches.values())
+        fetches = (fetch.wake_at for fetch, _ in self.fetches.values())
         return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
 
     def wake(self, now: float) -> None:
         flying = self._flying(now)
-        for device, (fetch, _) in self._fetches.items():
+        for device, (fetch, _) in self.fetches.items():
             with self.alone(device):
                 fetch.wake(now, max(1, _room(fetch.flying(now), flying)))
         self._feed(now)
@@ -302,8 +302,8 @@ class CoordinatorLink(Link):
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
-        for name in list(self._fetches) if device is None else [device]:
-            if held := self._fetches.pop(name, None):
+        for name in list(self.fetches) if device is None else [device]:
+            if held := self.fetches.pop(name, None):
                 self._paces[name] = held[0].retry
                 held[0].partial.abandon(forget=for_good or device is None)
                 self._waiting_for.add(name)
@@ -314,11 +314,11 @@ class CoordinatorLink(Link):
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._fetches or self._waiting_for)
+        return bool(self.fetches or self._waiting_for)
 
     def is_silent(self, device: str) -> bool:
         """Nothing comes of what it has offered."""
-        held = self._fetches.get(device)
+        held = self.fetches.get(device)
         return held is None or held[0].is_silent
 
     def give_up(self, device: str) -> None:
@@ -384,14 +384,14 @@ class CoordinatorLink(Link):
             boxed = store.has(offer.box.object)
             offer = boxes.unboxed(offer, store) if boxed else offer.box
         attachment, device = offer, received.sender
-        held = self._fetches.get(device)
+        held = self.fetches.get(device)
         if held and held[0].rekeyed(attachment):
-            self._fetches[device] = (held[0], received)
+            self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
             pace = 2 * self._paces.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
             fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want), pace)
-            self._fetches[device] = (fetch, received)
+            self.fetches[device] = (fetch, received)
             if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
                 return self._here(device, now)
         self._feed(now)
@@ -435,7 +435,7 @@ class CoordinatorLink(Link):
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
         place = self.topics.parse(topic)
         device = place.device if place and place.kind == "up" else ""
-        held = self._fetches.get(device)
+        held = self.fetches.get(device)
 
         def take() -> Taken:
             self.admission.block(device, now)
@@ -463,7 +463,7 @@ class CoordinatorLink(Link):
 
     def _here(self, device: str, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
-        fetch, received = self._fetches.pop(device)
+        fetch, received = self.fetches.pop(device)
         self._complete_lately.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
         self._feed(now)
         assert isinstance(received.message, Update)
@@ -478,7 +478,7 @@ class CoordinatorLink(Link):
     def _feed(self, now: float) -> None:
         """Share the budget out, first come first served."""
         flying = self._flying(now)
-        for device, (fetch, _) in list(self._fetches.items()):
+        for device, (fetch, _) in list(self.fetches.items()):
             with self.alone(device):
                 before = fetch.flying(now)
                 if room := _room(before, flying):
@@ -486,7 +486,7 @@ class CoordinatorLink(Link):
                 flying += fetch.flying(now) - before
 
     def _flying(self, now: float) -> int:
-        return sum(fetch.flying(now) for fetch, _ in self._fetches.values())
+        return sum(fetch.flying(now) for fetch, _ in self.fetches.values())
 
     def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
         everyone = self.topics.broadcast(manifest.wire_name.hex())

@@ -35,7 +35,7 @@ class DeviceLink(Link):
         self._now = topics.broadcast_now
         self.peer_can: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
         self._early: tuple[str, bytes] | None = None  # a block that came before the task that names it
-        self._offered: dict[bytes, Offer] = {}  # by what an update says
+        self.offered: dict[bytes, Offer] = {}  # by what an update says
         self._served: dict[bytes, Manifest] = {}
         self._sent: dict[bytes, bytearray] = {}
         self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
@@ -73,12 +73,12 @@ class DeviceLink(Link):
             return
         if not self._can_still_offer(name):
             self.forget(name)
-            self._offered[name] = self._offer(self.keyed(self.store.manifest(name, self.block)))
-        self.say(self._up, update, COORDINATOR, self._offered[name])
+            self.offered[name] = self._offer(self.keyed(self.store.manifest(name, self.block)))
+        self.say(self._up, update, COORDINATOR, self.offered[name])
 
     def _can_still_offer(self, name: bytes) -> bool:
         """As before, that is: a broker may have come back with a smaller limit."""
-        if (offer := self._offered.get(name)) is None:
+        if (offer := self.offered.get(name)) is None:
             return False
         box = (offer.box,) if isinstance(offer, Boxed) else ()
         return self.still_fits(self._served[name], *box)
@@ -107,7 +107,7 @@ class DeviceLink(Link):
     def forget(self, name: bytes) -> None:
         """An answer has its receipt: serve its blocks no more."""
         names = {name}
-        if isinstance(offer := self._offered.pop(name, None), Boxed):
+        if isinstance(offer := self.offered.pop(name, None), Boxed):
             names.add(offer.box.object)
             self.store.drop(offer.box.object)
         for known in names:
@@ -117,7 +117,7 @@ class DeviceLink(Link):
     def forget_all(self) -> None:
         """Another run, or plan: nothing of the one before is fetched, offered or served any more."""
         self.stop_fetching()
-        for name in list(self._offered):
+        for name in list(self.offered):
             self.forget(name)
         self._inlined = None
 

@@ -35,7 +35,7 @@ OPEN: Final = 0
 SEALED: Final = 1
 SECURITY: Final = ("sealed", "off")  # as settings say it
 HPKE: Final = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
-_TYPES: Final = (int, int, int, str, str, str, int, str, int, int, str, int, str, bytes)
+FIELD_TYPES: Final = (int, int, int, str, str, str, int, str, int, int, str, int, str, bytes)
 
 
 def seals(security: str) -> bool:
@@ -130,8 +130,10 @@ def _header(fields: object) -> Header:
         raise Rejected(Reason.MALFORMED, "the header is not a list that starts with a version")
     if fields[0] != MAJOR:
         raise Rejected(Reason.VERSION, f"protocol {fields[0]}, this side speaks {MAJOR}")
-    known = fields[: len(_TYPES)]  # a later minor version may say more
-    if len(known) < len(_TYPES) or any(type(v) is not t for v, t in zip(known, _TYPES, strict=True)):
+    known = fields[: len(FIELD_TYPES)]  # a later minor version may say more
+    if len(known) < len(FIELD_TYPES) or any(
+        type(v) is not t for v, t in zip(known, FIELD_TYPES, strict=True)
+    ):
         raise Rejected(Reason.MALFORMED, "the header's fields are not of their types")
     header = Header(*known)
     numbers = (header.epoch, header.boot, header.sequence, header.round)

@@ -38,7 +38,7 @@ def service(s: Service) -> list[str]:
     served = [
         f"serves {hex8(b.manifest.wire_name)} to {sorted(b._invited)}" for b in s.link._broadcasts.values()
     ]
-    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.link._fetches.items()]
+    fetches = [f"of {name}: {fetch(held[0])}" for name, held in s.link.fetches.items()]
     return [
         state,
         f"roster {sorted(m.roster)}, wakes in {s.wake_at - time.monotonic():.1f} s",

@@ -181,8 +181,8 @@ class World:
             path.unlink() if path.is_file() else shutil.rmtree(path)
 
     def signal_broker(self, number: signal.Signals) -> None:
-        if self.broker._process is not None:
-            os.killpg(self.broker._process.pid, number)
+        if self.broker.group:
+            os.killpg(self.broker.group, number)
 
     def _address(self, name: str) -> BrokerAddress:
         host = HUB if self.network else "127.0.0.1"

@@ -61,7 +61,7 @@ def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(t
     policy = replace(PATIENT, patience_seconds=10.0)
     run = simulation(tmp_path, "fedavg", policy=policy, watchers=[watcher])
     run.world.run(lambda: len(run.service.machine.roster) == 3)
-    run._workers["device-1"].seconds = 14.5
+    run.workers["device-1"].seconds = 14.5
     run.run()
     assert run.service.finished and run.world.now >= 20
     closed = {c.round: c.devices for c in watcher.seen if isinstance(c, Close) and c.phase == "train"}

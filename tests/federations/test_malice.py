@@ -9,6 +9,7 @@ import pytest
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.events import Policy, Stage
 from protofleet.protocol.security.keys import Keys
+from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.lying_device import KEY, encoded, in_world, with_table
 from tests.support.small_federation import assert_same, simulation
@@ -173,7 +174,7 @@ def test_a_second_answer_to_the_same_question_is_equivocation_and_the_first_one_
     liar.world = two.world
     for run in (one, two):
         for agent in run.agents:  # so that the round is still open when the second answer comes
-            run._workers[agent].seconds = 3.0
+            run.workers[agent].seconds = 3.0
         run.run()
     assert reasons(two) == {Reason.EQUIVOCATION}
     assert ("accepted", "") in liar.verdicts() and any(v == "refused" for v, _ in liar.verdicts())
@@ -230,7 +231,7 @@ def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, hone
     meter = run.service.link.meter
     for reason, topic, frame in frames(liar, run):
         before = Counter(meter.rejected)
-        run.service._arrived(topic, frame, run.world.now)
+        run.service.take(Arrived(topic, frame), run.world.now)
         assert meter.rejected - before == Counter({reason: 1}), (reason, topic)
     run.broker.sessions.pop("liar")
     run.service.machine.roster.discard("liar")

@@ -154,7 +154,7 @@ def idle(tmp_path):
     """A run in whose first round everybody waits for one who never answers."""
     run = simulation(tmp_path, "fedavg", policy=replace(POLICY, patience_seconds=1e6))
     run.run(until=lambda: run.service.machine.asked == "train")
-    run._workers["device-2"].alive = False
+    run.workers["device-2"].alive = False
     return run
 
 
@@ -211,12 +211,13 @@ def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_a
     """A copied card, or a device whose clock was once in the future."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
-    window, agent = run.service.link._windows["device-1"], run.agents["device-1"]
-    window.boot = agent.link.me.boot + 70
+    agent = run.agents["device-1"]
+    later = agent.link.me.boot + 70
+    run.service.link.remember({"device-1": (later, 1, "")})
     run.run(until=lambda: agent.finished)
-    words = f"a later process has come under the name device-1 \\(boot {window.boot}\\)"
+    words = f"a later process has come under the name device-1 \\(boot {later}\\)"
     assert agent.finished and re.search(words, agent.problem)
     run.boot_device("device-1")
-    assert run.agents["device-1"].link.me.boot == window.boot + 1
+    assert run.agents["device-1"].link.me.boot == later + 1
     run.run()
     assert run.service.finished

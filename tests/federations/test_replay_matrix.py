@@ -36,7 +36,7 @@ class Held:
         self.end = DEVICE if kind == "task" else COORDINATOR
         self._publish, run.broker.publish = run.broker.publish, self.publish
         run.run(until=lambda: bool(self.frame))
-        self.header, self.payload = unseal(self.frame, run._ring, run._keys[self.end].receive)
+        self.header, self.payload = unseal(self.frame, run.ring, run.keys[self.end].receive)
         self.number = itertools.count(self.header.sequence + 100)
         party = run.service if self.end == COORDINATOR else run.agents[self.end]
         self.link = party.link
@@ -60,7 +60,7 @@ class Held:
         header.setdefault("sequence", next(self.number) if fresh else self.seen)
         made = replace(self.header, **header)
         assert made.suite == SEALED
-        frame = seal(made, self.payload, self.run._keys[made.sender].sign, self.run._ring[self.end].receive)
+        frame = seal(made, self.payload, self.run.keys[made.sender].sign, self.run.ring[self.end].receive)
         if self.end == COORDINATOR:
             self.link.admission.frame_was_useful(DEVICE)  # else it would be a flood before long
         before = self.link.meter.snapshot()
@@ -167,7 +167,7 @@ def test_of_all_crossed_tasks_only_the_right_one_is_worked_on_and_once(tmp_path,
         of_a_later_coordinator = case[1] != h.run and case[2:4] == (h.epoch, h.boot) and case[4]
         if case != right and not of_a_later_coordinator:
             assert verdict(case) == expected(*case), case
-    assert not (agent._question or agent.link.coming) and agent.state.last_round == 2
+    assert not (agent.working or agent.link.coming) and agent.state.last_round == 2
     agent.link.run = h.run
     assert verdict(right) == "accepted" and agent.link.coming
     assert_same(honest, held.let_through().run())

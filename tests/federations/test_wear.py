@@ -33,9 +33,10 @@ def test_a_finished_rounds_work_is_dropped(tmp_path):
     done.run(until=lambda: agent.state.last_round == 3 and agent.waiting)
     rounds = {answer.round for answer in agent.state.saved.answers}
     assert rounds == {3}
-    named = {agent.state.saved.half, agent.state.saved.broadcast, agent.state._half_before}
+    named = {agent.state.saved.half, agent.state.saved.broadcast}
     named |= {answer.object for answer in agent.state.saved.answers}
-    assert {name.hex() for name in agent.state.store.names()} <= named
+    others = {name.hex() for name in agent.state.store.names()} - named
+    assert len(others) <= 1, "the half's state in the generation before"
 
 
 def test_the_same_question_gets_the_same_bytes_after_a_reboot(tmp_path):

@@ -18,6 +18,7 @@ from protofleet.methods.maths.adversary import kl_with_uniform
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from protofleet.methods.parts.weights import snapshot, weights_of
 from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.arrays import Body
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,
@@ -150,9 +151,9 @@ def test_features_are_read_from_the_disk_row_by_row(tmp_path):
     store = ObjectStore(tmp_path, durable=False)
 
     def lazy(reply):
-        body = store.open(store.put(to_numpy(reply.payload)).object)
-        original = body._read
-        body._read = lambda start, stop: read.append(stop - start) or original(start, stop)
+        name = store.put(to_numpy(reply.payload)).object
+        body = Body(lambda *span: read.append(span[1] - span[0]) or store.read(name, *span), store.size(name))
+        read.clear()  # of its table
         return Reply(reply.device, reply.examples, LazyPayload(body))
 
     one, other = (server_of(fedpall.METHOD, HYPER) for _ in range(2))
@@ -191,7 +192,7 @@ def test_a_device_that_joins_gets_a_further_output_and_numbers_stay():
     assert torch.equal(grown[6].weight[:2], old[6].weight) and grown[6].weight.shape == (3, WIDTH)
     assert grown[6].weight[2].abs().max() > 0
     assert same(*({k: v for k, v in weights_of(A).items() if "6." not in k} for A in (old, grown)))
-    optimizer = server.pupils._optimizer(nn.ModuleDict({"amplifier": grown}), HYPER.server)
+    optimizer = server.pupils.optimizer(nn.ModuleDict({"amplifier": grown}), HYPER.server)
     number = next(i for i, w in enumerate(optimizer.parameters) if w is grown[6].weight)
     buffer = optimizer.memory[number]["momentum_buffer"]
     assert torch.equal(buffer[:2], momentum) and not buffer[2].any()

@@ -134,14 +134,14 @@ class Bare:
         self.client.on_message = lambda _c, _d, message: self.came.append(bytes(message.payload))
         self.client.on_publish = lambda _c, _d, mid, code, _p: self.answers.append(str(code))
         self.client.on_subscribe = lambda *_: self.granted.append(True)
-        self._broker, self._session = made.broker.address, session
+        self._broker, self.session = made.broker.address, session
         self.connect()
 
     def connect(self):
         properties = Properties(PacketTypes.CONNECT)
-        properties.SessionExpiryInterval = self._session
+        properties.SessionExpiryInterval = self.session
         host, port = self._broker.host, self._broker.port
-        self.client.connect(host, port, 60, clean_start=not self._session, properties=properties)
+        self.client.connect(host, port, 60, clean_start=not self.session, properties=properties)
         self.read(self.client.is_connected)
 
     def read(self, until, seconds=20.0):
@@ -195,7 +195,7 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     away.connect()
     away.read(lambda: len(away.came) > 2 * QUEUE, seconds=1.0)
     assert 0 < len(away.came) <= QUEUE + 2, "the broker has kept some for the session, and dropped the rest"
-    away._session = 0
+    away.session = 0
     away.connect()  # a clean start: the session ends
     away.leave()
     near.leave()

@@ -175,8 +175,8 @@ def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path
     key = Ed25519PrivateKey.generate()
     run.kill("device-2")
     secret = X25519PrivateKey.generate()
-    run._ring[ME] = Public(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
-    foreign = Foreign(run, key, secret, run._ring["coordinator"])
+    run.ring[ME] = Public(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
+    foreign = Foreign(run, key, secret, run.ring["coordinator"])
     run.run()
     assert run.service.finished and ME in run.service.members
     assert foreign.verdicts.count("accepted") >= 4 and set(foreign.verdicts) <= {"accepted", "late"}

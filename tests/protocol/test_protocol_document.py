@@ -14,7 +14,7 @@ from protofleet.deploy.pages import arrays, limits, reasons
 from protofleet.methods.contract.wants import OPTIONAL, ROWS, SUM, TWO
 from protofleet.protocol.link.base import FRAME_ROOM
 from protofleet.protocol.security import enrolment as enrolled
-from protofleet.protocol.security.envelope import _TYPES, DOMAIN, SIGNATURE, Header
+from protofleet.protocol.security.envelope import DOMAIN, FIELD_TYPES, SIGNATURE, Header
 from protofleet.protocol.transport.address import FINAL, BrokerError
 from protofleet.protocol.transport.reconnect import FLAPS, STABLE_SECONDS
 from protofleet.protocol.wire import forms, tables
@@ -100,7 +100,7 @@ def test_the_header_is_described_field_by_field():
         row for row in rows(section("## 3. The envelope")) if len(row) > 3
     ]  # the other table counts bytes
     table = [(int(row[0]), row[1].strip("`"), row[2]) for row in found[1:]]
-    expected = [(i, f.name, TYPES[t]) for i, (f, t) in enumerate(zip(fields(Header), _TYPES))]
+    expected = [(i, f.name, TYPES[t]) for i, (f, t) in enumerate(zip(fields(Header), FIELD_TYPES))]
     assert table == expected
     assert f"the {len(DOMAIN)} bytes `{DOMAIN[:-1].decode()}` 0x00" in FLAT
 

@@ -349,8 +349,8 @@ def close_files(process: Process) -> None:
     party = process.party
     fetches = []
     if isinstance(party, Service):
-        fetches = [fetch for fetch, _ in party.link._fetches.values()]
-        party.link._fetches.clear()
+        fetches = [fetch for fetch, _ in party.link.fetches.values()]
+        party.link.fetches.clear()
         party.spool.shut()
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None

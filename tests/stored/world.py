@@ -23,8 +23,8 @@ def federation(folder: Path) -> Simulation:
 
 def stopped(folder: Path) -> Simulation:
     run = federation(folder)
-    m = run.service.machine
-    run.run(until=lambda: m.round == 2 and "train" in m._closed)
+    m, spool = run.service.machine, run.service.spool
+    run.run(until=lambda: m.round == 2 and "train" in spool.recover()[0].closed)
     run.service.spool.shut()
     return run
 

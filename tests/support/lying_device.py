@@ -139,8 +139,8 @@ def with_table(table: list[Any], raw: bytes = b"") -> bytes:
 def in_world(run, name: str = "liar", **more: Any) -> Liar:
     """A liar that is enrolled in a simulated run."""
     keys = Keys.new()
-    run._ring[name] = keys.public
-    liar = Liar(name, keys, run._ring, run.topics, **more)
+    run.ring[name] = keys.public
+    liar = Liar(name, keys, run.ring, run.topics, **more)
     liar.transport = run.broker.session(name, liar.take, set(run.topics.device_subscriptions(name)))
     return liar
 

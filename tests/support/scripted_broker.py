@@ -55,6 +55,10 @@ class ScriptedBroker:
         self._line: socket.socket | None = None
         threading.Thread(target=self._serve, daemon=True).start()
 
+    @property
+    def connected(self) -> bool:
+        return self._line is not None and self._line.fileno() != -1
+
     def say(self, packet: bytes) -> None:
         assert self._line is not None
         self._line.sendall(packet)

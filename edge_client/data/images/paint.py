@@ -34,7 +34,7 @@ class Slant:
 def warped(images: Pixels, slant: Slant, draws: Draws) -> Pixels:
     """Grey images [N, h, w] turned, sheared, scaled and shifted about their centre, then halved to
     [N, h/2, h/2]: four samples a pixel keep the edges smooth. What lies outside is black."""
-    matrix, shift = _maps(len(images), slant, draws)
+    matrix, shift = maps(len(images), slant, draws)
     side = images.shape[1]
     fine = _sampled(images, matrix, shift, side)
     sums: Canvas = fine.reshape(-1, side // 2, 2, side // 2, 2).sum((2, 4), dtype=np.int32)
@@ -70,7 +70,7 @@ def to_pixels(images: Canvas) -> Pixels:
     return images.clip(0, 255).astype(np.uint8)
 
 
-def _maps(n: int, slant: Slant, draws: Draws) -> tuple[Canvas, Canvas]:
+def maps(n: int, slant: Slant, draws: Draws) -> tuple[Canvas, Canvas]:
     """From a point of the result to one of the source: [N, 4] (xx, xy, yx, yy) in 1/ONE and [N, 2] (x, y) in
     half pixels. Cosine and sine come from the tangent t of half the angle, (1 - t^2, 2 t) / (1 + t^2), and
     are exact so: no machine's sine is asked."""

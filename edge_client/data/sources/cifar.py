@@ -76,7 +76,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 def _classes(path: Path, key: str) -> tuple[str, ...]:
     with reading(path, WAY_OUT):
-        return tuple(str(name) for name in _table(path)[key])
+        return tuple(str(name) for name in unpickled(path)[key])
 
 
 def _held(paths: Sequence[Path], key: str) -> Held:
@@ -86,7 +86,7 @@ def _held(paths: Sequence[Path], key: str) -> Held:
 
 def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:
     with reading(path, WAY_OUT):
-        table = _table(path)
+        table = unpickled(path)
         images, labels = table["data"], np.array(table[key], np.int64)
         if (
             not isinstance(images, np.ndarray)
@@ -98,7 +98,7 @@ def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:
     return np.ascontiguousarray(images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)), labels
 
 
-def _table(path: Path) -> dict[str, Any]:
+def unpickled(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         table = _Unpickler(io.BytesIO(data), encoding="latin1").load()  # Python 2 wrote them

@@ -107,7 +107,7 @@ def resumed_at(tmp_path, moment, method="fedavg"):
 
 def test_the_bytes_of_a_round_whose_coordinator_died_after_its_answers_are_those_of_an_unbroken_one(tmp_path):
     whole, broken = resumed_at(
-        tmp_path, lambda m: m.round == 2 and m.stage is Stage.COMPUTING and not m._missing
+        tmp_path, lambda m: m.round == 2 and m.stage is Stage.COMPUTING and m.answered == set(m.cohort)
     )
     for way, kinds in whole[1]["payload"].items():
         assert broken[1]["payload"][way] == kinds, way
@@ -125,7 +125,7 @@ def test_no_answer_of_a_round_that_was_resumed_goes_uncounted(tmp_path):
 def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp_path):
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=1e6))
     run.world.run(lambda: run.service.machine.asked == "train")
-    run._workers["device-2"].alive = False  # and so the round stays open
+    run.workers["device-2"].alive = False  # and so the round stays open
     run.world.run(lambda: len(run.service.machine.answered) == 2)
     before = sum(run.service.link.meter.wire.values())
     run.world.run(lambda: run.world.now > 1000)
@@ -306,15 +306,17 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
     moments = Moments()
     run, _ = observed(tmp_path, "fedpall", sinks=[moments])
     machine = run.service.machine
-    run.world.run(
-        lambda: machine.round == 2 and "train" in machine._closed and machine.stage is Stage.COLLECTING
-    )
+
+    def trained():
+        return [d for what, d in moments.seen if what == "counted" and (d["round"], d["phase"]) == (2, "train")]
+
+    run.world.run(lambda: trained() and machine.stage is Stage.COLLECTING)
     run.boot_coordinator()
     rounds = RoundFile(tmp_path / "rounds.jsonl")
     run.service.watchers.append(Journal(run.service, [rounds, moments], 0))
     run.run()
     counted = [details for what, details in moments.seen if what == "counted"]
-    first, again = (d["answers"] for d in counted if (d["round"], d["phase"]) == (2, "train"))
+    first, again = (d["answers"] for d in trained())
     assert first == again and set(first) == {"device-0", "device-1", "device-2"}
     names = {a.object for agent in run.agents.values() for a in agent.state.saved.answers}
     assert set(counted[-1]["answers"].values()) <= names
@@ -358,7 +360,7 @@ def test_late_and_refused_answers_are_in_the_record(tmp_path):
     policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=10.0)
     run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
     run.world.run(lambda: len(run.service.machine.roster) == 3)
-    run._workers["device-1"].seconds = 14.5
+    run.workers["device-1"].seconds = 14.5
     run.run()
     late = [(details["device"], details["round"]) for what, details in moments.seen if what == "dropped"]
     assert late == [("device-1", 1), ("device-1", 2)]
@@ -377,7 +379,7 @@ def scraped(folder):
     """A run, and what its coordinator showed at the end."""
     run, _ = observed(folder)
     metrics = Metrics(run.service)
-    run.service.watchers[-1]._sinks.append(metrics)
+    run.service.watchers.append(Journal(run.service, [metrics], model_bytes(run.service)))
     run.run()
     port = free_port()
     with metrics.exposed(Endpoint("127.0.0.1", port)):

@@ -271,7 +271,7 @@ def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secure
         operator.revoke(authority, "d1", "", also=[serial])
         cutting.install_broker(authority, broker)
         cutting.reload(broker)
-        cutting._wait_until_refused(replace(secured.broker.address, tls=canary))
+        cutting.wait_until_refused(replace(secured.broker.address, tls=canary))
     coordinator.mqtt.publish(topics.down("d1"), b"secret")
     coordinator.mqtt.publish(topics.round, b"secret")
     coordinator.mqtt.close()

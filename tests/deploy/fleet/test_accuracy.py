@@ -132,7 +132,7 @@ def test_settings_that_cannot_be_are_refused(drop, metrics, words):
 
 
 def rollout_of(tmp_path, monkeypatch, judge):
-    monkeypatch.setattr(Rollout, "_look", lambda self, ssh: None)
+    monkeypatch.setattr(Rollout, "look", lambda self, ssh: None)
     monkeypatch.setattr(Rollout, "one", lambda self, ssh: Outcome(ssh, 3))
     made = Rollout(SimpleNamespace(care=CARE), None, History(tmp_path / "log"), lambda name, words: None)
     made.judge = judge

@@ -141,7 +141,7 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_step():
 def test_the_live_picture_shows_who_has_answered_and_how_far_it_is():
     progress = Progress(4, Console(file=io.StringIO()))
     for event in EVENTS[:-1]:
-        progress._picture.take(event)
+        progress.line(json.dumps(event))
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(progress.render())
     text = console.export_text()

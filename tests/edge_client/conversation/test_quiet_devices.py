@@ -45,7 +45,7 @@ def waiting_for_one(folder):
     """A round in which two have answered, and the third is at work for ever."""
     run = simulation(folder, "fedavg", policy=SLOW)
     run.run(until=lambda: run.service.machine.asked == "train")
-    run._workers["device-2"].alive = False
+    run.workers["device-2"].alive = False
     ear = Ear(run)
     run.world.at(3000.0, lambda: None)
     run.run(until=lambda: run.world.now >= 3000.0)
@@ -69,7 +69,7 @@ def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp
     asked = run.service.machine.cohort
     (outside,) = set(run.agents) - set(asked)
     for device in asked:
-        run._workers[device].alive = False
+        run.workers[device].alive = False
     ear = Ear(run)
     run.world.at(3000.0, lambda: None)
     run.run(until=lambda: run.world.now >= 3000.0)
@@ -87,7 +87,7 @@ def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as
 def test_a_task_that_was_lost_is_asked_for_at_the_next_here_that_comes(tmp_path, honest, words_lost):
     run, lost = simulation(tmp_path, "fedavg"), []
     run.work_seconds = LONG
-    for worker in run._workers.values():
+    for worker in run.workers.values():
         worker.seconds = LONG
 
     def first_of_round_2_and_what_is_said_of_it(header, topic):
@@ -108,7 +108,7 @@ def test_a_task_that_was_lost_is_asked_for_at_the_next_here_that_comes(tmp_path,
 def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tmp_path, honest):
     run, lost = simulation(tmp_path, "fedavg"), []
     run.work_seconds = LONG
-    for worker in run._workers.values():
+    for worker in run.workers.values():
         worker.seconds = LONG
 
     def drops(header, topic):
@@ -132,7 +132,7 @@ def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_p
     run = simulation(tmp_path, "fedavg", policy=SLOW)
     run.run(until=lambda: run.service.machine.asked == "train")
     run.world.at(100.0, lambda: None)
-    run._workers["device-2"].alive = False
+    run.workers["device-2"].alive = False
     run.run(until=lambda: run.world.now >= 100.0)
     quiet = run.agents["device-0"]
     ear = Ear(run, lambda header, topic: header.sender == "coordinator")

@@ -13,7 +13,7 @@ from protofleet.edge_client.data.draws import NOISE_ONE, Draws
 @given(st.integers(1, 2**20), st.integers(0, 40), st.text(max_size=5))
 @settings(max_examples=50, deadline=None)
 def test_a_bounded_draw_is_the_upper_half_of_the_raw_bits_scaled(limit, n, purpose):
-    raw = Draws(purpose)._raw(n)
+    raw = Draws(purpose).raw(n)
     plain = [(int(word) >> 32) * limit >> 32 for word in raw]
     assert Draws(purpose).below(limit, n).tolist() == plain
     assert all(0 <= value < limit for value in plain)

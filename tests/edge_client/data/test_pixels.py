@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from protofleet.edge_client.data.draws import Draws
-from protofleet.edge_client.data.images.paint import ONE, Slant, _maps, blend, blurred, warped
+from protofleet.edge_client.data.images.paint import ONE, Slant, blend, blurred, maps, warped
 from protofleet.edge_client.data.images.resize import resize
 
 
@@ -47,9 +47,7 @@ def test_an_unmoved_warp_is_the_mean_of_four_pixels():
 
 def test_a_warp_reads_where_the_map_points():
     images, slant = pictures(3, 16, 24), Slant(turn=180, shear=250, scale=(700, 1200), shift=3)
-    plain = np.stack(
-        [naive_warp(*each) for each in zip(images, *_maps(3, slant, Draws("warp")), strict=True)]
-    )
+    plain = np.stack([naive_warp(*each) for each in zip(images, *maps(3, slant, Draws("warp")), strict=True)])
     difference = np.abs(warped(images, slant, Draws("warp")) - plain)
     assert difference.max() < 3  # 1/256 of a pixel between black and white, and rounding
 
@@ -81,7 +79,7 @@ def naive_warp(image, matrix, shift):
 
 
 def test_a_warps_map_is_a_turn_a_shear_and_a_scale():
-    matrices, _ = _maps(200, Slant(turn=180, shear=0, scale=(800, 800), shift=0), Draws("turn"))
+    matrices, _ = maps(200, Slant(turn=180, shear=0, scale=(800, 800), shift=0), Draws("turn"))
     turns = matrices.reshape(-1, 2, 2) * 0.8 / ONE
     assert np.abs(turns @ turns.transpose(0, 2, 1) - np.eye(2)).max() < 1e-3
     angles = np.degrees(np.arctan2(turns[:, 1, 0], turns[:, 0, 0]))

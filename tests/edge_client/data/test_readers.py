@@ -12,7 +12,7 @@ from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load
 from protofleet.edge_client.data.sources import fashion, mnist, svhn, usps
-from protofleet.edge_client.data.sources.cifar import _table
+from protofleet.edge_client.data.sources.cifar import unpickled
 from protofleet.edge_client.data.sources.idx import read_idx
 from protofleet.methods.nets.vision import import_torchvision
 from tests.edge_client.data.files import write_idx, write_mnist, write_svhn, write_usps
@@ -121,7 +121,7 @@ def pickled(module, name, argument):
 def test_a_pickle_gets_nothing_that_could_act(tmp_path, module, name):
     (tmp_path / "batch").write_bytes(pickled(module, name, b"touch " + str(tmp_path / "acted").encode()))
     with pytest.raises(pickle.UnpicklingError, match=f"asks for {module}.{name}"):
-        _table(tmp_path / "batch")
+        unpickled(tmp_path / "batch")
     assert not (tmp_path / "acted").exists()
 
 

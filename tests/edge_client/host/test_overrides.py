@@ -124,14 +124,14 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     agent = sim.agents["device-1"]
     care, _ = caretaker(agent, tmp_path)
     sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
-    care._apply(Overrides(paused=True))
+    care.apply(Overrides(paused=True))
     care.look()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
     assert sim.service.departures[Farewell.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"
-    care._apply(Overrides())
+    care.apply(Overrides())
     care.look()
     agent.wake(sim.world.now)
     sim.run(until=lambda: agent.receipts["accepted"] == 3)
@@ -146,15 +146,15 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
     for heat in (70, 81, 78, 76, 74, 79, 90):
         zone.write_text(f"{heat * 1000}\n")
         care.look()
-        resting.append(agent._rest.until == float("inf"))
+        resting.append(agent.held)
     assert resting == [False, True, True, True, False, False, True]
 
 
 def test_limits_of_training_and_the_log_follow(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     care, limits = caretaker(agent, tmp_path)
-    care._apply(Overrides(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
-    care._apply(Overrides())
+    care.apply(Overrides(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
+    care.apply(Overrides())
     assert limits == [(5, 7.0), (0, 0.0)]
 
 

@@ -61,7 +61,7 @@ def test_a_torchvision_that_imports_by_itself_is_left_alone(monkeypatch):
     intact = ModuleType("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", intact)
     monkeypatch.setattr(
-        "protofleet.methods.nets.vision._declare_operators", lambda: pytest.fail("it was touched")
+        "protofleet.methods.nets.vision.declare_operators", lambda: pytest.fail("it was touched")
     )
     assert import_torchvision() is intact
 
@@ -89,7 +89,7 @@ def test_any_other_fault_of_torchvision_is_not_hidden(tmp_path, monkeypatch, bro
     for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("protofleet.methods.nets.vision._declare_operators", lambda: None)
+    monkeypatch.setattr("protofleet.methods.nets.vision.declare_operators", lambda: None)
     with pytest.raises(raised, match=told):
         import_torchvision()
 

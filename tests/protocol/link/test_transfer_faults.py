@@ -9,6 +9,7 @@ import pytest
 
 from protofleet.deploy.simulation.world import Weather
 from protofleet.protocol.link import coordinator as coordinator_link
+from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.blocks import length_of
@@ -66,7 +67,7 @@ def test_what_was_forgotten_can_be_fetched_again(tmp_path):
 
 
 def in_flight(ends):
-    return sum(len(fetch.asked) for fetch, _ in ends.coordinator._fetches.values())
+    return sum(len(fetch.asked) for fetch, _ in ends.coordinator.fetches.values())
 
 
 def test_all_devices_together_never_have_more_in_flight_than_the_budget(tmp_path):
@@ -82,8 +83,8 @@ def test_whoever_found_no_credit_goes_on_when_the_others_have_gone(tmp_path):
     ends = Ends(tmp_path, "abcde", SLOW)
     for device in "abcde":
         ends.update(device, weights(HUGE, ord(device)))
-    ends.run(until=lambda: len(ends.coordinator._fetches) == 5)
-    assert not ends.coordinator._fetches["e"][0].asked, "four windows are the whole budget"
+    ends.run(until=lambda: len(ends.coordinator.fetches) == 5)
+    assert not ends.coordinator.fetches["e"][0].asked, "four windows are the whole budget"
     for device in "abcd":
         ends.broker.sessions[device].alive = False
         ends.coordinator.abandon(device)
@@ -96,7 +97,7 @@ def test_devices_that_fall_silent_take_nobodys_credit_for_long(tmp_path):
     ends = Ends(tmp_path, "abcde", SLOW)
     for device in "abcd":
         ends.update(device, weights(HUGE, ord(device)))
-    ends.run(until=lambda: len(ends.coordinator._fetches) == 4)
+    ends.run(until=lambda: len(ends.coordinator.fetches) == 4)
     for device in "abcd":
         ends.broker.sessions[device].alive = False
     ends.update("e", weights(HUGE, ord("e")))
@@ -124,14 +125,14 @@ def test_a_coordinator_whose_disk_was_full_takes_the_answer_when_there_is_room(t
 
 
 def test_an_answer_that_found_no_room_for_its_name_is_not_refused(tmp_path, monkeypatch):
-    ends, real, full = Ends(tmp_path, "a"), ObjectStore._finish, [True]
+    ends, real, full = Ends(tmp_path, "a"), Disk.rename, [True]
 
-    def full_disk(store, *arguments):
-        if full and store.folder.name == "spool-a":
+    def full_disk(disk, source, target):
+        if full and target.parent.name == "spool-a":
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(store, *arguments)
+        real(disk, source, target)
 
-    monkeypatch.setattr(ObjectStore, "_finish", full_disk)
+    monkeypatch.setattr(Disk, "rename", full_disk)
     ends.update("a", weights(LARGE))
     ends.run(30)
     assert [fault.reason for fault in ends.rejected["coordinator"]] == [

@@ -190,7 +190,7 @@ def test_every_cutting_of_an_object_has_a_key_of_its_own(tmp_path):
     for block in (65_536, 32_768):
         link.adapt(block + 4096)
         ends.update("a", weights(LARGE))
-        keys.add((link._offered[name].block, link._offered[name].key))
+        keys.add((link.offered[name].block, link.offered[name].key))
         link.forget(name)
     assert len({block for block, _ in keys}) == len({key for _, key in keys}) == 2
 

@@ -2,8 +2,10 @@
 
 import logging
 import queue
+import threading
 
 import pytest
+from paho.mqtt.client import Client
 
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Will
 from protofleet.protocol.transport.mqtt import Mqtt
@@ -46,18 +48,19 @@ def test_a_disconnect_that_is_meant_for_good_ends_all_trying(scripted, peer, cod
     device = peer("d", broker.address)
     lost = device.next(Disconnected)
     assert lost.final and words in lost.reason and f"({code})" in lost.reason
-    assert device.mqtt._thread.join(20)
     broker.expect(CONNECT)
     with pytest.raises(queue.Empty):
-        broker.expect(CONNECT, seconds=0.5)  # ten times the longest pause before a second try
+        broker.expect(CONNECT, seconds=0.5)  # more than the longest pause before a second try
 
 
 @pytest.mark.parametrize(("code", "words"), REFUSED)
 def test_a_connect_refused_for_good_ends_all_trying(scripted, peer, code, words):
-    device = peer("d", scripted([connack(code)]).address)
-    lost = device.next(Disconnected)
+    broker = scripted([connack(code)], [WELCOME])
+    lost = peer("d", broker.address).next(Disconnected)
     assert lost.final and words in lost.reason and f"({code})" in lost.reason
-    assert device.mqtt._thread.join(20)
+    broker.expect(CONNECT)
+    with pytest.raises(queue.Empty):
+        broker.expect(CONNECT, seconds=0.5)  # more than the longest pause before a second try
 
 
 def test_a_broker_of_mqtt_3_is_told_as_one(scripted, peer):
@@ -103,7 +106,7 @@ def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monk
     device = peer("d", scripted([WELCOME]).address)
     device.next(Connected)
     with monkeypatch.context() as patch:
-        patch.setattr(device.mqtt._client, "loop_misc", lambda: 1 // 0)
+        patch.setattr(Client, "loop_misc", lambda client: 1 // 0)
         assert "the connection broke (ZeroDivisionError" in device.next(Disconnected).reason
     device.next(Connected)
 
@@ -209,11 +212,13 @@ def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
         device = peer(end.__name__, broker.address, will=Will("w", b"gone"))
         device.next(Connected)
         end(device.mqtt)
-        assert device.mqtt._thread.join(0)
+        assert not [one for one in threading.enumerate() if one.name.endswith(device.name)], (
+            "its thread is over"
+        )
         device.mqtt.close()  # twice does no harm
         broker.expect(CONNECT)
         heard = []
-        while broker._line.fileno() != -1 or not broker.heard.empty():
+        while broker.connected or not broker.heard.empty():
             try:
                 heard.append(broker.heard.get(timeout=0.05)[0])
             except queue.Empty:
