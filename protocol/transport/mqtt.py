@@ -94,9 +94,13 @@ class Mqtt:
         self._turned_down = why
         self._outbox.wake()
 
+    def flush(self, seconds: float) -> bool:
+        """Whether the broker has taken all that was published, within this time."""
+        return self._outbox.wait_until_empty(seconds)
+
     def close(self) -> None:
         """Give the broker a moment to take what was published, and leave in good order: no will is sent."""
-        self._outbox.wait_until_empty(LEAVE_SECONDS)
+        self.flush(LEAVE_SECONDS)
         self._end()
         self.kill()  # which finds nothing left to do, unless the network is stuck
 

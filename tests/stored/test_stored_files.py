@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.coordinator.spool.index import FORMAT
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.edge_client.state import device as state
+from protofleet.edge_client.state import file as state
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.methods.contract.plan import read_plan
 from tests.stored.world import DEVICES, HERE, facts, federation, unpack

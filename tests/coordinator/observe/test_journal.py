@@ -308,7 +308,9 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
     machine = run.service.machine
 
     def trained():
-        return [d for what, d in moments.seen if what == "counted" and (d["round"], d["phase"]) == (2, "train")]
+        return [
+            d for what, d in moments.seen if what == "counted" and (d["round"], d["phase"]) == (2, "train")
+        ]
 
     run.world.run(lambda: trained() and machine.stage is Stage.COLLECTING)
     run.boot_coordinator()
