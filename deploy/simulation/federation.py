@@ -1,6 +1,6 @@
-"""A whole federation in one process: the same Agents and Service, joined by a made-up network.
+"""A whole federation in one process: the real agents and coordinator, joined by a simulated network.
 
-A crash is: build a new Service from what the disk holds. Nothing here is a model of our own code.
+A crash is a new coordinator or agent, made from what is on the disk.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.deploy.simulation.world import Broker, VirtualWorker, Weather, World
+from protofleet.deploy.simulation.world import Broker, NetworkConditions, VirtualWorker, World
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
@@ -35,13 +35,13 @@ from protofleet.runtime.event_loop import Party
 Build = Callable[[str, Plan, Splits], ClientHalf]
 
 
-def zero() -> float:
-    """What work costs is no part of a history that must repeat to the bit."""
+def no_clock() -> float:
+    """How long work takes must not be part of a run that is to repeat to the bit."""
     return 0.0
 
 
-def calm(party: str) -> Disk:
-    """A disk that loses nothing, and for whose fsyncs a simulation need not wait."""
+def disk_without_fsync(party: str) -> Disk:
+    """A simulated crash loses nothing that was written."""
     return Disk(durable=False)
 
 
@@ -55,17 +55,17 @@ class Simulation:
     shards: Mapping[str, Splits]  # by device
     policy: Policy
     folder: Path
-    weather: Weather = field(default_factory=Weather)
+    conditions: NetworkConditions = field(default_factory=NetworkConditions)
     seed: int = 0
     work_seconds: float = 1.0
     build: Build = build_half
     watchers: list[Watcher] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
-    disks: Callable[[str], Disk] = calm  # by party, anew at each of its boots
+    disks: Callable[[str], Disk] = disk_without_fsync  # by party, anew at each of its boots
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.world = World(self.weather, self.seed)
+        self.world = World(self.conditions, self.seed)
         self.broker = Broker(self.world)
         self.topics = Topics("simulated")
         self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
@@ -115,13 +115,13 @@ class Simulation:
         session.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data)
-        agent = Agent(data, start_job, link, memory, worker, clock=zero)
+        agent = Agent(data, start_job, link, memory, worker, clock=no_clock)
         self.agents[device] = agent
 
     def kill(self, name: str) -> None:
-        """The process is gone; the broker notices and says its will."""
+        """The process is gone; the broker notices and publishes its will."""
         self._halt(name)
-        self.broker.die(name)
+        self.broker.lose_client(name)
 
     @property
     def meters(self) -> dict[str, Meter]:
@@ -132,7 +132,7 @@ class Simulation:
             worker.alive = False
 
     def _feed(self, name: str, party: Callable[[], Party]) -> Callable[[Item], None]:
-        """Hand items to a party as its shell would, and wake it when it asked to be woken."""
+        """Hand items to a party as its event loop would, and wake it when it has asked for it."""
 
         def take(item: Item) -> None:
             party().take(item, self.world.now)
@@ -144,9 +144,9 @@ class Simulation:
         if party.finished or party.wake_at == float("inf"):
             return
 
-        def bell() -> None:
+        def wake() -> None:
             if worker.alive and not party.finished and party.wake_at <= self.world.now:
                 party.wake(self.world.now)
                 self._arm(party, worker)
 
-        self.world.at(max(party.wake_at, self.world.now), bell)
+        self.world.at(max(party.wake_at, self.world.now), wake)

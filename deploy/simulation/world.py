@@ -1,4 +1,4 @@
-"""Virtual time and a made-up network: one seed, one history. Hours of deadlines pass in seconds."""
+"""Virtual time and a simulated network: the same seed gives the same events. Hours of deadlines pass in seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_PACKET = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """How badly the network behaves."""
+class NetworkConditions:
+    """Seconds of delay and jitter; shares of messages that are lost or repeated."""
 
     delay: float = 0.005
     jitter: float = 0.0
@@ -29,24 +29,24 @@ class Weather:
 
 @dataclass
 class World:
-    weather: Weather = field(default_factory=Weather)
+    conditions: NetworkConditions = field(default_factory=NetworkConditions)
     seed: int = 0
     now: float = 0.0
     _queue: list[tuple[float, int, Call]] = field(default_factory=list)
     _order: count[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.dice = random.Random(self.seed)
+        self.rng = random.Random(self.seed)
 
     def at(self, when: float, call: Call) -> None:
         heapq.heappush(self._queue, (when, next(self._order), call))
 
-    def carry(self, deliver: Call) -> None:
-        """Bring something across the network: late, twice or never, as the weather has it."""
-        copies = 0 if self.dice.random() < self.weather.loss else 1
-        copies += self.dice.random() < self.weather.repeat
+    def transmit(self, deliver: Call) -> None:
+        """Deliver late, twice or never, by the network conditions."""
+        copies = 0 if self.rng.random() < self.conditions.loss else 1
+        copies += self.rng.random() < self.conditions.repeat
         for _ in range(copies):
-            self.at(self.now + self.weather.delay + self.dice.random() * self.weather.jitter, deliver)
+            self.at(self.now + self.conditions.delay + self.rng.random() * self.conditions.jitter, deliver)
 
     def run(self, until: Callable[[], bool], limit: float = 1e6) -> None:
         while not until() and self._queue and self.now < limit:
@@ -56,7 +56,7 @@ class World:
 
 @dataclass
 class Session:
-    """One client at the made-up broker: a Transport whose inbox is a function."""
+    """One client of the simulated broker: a Transport whose inbox is a function."""
 
     broker: Broker
     name: str
@@ -80,7 +80,7 @@ class Session:
             self.broker.publish(topic, frame, retain)
 
     def turn_down(self, why: str) -> None:
-        """Never: this broker has one limit for all."""
+        """Never: this broker has one limit for all clients."""
 
     def close(self) -> None:
         self.alive = False
@@ -97,12 +97,12 @@ class Broker:
     world: World
     retained: dict[str, bytes] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
-    published: int = 0  # bytes of frames taken in, as a real broker counts them
+    published: int = 0  # bytes of frames received, as a real broker counts them
 
     def session(
         self, name: str, take: Callable[[Item], None], topics: set[str], will: Will | None = None
     ) -> Session:
-        """Connect under a name; whoever held it before is cut off, and his will is not said."""
+        """Connect under a name; a client of that name is disconnected, and its will is not published."""
         if old := self.sessions.get(name):
             old.alive = False
         session = self.sessions[name] = Session(self, name, take, will, set(topics))
@@ -111,8 +111,8 @@ class Broker:
             self.give_retained(session, topic)
         return session
 
-    def die(self, name: str) -> None:
-        """The client's process has gone: the broker says its will."""
+    def lose_client(self, name: str) -> None:
+        """The client's process has ended: the broker publishes its will."""
         session = self.sessions.pop(name)
         session.alive = False
         if session.will:
@@ -132,7 +132,7 @@ class Broker:
                 self._send(session, topic, frame)
 
     def _send(self, session: Session, topic: str, frame: bytes) -> None:
-        self.world.carry(lambda: session.deliver(Arrived(topic, frame)))
+        self.world.transmit(lambda: session.deliver(Arrived(topic, frame)))
 
 
 def matches(pattern: str, topic: str) -> bool:
@@ -143,7 +143,7 @@ def matches(pattern: str, topic: str) -> bool:
 
 @dataclass
 class VirtualWorker:
-    """Long work done at once, its result brought home after so many virtual seconds."""
+    """Does long work at once, and delivers its result after so many virtual seconds."""
 
     world: World
     deliver: Callable[[Item], None]
@@ -156,8 +156,8 @@ class VirtualWorker:
             result = work()
         except Exception as error:  # noqa: BLE001 - as a ThreadWorker does: `then` raises it again
             result = error
-        self.world.at(self.world.now + self.seconds, lambda: self._home(Done(lambda: then(result))))
+        self.world.at(self.world.now + self.seconds, lambda: self._deliver(Done(lambda: then(result))))
 
-    def _home(self, done: Done) -> None:
+    def _deliver(self, done: Done) -> None:
         if self.alive:
             self.deliver(done)

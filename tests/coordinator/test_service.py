@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.coordinator.round.events import Close, Drop
 from protofleet.coordinator.spool.spool import FencedError
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Hello, Receipt
@@ -101,7 +101,7 @@ def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
 @pytest.mark.parametrize("moment", ["put_bytes", "begin"])
 def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypatch, moment):
     quiet = simulation(tmp_path / "quiet", "fedavg").run()
-    full = simulation(tmp_path / "full", "fedavg", Weather())
+    full = simulation(tmp_path / "full", "fedavg", NetworkConditions())
     honest, calls = getattr(ObjectStore, moment), []
 
     def no_room(self, *arguments):

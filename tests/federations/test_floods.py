@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.events import Policy, Stage
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.storage.disk import Disk
@@ -257,7 +257,7 @@ def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fet
 
 
 def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(tmp_path):
-    ends = Ends(tmp_path, "ab", Weather())
+    ends = Ends(tmp_path, "ab", NetworkConditions())
     old = ends.coordinator.seal(Task(1, "train"), "a")
     for_b = ends.coordinator.seal(Task(1, "train"), "b")
     ends.boot_coordinator(epoch=2)
@@ -269,7 +269,7 @@ def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(
 
 
 def test_a_block_that_was_changed_on_its_way_is_counted(tmp_path):
-    ends = Ends(tmp_path, "a", Weather(delay=0.1))
+    ends = Ends(tmp_path, "a", NetworkConditions(delay=0.1))
     from tests.protocol.ends import weights
 
     name = ends.update("a", weights(400_000))

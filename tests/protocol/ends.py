@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.deploy.simulation.world import Broker, Weather, World
+from protofleet.deploy.simulation.world import Broker, NetworkConditions, World
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
@@ -42,8 +42,8 @@ class Gate:
 class Ends:
     """A coordinator and devices; what each received, and what each rejected."""
 
-    def __init__(self, folder: Path, devices=("a", "b"), weather=Weather(), seed=0):
-        self.folder, self.world = folder, World(weather, seed)
+    def __init__(self, folder: Path, devices=("a", "b"), conditions=NetworkConditions(), seed=0):
+        self.folder, self.world = folder, World(conditions, seed)
         self.broker = Broker(self.world)
         self.keys = {n: Keys.new() for n in (COORDINATOR, *devices)}
         self.ring = {n: k.public for n, k in self.keys.items()}

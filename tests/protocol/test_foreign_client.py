@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.security.keys import Public
 from protofleet.protocol.transport.base import Arrived, Connected
 from tests.protocol import hpke
@@ -168,10 +168,12 @@ def wire_name(manifest):
 
 
 @pytest.mark.parametrize(
-    "weather", [Weather(), Weather(jitter=0.2, loss=0.2, repeat=0.2)], ids=["fair", "foul"]
+    "conditions",
+    [NetworkConditions(), NetworkConditions(jitter=0.2, loss=0.2, repeat=0.2)],
+    ids=["fair", "foul"],
 )
-def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path, weather):
-    run = simulation(tmp_path, "fedavg", weather)
+def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path, conditions):
+    run = simulation(tmp_path, "fedavg", conditions)
     key = Ed25519PrivateKey.generate()
     run.kill("device-2")
     secret = X25519PrivateKey.generate()

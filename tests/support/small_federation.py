@@ -11,7 +11,7 @@ import torch
 from protofleet.coordinator.observe.journal import Journal, RoundFile
 from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan
 
 torch.set_num_threads(1)  # tests run side by side
@@ -69,12 +69,12 @@ def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
 
 
 def simulation(
-    folder: Path, method: str, weather: Weather | None = None, seed: int = 0, policy: Policy = POLICY,
+    folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: Policy = POLICY,
     hyper: Mapping[str, object] | None = None, **more,
 ) -> Simulation:  # fmt: skip
     shards = {f"device-{i}": shard(i) for i in range(3)}
     made = plan(method, policy.rounds, **(hyper or {}))
-    return Simulation(made, shards, policy, folder, weather or Weather(), seed, **more)
+    return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 
 
 def replace_coordinator(run: Simulation, file: RoundFile) -> None:

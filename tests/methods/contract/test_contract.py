@@ -8,12 +8,12 @@ import pytest
 from protofleet import methods
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.round.events import Policy
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.catalog import load, names
 from tests.support.small_federation import POLICY, assert_same, final_state, simulation
 
-ROUGH = Weather(jitter=0.5, repeat=0.5)
-LOSSY = Weather(jitter=0.3, loss=0.2)
+ROUGH = NetworkConditions(jitter=0.5, repeat=0.5)
+LOSSY = NetworkConditions(jitter=0.3, loss=0.2)
 SHAPES = str(Path(__file__).parent.parent / "shapes")  # methods of a shape that no method has yet
 
 

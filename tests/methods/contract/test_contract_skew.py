@@ -5,7 +5,7 @@ import torch
 
 from protofleet.coordinator.round.events import Drop, Policy
 from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.catalog import names
 from tests.support.small_federation import final_state, plan, shard, simulation
 
@@ -14,7 +14,7 @@ SHORT = Policy(rounds=3, quorum=1, cohort=3, patience_seconds=20.0, grace_second
 
 
 def world(folder, method, shards, policy=SHORT, **more):
-    return Simulation(plan(method, policy.rounds), shards, policy, folder, Weather(), 0, **more)
+    return Simulation(plan(method, policy.rounds), shards, policy, folder, NetworkConditions(), 0, **more)
 
 
 def assert_numbers(run):

@@ -5,7 +5,7 @@ import torch
 
 from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan, mixing
 from protofleet.methods.nets import catalog as nets
 from tests.methods.contract.test_contract_skew import assert_numbers
@@ -37,7 +37,7 @@ def test_four_architectures_take_part_in_one_federation(method, tmp_path):
     policy = Policy(rounds=2, quorum=4, patience_seconds=60.0, settle_seconds=0.0)
     shards = {device: shard(i) for i, device in enumerate(FLEET)}
     run = Simulation(
-        plan, shards, policy, tmp_path, Weather(), 0,
+        plan, shards, policy, tmp_path, NetworkConditions(), 0,
         build=lambda device, p, data: p.client_half(data.train, device, FLEET[device]),
     ).run()  # fmt: skip
     assert_numbers(run)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Boxed, Bye, Hello, Refusal, Task, Update
@@ -12,7 +12,11 @@ from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
 
 SMALL, LARGE = 1000, 400_000  # 4 kB travels inside its message, 1.6 MB in 25 blocks
-STORMS = [Weather(jitter=0.2, loss=0.2, repeat=0.2), Weather(loss=0.5), Weather(jitter=2.0, repeat=0.9)]
+BAD_NETWORKS = [
+    NetworkConditions(jitter=0.2, loss=0.2, repeat=0.2),
+    NetworkConditions(loss=0.5),
+    NetworkConditions(jitter=2.0, repeat=0.9),
+]
 
 
 @pytest.mark.parametrize("size", [0, SMALL, LARGE])
@@ -25,10 +29,10 @@ def test_an_update_arrives_as_it_was_sent(tmp_path, size):
     np.testing.assert_array_equal(received.message.arrays["weights.w"], arrays["weights.w"])
 
 
-@pytest.mark.parametrize("weather", STORMS)
+@pytest.mark.parametrize("conditions", BAD_NETWORKS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_broadcast_reaches_everybody_through_any_weather(tmp_path, weather, seed):
-    ends = Ends(tmp_path, "abcd", weather, seed)
+def test_a_broadcast_reaches_everybody_through_any_network(tmp_path, conditions, seed):
+    ends = Ends(tmp_path, "abcd", conditions, seed)
     arrays = weights(LARGE)
 
     def done():
@@ -43,9 +47,9 @@ def test_a_broadcast_reaches_everybody_through_any_weather(tmp_path, weather, se
         np.testing.assert_array_equal(ends.links[device].store.open(name)["weights.w"], arrays["weights.w"])
 
 
-@pytest.mark.parametrize("weather", STORMS)
-def test_updates_of_many_devices_get_through_any_weather(tmp_path, weather):
-    ends = Ends(tmp_path, "abcd", weather)
+@pytest.mark.parametrize("conditions", BAD_NETWORKS)
+def test_updates_of_many_devices_get_through_any_network(tmp_path, conditions):
+    ends = Ends(tmp_path, "abcd", conditions)
     for _ in range(20):
         for device in "abcd":
             ends.update(device, weights(LARGE, ord(device)))
@@ -100,9 +104,9 @@ def test_what_both_ends_count_is_the_same_and_adds_up(tmp_path):
     assert c.payload["up", "prototypes"] == 320
 
 
-@pytest.mark.parametrize("weather", [Weather(), *STORMS])
-def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, weather):
-    ends, delivered = Ends(tmp_path, "ab", weather), []
+@pytest.mark.parametrize("conditions", [NetworkConditions(), *BAD_NETWORKS])
+def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, conditions):
+    ends, delivered = Ends(tmp_path, "ab", conditions), []
     take = ends.coordinator.arrived
     ends.coordinator.arrived = lambda *a: delivered.append(1) or take(*a)
     for device in "ab":
@@ -114,7 +118,7 @@ def test_every_received_frame_ends_in_exactly_one_counter(tmp_path, weather):
 
 
 def test_a_message_is_taken_once_however_often_it_comes(tmp_path):
-    ends = Ends(tmp_path, "a", Weather(repeat=1.0))
+    ends = Ends(tmp_path, "a", NetworkConditions(repeat=1.0))
     ends.links["a"].send(Bye("enough"))
     ends.run()
     assert len(ends.heard["coordinator"]) == 1
@@ -183,7 +187,7 @@ def test_an_older_coordinator_is_fenced_by_the_devices(tmp_path):
 
 
 def test_a_forged_block_is_dropped_and_the_right_one_fetched(tmp_path):
-    ends = Ends(tmp_path, "a", Weather(delay=0.1))
+    ends = Ends(tmp_path, "a", NetworkConditions(delay=0.1))
     ends.update("a", weights(LARGE))
     device = ends.links["a"]
     honest = device.transport.publish

@@ -142,7 +142,7 @@ def test_whatever_is_lost_the_object_comes_and_the_window_holds(tmp_path_factory
             return
         now = puller.fetch.wake_at
         puller.fetch.wake(now, window)
-        if now > 200:  # enough weather: now all that is asked for comes
+        if now > 200:  # enough losses: from now on all that is asked for arrives
             for index in sorted(puller.fetch.asked):
                 puller.comes(index, now)
     raise AssertionError("it never came")

@@ -7,7 +7,7 @@ import struct
 import msgpack
 import pytest
 
-from protofleet.deploy.simulation.world import Weather
+from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
@@ -19,7 +19,7 @@ from tests.protocol.ends import TOPICS, Ends, weights
 
 LARGE = 400_000  # 1.6 MB in 25 blocks
 HUGE = 4_000_000  # 16 MB in 245 blocks: more than three windows
-SLOW = Weather(delay=0.1)
+SLOW = NetworkConditions(delay=0.1)
 
 
 def all_blocks_but_no_name(store, source, manifest):
