@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.deploy.pages import security_limits
 from protofleet.protocol.wire.reasons import Reason
 
 TEXT = (Path(__file__).parent.parent / "docs" / "security-limits.md").read_text()
@@ -27,6 +28,10 @@ def test_a_limit_is_there_and_its_number_is_the_one_of_the_code(value, path):
     found = pkgutil.resolve_name(f"protofleet.{path}")
     if isinstance(found, (int, float)) and (number := re.match(r"[\d,]+(e\d+)?", value)):
         assert float(number[0].replace(",", "")) == found
+
+
+def test_the_tables_of_limits_are_those_that_the_code_writes():
+    assert security_limits.written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.security_limits"
 
 
 def test_every_reason_that_the_page_names_is_one():
