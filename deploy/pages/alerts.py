@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.alerts: writes the table of alerts in docs/operations.md anew, from Prometheus' rules."""
+"""python -m protofleet.deploy.pages.alerts: writes the table of alerts in docs/operations.md anew, from the rules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def rows(rules: str) -> Iterator[str]:
 
 
 def written(text: str) -> str:
-    return replaced(text, "protofleet.deploy.pages.alerts", HEAD + "".join(rows(RULES.read_text(encoding="utf-8"))))
+    return replaced(
+        text, "protofleet.deploy.pages.alerts", HEAD + "".join(rows(RULES.read_text(encoding="utf-8")))
+    )
 
 
 if __name__ == "__main__":

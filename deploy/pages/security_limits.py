@@ -10,54 +10,183 @@ from typing import Final, TypeAlias
 from protofleet.deploy.pages.between import DOCS, replaced
 
 PAGE: Final = DOCS / "security-limits.md"
-Row: TypeAlias = tuple[str, ...]  # what; its bound, where it is no number of the code; where it is set; beyond
+Row: TypeAlias = tuple[
+    str, ...
+]  # what; its bound, where it is no number of the code; where it is set; beyond
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (
         "| what | bound | set in | beyond |",
         (
-            ("bytes of an envelope", "", "`protofleet.protocol.link.base.MAX_FRAME`", "`too_large`, before its signature is checked"),
-            ("envelopes of no use, at once", "", "`protofleet.protocol.link.rate_limit.FRAME_BURST`", "`flood`, before anything is read"),
+            (
+                "bytes of an envelope",
+                "",
+                "`protofleet.protocol.link.base.MAX_FRAME`",
+                "`too_large`, before its signature is checked",
+            ),
+            (
+                "envelopes of no use, at once",
+                "",
+                "`protofleet.protocol.link.rate_limit.FRAME_BURST`",
+                "`flood`, before anything is read",
+            ),
             ("and each second", "", "`protofleet.protocol.link.rate_limit.FRAME_RATE`", "`flood`"),
-            ("frames beyond all that, at once", "", "`protofleet.protocol.link.rate_limit.EXCESS_BURST`", "it floods: `banned`"),
-            ("and each second", "", "`protofleet.protocol.link.rate_limit.EXCESS_RATE`", "it floods: `banned`"),
+            (
+                "frames beyond all that, at once",
+                "",
+                "`protofleet.protocol.link.rate_limit.EXCESS_BURST`",
+                "it floods: `banned`",
+            ),
+            (
+                "and each second",
+                "",
+                "`protofleet.protocol.link.rate_limit.EXCESS_RATE`",
+                "it floods: `banned`",
+            ),
             ("blocks of no use, at once", "", "`protofleet.protocol.link.rate_limit.BLOCK_BURST`", "`flood`"),
             ("and each second", "", "`protofleet.protocol.link.rate_limit.BLOCK_RATE`", "`flood`"),
             ("a broadcast", "to its cohort alone; each block once for nothing", "", "`not_invited`"),
-            ("blocks sent to it again, at once", "", "`protofleet.protocol.link.rate_limit.AGAIN_BURST`", "passed over; it may ask again"),
+            (
+                "blocks sent to it again, at once",
+                "",
+                "`protofleet.protocol.link.rate_limit.AGAIN_BURST`",
+                "passed over; it may ask again",
+            ),
             ("and each second", "", "`protofleet.protocol.link.rate_limit.AGAIN_RATE`", "passed over"),
-            ("blocks that wait for a cohort", "", "`protofleet.protocol.link.broadcast.MAX_PENDING`", "passed over"),
-            ("blocks in flight from all devices", "", "`protofleet.protocol.link.coordinator.BUDGET`", "asked for later"),
-            ("seconds that a block asked for counts in that", "", "`protofleet.protocol.link.fetch.SILENT_SECONDS`", "who lets one fall now and then holds up nobody"),
-            ("unfinished answers of one device", "one file, until the phase ends", "`protofleet.protocol.storage.store.ObjectStore.begin`", "the older one goes"),
-            ("answers on the disk, and room for those that are coming", "", "`protofleet.coordinator.devices.limits.Limits.spool_bytes`, `[limits]`", "`no_room`; it will be said again"),
-            ("an offer where that, or the disk, is short", "its device's share: what there is for the phase, by the devices asked", "`protofleet.coordinator.gate.shares`", "it yields to who asks for less"),
-            ("an offer of which nothing comes", "its room, until somebody needs it", "`protofleet.protocol.link.fetch.SILENT_SECONDS`", "it yields to anybody"),
-            ("names without a key", "one bucket for all of them", "`protofleet.protocol.link.rate_limit.STRANGER`", "`unknown_sender`, `flood`"),
-            ("devices, domains in metrics", "", "`protofleet.coordinator.observe.metrics.MAX_DEVICES`", "the label `other`"),
-            ("rows in the ledger between two rounds", "{} of each device", "`protofleet.coordinator.observe.ledger.PER_DEVICE`", "counted, in a row of its own"),
-            ("letters of a message in the log", "", "`protofleet.runtime.logs.LONGEST`", "cut; what is no sign or letter is written out as `\\x1b`, `\\n`"),
-            ("lines of the log about rejections", "one a second, 20 at once", "`protofleet.coordinator.service.Service`", "the counters have all of them"),
+            (
+                "blocks that wait for a cohort",
+                "",
+                "`protofleet.protocol.link.broadcast.MAX_PENDING`",
+                "passed over",
+            ),
+            (
+                "blocks in flight from all devices",
+                "",
+                "`protofleet.protocol.link.coordinator.BUDGET`",
+                "asked for later",
+            ),
+            (
+                "seconds that a block asked for counts in that",
+                "",
+                "`protofleet.protocol.link.fetch.SILENT_SECONDS`",
+                "who lets one fall now and then holds up nobody",
+            ),
+            (
+                "unfinished answers of one device",
+                "one file, until the phase ends",
+                "`protofleet.protocol.storage.store.ObjectStore.begin`",
+                "the older one goes",
+            ),
+            (
+                "answers on the disk, and room for those that are coming",
+                "",
+                "`protofleet.coordinator.devices.limits.Limits.spool_bytes`, `[limits]`",
+                "`no_room`; it will be said again",
+            ),
+            (
+                "an offer where that, or the disk, is short",
+                "its device's share: what there is for the phase, by the devices asked",
+                "`protofleet.coordinator.gate.shares`",
+                "it yields to who asks for less",
+            ),
+            (
+                "an offer of which nothing comes",
+                "its room, until somebody needs it",
+                "`protofleet.protocol.link.fetch.SILENT_SECONDS`",
+                "it yields to anybody",
+            ),
+            (
+                "names without a key",
+                "one bucket for all of them",
+                "`protofleet.protocol.link.rate_limit.STRANGER`",
+                "`unknown_sender`, `flood`",
+            ),
+            (
+                "devices, domains in metrics",
+                "",
+                "`protofleet.coordinator.observe.metrics.MAX_DEVICES`",
+                "the label `other`",
+            ),
+            (
+                "rows in the ledger between two rounds",
+                "{} of each device",
+                "`protofleet.coordinator.observe.ledger.PER_DEVICE`",
+                "counted, in a row of its own",
+            ),
+            (
+                "letters of a message in the log",
+                "",
+                "`protofleet.runtime.logs.LONGEST`",
+                "cut; what is no sign or letter is written out as `\\x1b`, `\\n`",
+            ),
+            (
+                "lines of the log about rejections",
+                "one a second, 20 at once",
+                "`protofleet.coordinator.service.Service`",
+                "the counters have all of them",
+            ),
         ),
     ),
     "bans": (
         "| what | seconds | set in |",
         (
-            ("the first ban of a name; each doubles", "", "`protofleet.coordinator.devices.bans.BAN_SECONDS`"),
-            ("the first pause of strangers, or after an error of ours; each doubles", "", "`protofleet.coordinator.devices.bans.PAUSE_SECONDS`"),
+            (
+                "the first ban of a name; each doubles",
+                "",
+                "`protofleet.coordinator.devices.bans.BAN_SECONDS`",
+            ),
+            (
+                "the first pause of strangers, or after an error of ours; each doubles",
+                "",
+                "`protofleet.coordinator.devices.bans.PAUSE_SECONDS`",
+            ),
             ("the longest of either", "", "`protofleet.coordinator.devices.bans.LONGEST_SECONDS`"),
-            ("quiet after the end, until the next is a first one", "", "`protofleet.coordinator.devices.bans.QUIET_SECONDS`"),
+            (
+                "quiet after the end, until the next is a first one",
+                "",
+                "`protofleet.coordinator.devices.bans.QUIET_SECONDS`",
+            ),
         ),
     ),
     "memory": (
         "| what | bytes | set in | beyond |",
         (
-            ("frames that nobody has read yet", "", "`protofleet.protocol.transport.inbox.MAX_BYTES`", "dropped, `flood`"),
+            (
+                "frames that nobody has read yet",
+                "",
+                "`protofleet.protocol.transport.inbox.MAX_BYTES`",
+                "dropped, `flood`",
+            ),
             ("of one topic", "", "`protofleet.protocol.transport.inbox.MAX_TOPIC_BYTES`", "dropped, `flood`"),
-            ("frames of one topic", "", "`protofleet.protocol.transport.inbox.MAX_TOPIC_FRAMES`", "dropped, `flood`"),
-            ("frames that wait for the broker", "", "`protofleet.protocol.transport.outbox.MAX_BYTES`", "not sent; what matters is said again"),
-            ("of it, for small frames alone", "", "`protofleet.protocol.transport.outbox.RESERVED`", "so a receipt gets through when blocks fill the rest"),
-            ("an answer that is checked", "{} numbers of it at a time", "`protofleet.methods.contract.wants.SLICE`", ""),
-            ("connections to its metrics and health", "64, of 10 s and 8 KiB each", "`protofleet.runtime.metrics_server.CONNECTIONS`, `.SECONDS`, `.MOST_HEAD`", "the oldest goes; none has a thread"),
+            (
+                "frames of one topic",
+                "",
+                "`protofleet.protocol.transport.inbox.MAX_TOPIC_FRAMES`",
+                "dropped, `flood`",
+            ),
+            (
+                "frames that wait for the broker",
+                "",
+                "`protofleet.protocol.transport.outbox.MAX_BYTES`",
+                "not sent; what matters is said again",
+            ),
+            (
+                "of it, for small frames alone",
+                "",
+                "`protofleet.protocol.transport.outbox.RESERVED`",
+                "so a receipt gets through when blocks fill the rest",
+            ),
+            (
+                "an answer that is checked",
+                "{} numbers of it at a time",
+                "`protofleet.methods.contract.wants.SLICE`",
+                "",
+            ),
+            (
+                "connections to its metrics and health",
+                "64, of 10 s and 8 KiB each",
+                "`protofleet.runtime.metrics_server.CONNECTIONS`, `.SECONDS`, `.MOST_HEAD`",
+                "the oldest goes; none has a thread",
+            ),
         ),
     ),
 }
