@@ -196,7 +196,7 @@ def row(what: str, bound: str, place: str, *beyond: str) -> str:
     """The first name of the place is the number's; the bound says where in it that number stands."""
     if place.startswith("`protofleet.") and (not bound or "{}" in bound):
         bound = (bound or "{}").replace("{}", f"{int(pkgutil.resolve_name(place.split('`')[1])):,}")
-    return "| " + " | ".join((what, bound, place, *beyond)).replace("|  |", "| |") + " |\n"
+    return f"| {' | '.join((what, bound, place, *beyond))} |\n".replace("|  |", "| |")
 
 
 def written(text: str) -> str:
