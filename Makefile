@@ -15,13 +15,14 @@ ROUNDS ?= 5000
 IMAGES ?= edge coordinator demo
 FOLDER ?= runs/stack
 EXPERIMENT ?= experiments/demo.toml
+PYTEST  = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=20
 STACK   = $(BIN)/python -m protofleet.deploy.stack --folder $(FOLDER)
 HOSTS  ?= fleet.toml
 HOST   ?=
 ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-containers check format bench fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo test test-all test-containers check format bench fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## this list
@@ -30,8 +31,11 @@ help: ## this list
 demo: $(VENV)/.run ## a whole federation on this machine, then a report
 	@$(BIN)/protofleet run experiments/demo.toml
 
-test: $(VENV)/.dev mosquitto ## the whole test suite, against a real broker
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+test: $(VENV)/.dev mosquitto ## what every change must pass, in five minutes: each room, real brokers, a run
+	@$(PYTEST) -m 'not slow and not containers' $(ARGS)
+
+test-all: $(VENV)/.dev mosquitto ## that, and all that takes longer: processes, harm, wheels, browsers, Prometheus
+	@$(PYTEST) $(ARGS)
 
 up: $(VENV)/.run images ## the stack in containers: broker, coordinator, DEVICES=6, Prometheus, Grafana
 	@$(STACK) up $(if $(DEVICES),--devices $(DEVICES)) --experiment $(EXPERIMENT) $(ARGS)

@@ -31,8 +31,39 @@ if Path(protofleet.protocol.__file__).parent.parent != ROOT:
 # A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+SLOW_ROOMS = ("hostile",)  # of tests/: real processes in every test, two or three seconds a start
+QUICK_SECONDS = 10.0  # of a test in `make test`, on a machine with other work as well
 PATIENCE = 20.0  # seconds; how long a loaded machine may take for what takes milliseconds
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.relative_to(ROOT / "tests").parts[0] in SLOW_ROOMS:
+            item.add_marker(pytest.mark.slow)
+
+
+class Stopwatch:
+    """Names the tests that make `make test` long."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not {"slow", "containers"} & report.keywords.keys():
+            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for test, seconds in sorted(self.seconds.items(), key=lambda one: -one[1]):
+            if seconds > QUICK_SECONDS:
+                terminalreporter.write_line(
+                    f"{test} took {seconds:.1f} s, and tests of `make test` at most {QUICK_SECONDS:.0f} s: "
+                    "make it shorter, or mark it slow, for `make test-all` alone"
+                )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Stopwatch())
 
 
 class Peer:

@@ -43,6 +43,7 @@ def test_settings_in_the_documents_can_be_used(tag, text):
         decode(DataSettings, table["data"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tag", "text"), list(blocks("sh")))
 def test_commands_in_the_documents_run(tag, text, tmp_path):
     if tag == "long":  # make demo and its like have tests of their own

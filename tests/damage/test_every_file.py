@@ -30,6 +30,7 @@ def test_what_was_found_once_is_found_no_more(case):
     assert verdict(case)[0] != OTHER
 
 
+@pytest.mark.slow
 def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
     moment = "a round has just begun"
     for name, _ in files("fedpall", moment):

@@ -248,6 +248,7 @@ def a_round_later(run):
     return (run.service.machine.round, run.service.machine.asked) == (3, "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["file", "file and copy", "half", "answer", "half and answer"])
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(

@@ -86,6 +86,7 @@ def test_a_device_that_is_outranked_by_a_process_on_its_own_folder_leaves_the_fo
     assert (found.boot, found.answers) == (6, new.saved.answers)
 
 
+@pytest.mark.slow
 def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path):
     run = simulation(tmp_path, "fedpall")
     run.run(until=lambda: run.agents["device-1"].state.last_round == 1)

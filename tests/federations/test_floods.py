@@ -103,6 +103,7 @@ def test_a_storm_is_counted_costs_little_and_changes_no_bit(tmp_path, honest, st
     assert_same(honest, run)
 
 
+@pytest.mark.slow
 def test_a_thousand_devices_that_nobody_knows_are_counted_and_forgotten(tmp_path, honest):
     run, liar = with_liar(tmp_path)
 

@@ -48,6 +48,7 @@ def with_a_full_disk(folder, party, method, since, seconds, rude):
     return run[0], disks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rude", [False, True], ids=["asked", "written"])
 @pytest.mark.parametrize("since", [0.4, 1.4, 1.62, 2.3, 3.2])
 @pytest.mark.parametrize(("party", "method"), [("coordinator", "fedpall"), ("device-1", "fedavg")])
@@ -84,6 +85,7 @@ class Failing(Disk):
             raise sqlite3.OperationalError(self.words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [("database is locked", "held by another"), ("unable to open database file", "is full (unable")],

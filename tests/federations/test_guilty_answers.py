@@ -148,6 +148,7 @@ def fails_after_mix(monkeypatch, when):
     monkeypatch.setattr(protofleet.methods.fedpall.Pupils, "fit", fails)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["train", "mix"])
 def test_in_a_method_of_two_phases_the_answer_to_either_is_found(tmp_path, monkeypatch, phase):
     if phase == "train":
@@ -172,6 +173,7 @@ def struck_prototypes(monkeypatch):
     fails_after_mix(monkeypatch, lambda replies: struck[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash", [False, True])
 def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both(
     tmp_path, monkeypatch, crash
@@ -187,6 +189,7 @@ def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both
     assert sorted(second["phases"][-1]["answered"]) == ["device-0", "device-1", "device-3", "device-4"]
 
 
+@pytest.mark.slow
 def test_a_second_liar_in_a_later_phase_of_the_repeated_round_is_found_too(tmp_path, monkeypatch):
     fails_at_strikes(monkeypatch, protofleet.methods.fedpall.Server, "merge", argument=1)
     fails_after_mix(monkeypatch, holds_strike)

@@ -24,6 +24,7 @@ POLICY = Policy(
 ATTACKED = ("fedavg", "fedprox", "fedplcc", "fedproto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", names())
 def test_honest_runs_have_the_same_bits_with_the_gate_and_without(method, tmp_path):
     runs = [

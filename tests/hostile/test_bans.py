@@ -31,7 +31,6 @@ def takes_part(f: Federation, name: str) -> Callable[[], bool]:
     return lambda: any(name in line["participants"] for line in f.rounds()[begun:])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [noise, repeat], ids=["noise", "repeats"])
 def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_path, words):
     rules = Rules(quorum=1, grace_seconds=1.0)
@@ -56,7 +55,6 @@ def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_
         assert not banned(f) and "Traceback" not in f.log_of(third)
 
 
-@pytest.mark.slow
 def test_a_broker_that_invents_names_meets_one_pause_and_no_error_of_ours(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=Rules(quorum=2)) as f:
         assert f.proxy

@@ -14,7 +14,6 @@ from tests.hostile import wire
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 300.0
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.protocol.wire.class_names import digest_of
 from tests.chaos.campaign import pictures
 from tests.hostile.device import Device
 from tests.hostile.federation import Federation
 
-pytestmark = pytest.mark.slow
 NAMES, OTHER = ("circle", "line", "square"), ("line", "square", "zebra")
 POLICY = Rules(quorum=2, gather=2, settle_seconds=0.5, grace_seconds=1.0, patience_seconds=60.0)
 FIRST = "class 0 is 'line' in {} and 'circle' in {}; {}: line, square, zebra; {}: circle, line, square"

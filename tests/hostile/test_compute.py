@@ -3,7 +3,6 @@
 import time
 
 import numpy as np
-import pytest
 import torch
 
 from protofleet.coordinator.config import Rules
@@ -76,7 +75,6 @@ def test_more_prototypes_than_a_device_can_have_are_refused_and_never_clustered(
         )
 
 
-@pytest.mark.slow  # it clusters for longer than the watchdog waits
 def test_clustering_for_longer_than_the_watchdog_waits_ends_no_coordinator(tmp_path):
     network = Network("cnn4", feature_size=512)
     given = {"method": METHOD, "network": network, "size": 16, "policy": Rules(quorum=2, gather=2)}

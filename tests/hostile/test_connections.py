@@ -1,7 +1,5 @@
 """A broker whose packets cannot be what they are: each is counted, and all of them cost one line an hour."""
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
@@ -15,7 +13,6 @@ def acknowledges_no_topic(party, packet):
     return bytes([SUBACK << 4, 3]) + packet[2:4] + b"\0" if packet[0] >> 4 == SUBACK else packet
 
 
-@pytest.mark.slow
 def test_packets_that_our_code_fails_at_are_counted_and_said_once(tmp_path):
     with Federation(tmp_path, "one", taken_over=True, rounds=1, policy=RULES) as f:
         f.proxy.alters = acknowledges_no_topic

@@ -10,8 +10,6 @@ import sys
 import time
 from datetime import datetime
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.cli.main import main
 from tests.hostile.federation import Federation
@@ -39,7 +37,6 @@ def flooding(f: Federation, name: str, *topics: str, frames=(JUNK,), rate: float
             flooder.kill()
 
 
-@pytest.mark.slow
 def test_two_devices_that_flood_hold_no_run_still(tmp_path):
     """Undisturbed these rounds take a few seconds; before names were banned there was no round in 200 s."""
     with Federation(tmp_path, "a", "b", "shouter", "crier", rounds=7, policy=TOGETHER) as f:
@@ -58,7 +55,6 @@ def test_two_devices_that_flood_hold_no_run_still(tmp_path):
         assert len("".join(log)) < 20_000
 
 
-@pytest.mark.slow
 def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
     with Federation(tmp_path, "a", "b", "shouter", rounds=2, policy=Rules(quorum=3, gather=3)) as f:
         first = f.coordinator()

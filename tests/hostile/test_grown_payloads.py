@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
-
-pytestmark = pytest.mark.slow
 
 LEAST = 5120  # 4,096 blocks of 1,024 bytes: 4 MiB
 FEDPLCC = {"name": "fedplcc", "lr": 0.02}

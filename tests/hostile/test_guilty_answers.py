@@ -69,14 +69,12 @@ def run(folder, how, kill_at=""):
         return sorted(json.loads(counted[-1][0])["answers"]), sorted(path.name for path in snapshots)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", FAILS)
 def test_who_a_server_half_fails_at_is_put_aside_and_not_who_is_farthest(tmp_path, how):
     used, _ = run(tmp_path, how)
     assert used == [*NAMES]
 
 
-@pytest.mark.slow
 def test_a_coordinator_that_is_killed_while_it_tries_or_repeats_comes_to_the_same_bits(tmp_path):
     places = {"none": "", "trying": "trying round 2", "repeating": "back to round 2"}
     found = {name: run(tmp_path / name, "raises", words) for name, words in places.items()}

@@ -41,7 +41,6 @@ service.Service._resume = held
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["read", "exclusive"])
 def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode):
     with Federation(tmp_path, "one", "two", rounds=20) as f:
@@ -75,7 +74,6 @@ def unreadable(federation):
         yield coordinator
 
 
-@pytest.mark.slow
 def test_a_coordinator_that_waits_to_read_its_index_is_not_ended_as_stuck(tmp_path):
     watchdog = 8.0
     with Federation(tmp_path, "one", rounds=100, watchdog_seconds=watchdog) as f:
@@ -89,7 +87,6 @@ def test_a_coordinator_that_waits_to_read_its_index_is_not_ended_as_stuck(tmp_pa
         f.wait_until(lambda: len(f.rounds()) > at, "a round after the lock")
 
 
-@pytest.mark.slow
 def test_a_coordinator_that_waits_to_read_its_index_can_be_stopped(tmp_path):
     with Federation(tmp_path, "one", rounds=100) as f, unreadable(f) as coordinator:
         coordinator.say(signal.SIGTERM)
@@ -98,7 +95,6 @@ def test_a_coordinator_that_waits_to_read_its_index_can_be_stopped(tmp_path):
         assert "database is held by another program" in last and "Traceback" not in f.log_of(coordinator)
 
 
-@pytest.mark.slow
 def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else_does(tmp_path):
     with Federation(tmp_path, "one", "two", policy=Rules(quorum=2)) as f:
         coordinator, works = f.coordinator(), []
@@ -120,7 +116,6 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 4
 
 
-@pytest.mark.slow
 def test_a_ledger_that_another_program_holds_is_waited_for_once(tmp_path):
     """Else each of its rows takes the loop 5 s."""
     with Federation(tmp_path, "one", "two", rounds=100, policy=Rules(quorum=2)) as f:

@@ -6,8 +6,6 @@ import logging
 import time
 from pathlib import Path
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.protocol.security.enrolment import CURRENT, KnownRecords, load_enrolled
@@ -32,7 +30,6 @@ def words_of(f: Federation, process) -> str:
     )
 
 
-@pytest.mark.slow
 def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tmp_path):
     """Before: 38 MB, in which a device wrote what it liked."""
     with Federation(tmp_path, "a", "b", "liar", rounds=2, policy=TOGETHER) as f:
@@ -58,7 +55,6 @@ def test_twenty_thousand_hostile_frames_write_little_and_nothing_of_their_own(tm
         assert not [line for line in words.split("\n") if line.startswith("2026-01-01")]
 
 
-@pytest.mark.slow
 def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=2) as f:
         real = f.device("real")

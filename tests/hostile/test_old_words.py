@@ -1,7 +1,5 @@
 """Words that were once meant, kept by a broker and said again to devices as they are started."""
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
 from tests.hostile.device import honest
@@ -83,7 +81,6 @@ def over(frame):
     return frame.kind == "finished" or (frame.kind == "state" and b"finished" in frame.data)
 
 
-@pytest.mark.slow
 def test_a_device_that_is_killed_and_told_everything_again_works_on_nothing_twice(tmp_path):
     with Federation(tmp_path, "real", "raw", taken_over=True, rounds=3, policy=BOTH) as f:
         gate = []

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from protofleet.coordinator.spool.older_copies import LISTEN_SECONDS
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile import wire
 from tests.hostile.device import Device
 from tests.hostile.federation import Federation
-
-pytestmark = pytest.mark.slow
 
 
 def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordinator(tmp_path):

@@ -58,7 +58,6 @@ def counted(f, process):
     return [(e["round"], e["phase"], e["answers"]) for e in lines if e["event"] == "counted"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["same plan", "other plan", "same name"])
 def test_a_late_answer_to_a_run_that_was_stopped_does_not_end_the_next_one(tmp_path, kind):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=3, policy=BOTH) as f:
@@ -82,7 +81,6 @@ def test_a_late_answer_to_a_run_that_was_stopped_does_not_end_the_next_one(tmp_p
         assert {h["round"] for h in said[:2]} == {1} and {h["run"] for h in said} == {name}
 
 
-@pytest.mark.slow
 def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_same_plan(tmp_path):
     with Federation(
         tmp_path, "one", taken_over=True, rounds=2, policy=ALONE, method={"name": "fedproto"}
@@ -112,7 +110,6 @@ def smallest(f, name):
     return made
 
 
-@pytest.mark.slow
 def test_an_answer_without_a_receipt_is_not_said_to_a_coordinator_that_has_not_said_its_plan(tmp_path):
     with Federation(tmp_path, "one", "small", taken_over=True, rounds=9, policy=BOTH) as f:
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "receipt")

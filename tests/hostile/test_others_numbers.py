@@ -104,7 +104,6 @@ def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp
             assert line["accuracy"]["global"] == {"street": 0.625, "street (liar)": 0.0}
 
 
-@pytest.mark.slow  # two lives of a coordinator
 def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
     with Federation(tmp_path, "honest", "liar", rounds=2, policy=BOTH) as f:
         first = f.coordinator()
@@ -121,7 +120,6 @@ def test_a_domain_is_kept_when_the_coordinator_is_started_again(tmp_path):
         assert f.rounds()[-1]["accuracy"]["global"] == {"street": 0.9, "field": 0.1}
 
 
-@pytest.mark.slow  # two lives of a coordinator
 def test_a_number_that_is_none_is_in_no_file_though_the_coordinator_was_killed_after_it_came(
     tmp_path, capsys
 ):

@@ -32,7 +32,6 @@ def strikes_in_round_two(task):
     return Answer(arrays)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_error_of_the_server_half_with_one_answer_is_that_answers_end(tmp_path, killed):
     planted, limits = SERVER_HALF.format(above=900), Limits(outlier=0.0)
@@ -54,7 +53,6 @@ def test_an_error_of_the_server_half_with_one_answer_is_that_answers_end(tmp_pat
         assert killed or (len(back) == 1 and back[0][1] == "liar"), back
 
 
-@pytest.mark.slow
 def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_path):
     with Federation(tmp_path, "one", "two", "three", policy=TOGETHER, rounds=2) as f:
         coordinator = f.coordinator(planted=SERVER_HALF.format(above=0))
@@ -78,7 +76,6 @@ Agent._asked = raises
 """
 
 
-@pytest.mark.slow
 def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_path):
     """The next hello brings the task again."""
     with Federation(tmp_path, "one", rounds=1, policy=Rules(straggler_factor=0.0)) as f:

@@ -3,8 +3,6 @@
 import json
 import shutil
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from tests.hostile.federation import Federation
 
@@ -23,7 +21,6 @@ def killed_after(f, process, rounds):
     f.wait_until(lambda: len(f.rounds()) >= at + 3, "rounds without it")
 
 
-@pytest.mark.slow
 def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
     with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=2000, policy=ALONE) as f:
         coordinator, mine = f.coordinator(), folder_of(f, "one")
@@ -54,7 +51,6 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
         assert sum(counted) == 2
 
 
-@pytest.mark.slow
 def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_one_line(tmp_path):
     with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=2000, policy=ALONE) as f:
         coordinator = f.coordinator()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from protofleet.coordinator.config import Rules
 from tests.hostile.federation import Federation
 from tests.hostile.test_other_runs import held_in
@@ -41,7 +39,6 @@ def lives_on(f: Federation, name: str) -> None:
     f.wait_until(lambda: heard_here(f, name, since) >= 5, "the coordinator to say that it is here")
 
 
-@pytest.mark.slow
 def test_a_device_whose_hellos_were_lost_but_the_first_takes_part_as_soon_as_one_passes(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
         f.coordinator(planted=OFTEN)
@@ -63,7 +60,6 @@ def test_a_device_whose_hellos_were_lost_but_the_first_takes_part_as_soon_as_one
         f.wait_until(lambda: takes_part(f, "two"), "two to take part", 30)
 
 
-@pytest.mark.slow
 def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_missed(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=RULES) as f:
         f.coordinator(planted=OFTEN)
@@ -80,7 +76,6 @@ def test_a_device_that_is_unbanned_takes_part_at_the_next_word_about_who_is_miss
         f.wait_until(lambda: takes_part(f, "two"), "two to take part again", 30)
 
 
-@pytest.mark.slow
 def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this_one(tmp_path):
     with Federation(tmp_path, "one", "two", taken_over=True, policy=RULES) as f:
         first = f.coordinator(name="spring", rounds=1)
@@ -102,7 +97,6 @@ def test_a_leave_of_an_earlier_run_that_a_broker_repeats_puts_nobody_out_of_this
         assert '"event": "left"' not in f.log_of(second)
 
 
-@pytest.mark.slow
 def test_a_device_at_work_that_missed_the_birth_of_a_later_coordinator_asks_it_for_its_plan(tmp_path):
     """It is asked all the same, as the coordinator knows it from its disk, and answers under a plan that is told."""
     with Federation(tmp_path, "one", taken_over=True, rounds=5, policy=RULES) as f:

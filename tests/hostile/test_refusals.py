@@ -15,7 +15,6 @@ from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
 from tests.hostile.lies import LIES, Lie, leave
 
-pytestmark = pytest.mark.slow
 SCARCE = {Reason.NO_ROOM}  # told where room is short, which would hide what others are refused for
 TOGETHER = {reason: lie for reason, lie in LIES.items() if reason not in SCARCE}
 ASKED = {reason: lie for reason, lie in TOGETHER.items() if lie.asked}

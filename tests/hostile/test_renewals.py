@@ -36,7 +36,6 @@ def kept_of_an_earlier_run(f, ahead=0.0):
     return said_to(f, "real", "welcome")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restarted):
     with Federation(
@@ -62,7 +61,6 @@ def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restar
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
 
 
-@pytest.mark.slow
 def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
         coordinator, first = f.coordinator(), f.device("real")
@@ -87,7 +85,6 @@ def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(t
         f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after it")
 
 
-@pytest.mark.slow
 def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_start_news(
     tmp_path, monkeypatch
 ):
@@ -115,7 +112,6 @@ def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_sta
         assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
 
 
-@pytest.mark.slow
 def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkeypatch):
     monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
     with Federation(

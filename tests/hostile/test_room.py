@@ -90,7 +90,6 @@ def ends_well(f, coordinator, liar, *honest):
     assert all(line["attempt"] == 0 for line in f.rounds()), "no round had to begin again"
 
 
-@pytest.mark.slow
 def test_an_offer_of_the_largest_object_of_which_nothing_comes_ends_nothing(tmp_path):
     with (
         small_disk(tmp_path / "runs" / RUN / "coordinator", DISK) as through,
@@ -104,7 +103,6 @@ def test_an_offer_of_the_largest_object_of_which_nothing_comes_ends_nothing(tmp_
         assert len(of_rows(LARGEST)) > DISK and liar.device.answered
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("serves", [False, True], ids=["mute", "all-but-one-block"])
 def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_path, serves):
     with (
@@ -131,7 +129,6 @@ SCARCE = Limits(answer_bytes=ANSWER + 1000, spool_bytes=2 * ANSWER + 2000)  # fo
 WAITS = Rules(quorum=2, cohort=3, gather=3, patience_seconds=120.0, straggler_factor=0.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("offers", ["one", "another each time"])
 def test_an_offer_of_which_nothing_comes_gives_its_room_to_who_answers(tmp_path, offers):
     with Federation(tmp_path, "liar", "b", "c", limits=SCARCE, policy=WAITS, rounds=1) as f:

@@ -34,7 +34,6 @@ def seconds_of_six_rounds(folder, devices, work_of_the_last):
         return ended - began
 
 
-@pytest.mark.slow
 def test_one_silent_device_of_four_costs_six_rounds_no_three_times_their_time(tmp_path):
     without = seconds_of_six_rounds(tmp_path / "three", NAMES[:3], works)
     beside = seconds_of_six_rounds(tmp_path / "four", NAMES, lambda task: None)
@@ -57,7 +56,6 @@ def participants(f):
     return [line["participants"] for line in f.rounds()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_path, number):
     """Two have their answers ready then, one is at work: nobody waits 600 s, and nobody who works is cut off."""
@@ -75,7 +73,6 @@ def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_pat
         assert time.monotonic() - began < 120.0 and all(device.verdicts() for device in quick)
 
 
-@pytest.mark.slow
 def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tmp_path):
     with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4)) as f:
         for name in NAMES[:3]:
@@ -85,7 +82,6 @@ def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tm
         assert participants(f) == [sorted(NAMES), sorted(NAMES), ["one", "three", "two"]]
 
 
-@pytest.mark.slow
 def test_a_half_that_answers_at_once_does_not_shut_out_the_other(tmp_path):
     with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4)) as f:
         for name in NAMES:

@@ -27,6 +27,7 @@ from tests.conftest import missing
 from tests.support.federation_over_broker import DEVICES, Federation
 from tests.support.small_federation import POLICY, assert_same, shard
 
+pytestmark = pytest.mark.slow
 LARGE = Network("mlp", feature_size=2000)  # 1.7 MB: an answer is 26 blocks
 QUEUE = 8  # messages that the broker keeps for one client, beside those in flight
 WAYS_TO_ARRIVE = ("accepted", "duplicate", "unknown_object", "flood", "bad_block")

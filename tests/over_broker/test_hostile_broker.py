@@ -65,6 +65,7 @@ def honest(tmp_path_factory):
     return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
 def test_a_run_over_a_hostile_broker_ends_with_the_honest_bits(tmp_path, honest, method, seed):
@@ -89,6 +90,7 @@ def test_it_reads_what_is_not_sealed_and_no_piece_of_what_is(tmp_path, sealed):
     assert (b"weights" in seen) == (b"accuracy" in seen) == (not sealed), "names and metrics are sealed too"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedpall", "fedplcc"])
 def test_a_broker_that_was_taken_over_changes_nothing_and_reads_nothing(
     tmp_path, broker, federation, honest, method

@@ -56,6 +56,7 @@ def stormed(tmp_path, broker, federation):
     made.close()
 
 
+@pytest.mark.slow
 def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_path, stormed):
     made, liar, inbox = stormed
     while not isinstance(inbox.get(timeout=20), Connected):

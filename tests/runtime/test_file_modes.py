@@ -5,9 +5,13 @@ import stat
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.deploy.local.test_run import ROOT, SMALL, command, place
 
 __all__ = ["place"]  # a fixture
+
+pytestmark = pytest.mark.slow  # each runs a federation in processes
 
 
 def run_with(place: Path, umask: int) -> Path:

@@ -97,6 +97,7 @@ def test_a_process_that_hangs_ends_itself_and_leaves_its_stacks(how):
     assert f"{how} has shown no sign of life" in done.stderr and "in hang" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["training", "spreading anchors", "clustering", "averaging", "merging"])
 def test_work_may_last_as_long_as_it_makes_steps(how):
     done = run_hanging(how)  # three times as long as the watchdog waits

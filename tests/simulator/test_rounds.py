@@ -133,6 +133,7 @@ def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, see
     assert all("d0" not in devices for devices in counted)
 
 
+@pytest.mark.slow
 def test_a_flapping_device_costs_no_round_its_patience(judged):
     """Its connection breaks every 11 s and its work takes minutes: without the rule each phase waits for it."""
 
@@ -179,6 +180,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keeps", ["nothing", "all"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ten_minutes_without_a_broker_cost_ten_minutes(judged, moment, keeps):

@@ -55,6 +55,7 @@ def is_said(text):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", [*ODD[:3], ODD[8], json.dumps({**SUMMARY, "accuracy": []})])
 def test_a_report_of_an_odd_summary_is_one_line(tmp_path, text):
     (tmp_path / "summary.json").write_text(text)
@@ -93,6 +94,7 @@ LINES += [
 ]
 
 
+@pytest.mark.slow
 def test_a_report_of_odd_lines_leaves_them_out_and_says_so(tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     for text in ("\n".join(LINES), "\xff\xfe\n\0", "[" * 100_000):
@@ -161,6 +163,7 @@ def epoch_of(folder):
         return db.execute("SELECT epoch FROM run").fetchone()[0]
 
 
+@pytest.mark.slow
 def test_an_index_that_cannot_be_used_names_the_way_on_with_a_backup(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     run.run()

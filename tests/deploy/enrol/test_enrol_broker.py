@@ -66,6 +66,7 @@ def test_a_broker_that_is_enrolled_by_whoever_starts_it_runs_with_no_further_wor
         assert conf(lab)[0] == "user mosquitto" and "to whom broker belongs now" in said
 
 
+@pytest.mark.slow
 def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(lab):
     """As of a broker that was enrolled before its user was, or that moves to another port."""
     me, port = pwd.getpwuid(os.geteuid()).pw_name, free_port()
@@ -80,6 +81,7 @@ def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(
     assert "start it again" not in enrol_in(lab, f"{install} --port {port}"), "it says so already"
 
 
+@pytest.mark.slow
 def test_settings_that_somebody_has_changed_are_never_written_over(lab):
     install = asked(lab, "broker", "broker", "--host localhost")
     enrol_in(lab, install)
@@ -96,6 +98,7 @@ def test_settings_that_somebody_has_changed_are_never_written_over(lab):
     assert {"listener 8883 10.0.0.2", "listener 1884 127.0.0.1"} <= set(conf(lab))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["--port 1883", "--plain-port 0 --user root", "--listen 127.0.0.1"])
 def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_installed(lab, options):
     install = asked(lab)
@@ -106,12 +109,14 @@ def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_inst
     enrol_in(lab, install)
 
 
+@pytest.mark.slow
 def test_a_user_that_is_none_leaves_no_half_enrolled_broker(lab):
     said = enrol_in(lab, "broker localhost --root root --folder broker --user no-such", code=2)
     assert said == "protofleet: there is no user no-such on this machine\n" and not (lab / "broker").exists()
     enrol_in(lab, "broker localhost --root root --folder broker")
 
 
+@pytest.mark.slow
 def test_a_wrong_fingerprint_is_refused_where_the_root_is_known_too(lab):
     install = asked(lab)
     enrol_in(lab, install)

@@ -174,6 +174,7 @@ def test_facts_that_broke_off_are_no_facts():
         read_facts("arch=x86_64\nuid=0\nnow=5\n")
 
 
+@pytest.mark.slow
 def test_the_probe_finds_a_whole_program():
     done = subprocess.run(
         [sys.executable, "-m", "protofleet.deploy.fleet.device.probe", "self"], capture_output=True, text=True

@@ -6,6 +6,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from protofleet.deploy.enrol import party
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.fleet import join
@@ -82,6 +84,7 @@ def operators_machine(folder, requests):
     (folder / "fleet.toml").write_text(write_toml(table))
 
 
+@pytest.mark.slow
 def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(tmp_path):
     no_request = "-----BEGIN PROTOFLEET REQUEST-----\nQUJD\n-----END PROTOFLEET REQUEST-----\n"
     board = tmp_path / "board"

@@ -86,6 +86,7 @@ def test_root_follows_no_link_that_the_devices_user_has_planted(board, link):
     assert board.sh(f"test -e {KEYS} || test -L {KEYS}; echo $?") == "1", "the keys, or the link, are gone"
 
 
+@pytest.mark.slow
 def test_what_never_ends_holds_up_no_step(board):
     """A pipe that nobody writes to, and a file without an end."""
     board.as_user(

@@ -39,6 +39,7 @@ def children(pid):
     return [int(child) for child in found]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place):
     (place / "small.toml").write_text(
         SMALL.format(data=place / "data", broker="auto").replace("count = 3", "count = 2")

@@ -85,6 +85,7 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     assert "Traceback" not in done.stderr + "".join(p.read_text() for p in (run / "logs").glob("*.log"))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_so_with_exit_code_4_and_leaves_a_report(place):
     wild = ("method.lr=1000.0", "method.momentum=0.99", "method.epochs=40")
     options = ("small.toml", *(part for change in wild for part in ("--set", change)))
@@ -120,6 +121,7 @@ def wait_for_rounds(place, number):
     raise AssertionError(f"no {number} rounds after 90 s")
 
 
+@pytest.mark.slow
 def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
     first = start(place)
     wait_for_rounds(place, 3)
@@ -135,6 +137,7 @@ def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
     assert [r["round"] for r in lines(place)] == list(range(1, 42))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_put_aside_and_other_settings_are_not_mixed_into_an_unfinished_one(place):
     run = place / "runs" / "small"
     run.mkdir(parents=True)
@@ -166,6 +169,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_one_clear_line_with_its_exit_code(place, mistake):
     arguments, code, words = MISTAKES[mistake]
@@ -193,6 +197,7 @@ size = 8
 """
 
 
+@pytest.mark.slow
 def test_a_device_without_a_broker_or_a_key_says_so(place):
     (place / "device.toml").write_text(DEVICE.format(port=1))
     done = protofleet("device", "device.toml", cwd=place)
@@ -220,6 +225,7 @@ def mount(place, size):
         pytest.skip(f"cannot mount a small disk here: {done.stderr.decode().strip()}")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_clear_line_and_the_run_continues_when_there_is_room(place):
     runs = place / "runs"
     mount(runs, "3m")

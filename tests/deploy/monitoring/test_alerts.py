@@ -184,6 +184,7 @@ def test_prometheus_takes_the_settings(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @needs_promtool
 @pytest.mark.parametrize("raised", [True, False], ids=["raises", "does_not_raise"])
 def test_each_alert_is_raised_by_what_it_is_for_and_by_nothing_else(tmp_path, raised):

@@ -95,6 +95,7 @@ def series(metrics, name):
     }
 
 
+@pytest.mark.slow
 def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
     run = simulation(tmp_path, "fedhp")
     metrics = Metrics(run.service)

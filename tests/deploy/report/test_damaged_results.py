@@ -36,6 +36,7 @@ def flips(data):
         yield data[:at] + bytes([byte ^ (1 << (5 * at % 8))]) + data[at + 1 :]
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_a_summary_is_a_figure(run):
     path, honest = run / "summary.json", read_run(run).summary
     for spoiled in flips(path.read_bytes()):
@@ -93,6 +94,7 @@ def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
     assert found.summary == before.summary and list(found.rounds) == list(before.rounds)
 
 
+@pytest.mark.slow
 def test_the_report_names_what_is_damaged_and_a_damaged_summary_is_one_line(run):
     path = run / "rounds.jsonl"
     first, *rest = path.read_text().splitlines(True)

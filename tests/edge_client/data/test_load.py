@@ -126,6 +126,7 @@ print([name for name in ("torchvision", "scipy", "PIL", "sklearn", "matplotlib")
 """
 
 
+@pytest.mark.slow
 def test_another_process_gets_the_same_bytes_and_imports_no_more_than_it_needs(all_digits):
     command = [sys.executable, "-c", PRINT, str(all_digits)]
     told = {

@@ -104,6 +104,7 @@ def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
     assert_equal(rounds_of(child.start(plan), ask), expected)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
     plan = plan_of(epochs=400)  # longer than the timer waits, on fast processors too
     ask = asked(plan)
@@ -124,6 +125,7 @@ def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the
     assert_equal([*first, (copies(again), metrics, copies(job.state()))], expected)
 
 
+@pytest.mark.slow
 def test_a_process_that_died_at_rest_is_replaced_without_a_word(tmp_path, trainer):
     plan = plan_of()
     ask = asked(plan)
@@ -135,6 +137,7 @@ def test_a_process_that_died_at_rest_is_replaced_without_a_word(tmp_path, traine
     assert_equal(rounds_of(job, ask, count=1), expected)
 
 
+@pytest.mark.slow
 def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer):
     child = trainer(trainer_memory_bytes=1_500_000_000)
     network = Network("mlp", feature_size=65_536, embedding_size=6_000)  # 1.8 GB
@@ -147,6 +150,7 @@ def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer
     assert child.start(small).run(ask.phase, 1, to_numpy(ask.payload))[1]["samples.test"] == 20
 
 
+@pytest.mark.slow
 def test_work_without_end_is_ended(tmp_path, trainer):
     plan = plan_of(epochs=1000)
     child = trainer(trainer_seconds=0.5)
@@ -154,6 +158,7 @@ def test_work_without_end_is_ended(tmp_path, trainer):
         child.start(plan).run("train", 1, to_numpy(asked(plan).payload))
 
 
+@pytest.mark.slow
 def test_a_fault_of_ours_is_raised_with_its_traceback(trainer):
     child = trainer()
     job = child.start(plan_of())
@@ -179,6 +184,7 @@ os._exit(1)
 """
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_its_agent(tmp_path):
     told = subprocess.run(
         [sys.executable, "-c", AGENT, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60

@@ -23,6 +23,7 @@ def in_a_fresh_process(program: str, path: Path = ROOT) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_small_networks_do_not_import_torchvision():
     in_a_fresh_process("""
         from protofleet.methods.nets import catalog as nets
@@ -32,6 +33,7 @@ def test_small_networks_do_not_import_torchvision():
     """)
 
 
+@pytest.mark.slow
 def test_a_torchvision_without_its_operators_imports_from_many_threads(tmp_path):
     """The stand-in fails as torchvision does: it does without its extension, then describes its operators."""
     package = tmp_path / "torchvision"

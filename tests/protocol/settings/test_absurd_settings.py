@@ -246,6 +246,7 @@ def test_a_command_line_that_cannot_be_used_is_one_line_and_exit_code_2(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "change"),
     [
