@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.keys import make_keys
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import Command, Event, Policy
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.run import Run
 from protofleet.coordinator.server.runner import Step
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.methods.contract.plan import Plan
@@ -37,21 +40,21 @@ PATIENCE = 120.0
 
 @dataclass
 class Clockwork:
-    """A watcher that notes how long each phase took, and how long its slowest device worked in it."""
+    """An observer that notes how long each phase took, and how long its slowest device worked in it."""
 
     asked_at: float = 0.0
     slowest: float = 0.0
     phases: list[tuple[str, float, float]] = field(default_factory=list)  # (phase, seconds, of them work)
 
-    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
+    def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         """Phases are timed from the ask to the last answer."""
 
-    def stepped(self, service: RunView, step: Step, now: float) -> None:
+    def stepped(self, run: RunView, step: Step, now: float) -> None:
         self.asked_at, self.slowest = time.monotonic(), 0.0
 
-    def answered(self, service: RunView, update: Update, now: float) -> None:
+    def answered(self, run: RunView, update: Update, now: float) -> None:
         self.slowest = max(self.slowest, update.metrics.get("seconds.work", 0.0))
-        if len(service.machine.answered) + 1 == len(service.machine.cohort):
+        if len(run.answered) + 1 == len(run.cohort):
             self.phases.append((update.phase, time.monotonic() - self.asked_at, self.slowest))
 
 
@@ -82,7 +85,9 @@ def members(
             process.wait(30)
 
 
-def conduct(folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, watcher: Clockwork) -> Service:
+def conduct(
+    folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, observer: Clockwork
+) -> CoordinatorService:
     """Run a whole federation from here, over the broker, and return what is left of the coordinator."""
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     topics = Topics(FEDERATION)
@@ -93,7 +98,8 @@ def conduct(folder: Path, plan: Plan, policy: Policy, address: BrokerAddress, wa
 
     transport = Mqtt("bench-coordinator", address, inbox, subscriptions=topics.coordinator_subscriptions())
     link = CoordinatorLink(me, ring, topics, transport, spool.store, FEDERATION)
-    service = Service(plan, RoundMachine(policy), spool, ThreadWorker(inbox), link, [watcher])
+    context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
+    service = CoordinatorService(context, Run(plan, RoundMachine(policy), spool, context, [observer]))
     transport.connect(link.will(topics.coord_state))
     try:
         wait_for_broker(inbox, PATIENCE)

@@ -190,20 +190,20 @@ def ours() -> dict[str, object]:
 
 
 def in_child(folder: Path) -> dict[str, object]:
-    watcher = Present(Family(folder))
+    observer = Present(Family(folder))
     policy = Policy(ROUNDS, quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
     (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
     names = [f"device-{i}" for i in range(DEVICES)]
     with broker(folder) as running, CountingProxy(running.address.port) as proxy:
-        watcher.proxy = proxy
+        observer.proxy = proxy
         with members(folder, names, BrokerAddress(port=proxy.port), EXAMPLES):
-            conduct(folder, MODEL, policy, running.address, watcher)
-            counted = proxy.bytes - watcher.before
+            conduct(folder, MODEL, policy, running.address, observer)
+            counted = proxy.bytes - observer.before
     return {
         "rounds": ROUNDS,
         **one(MODEL, EXAMPLES),
         "bytes_over_payload": ratio(counted, PAYLOAD * ROUNDS),
-        "idle": watcher.idle,
+        "idle": observer.idle,
     }
 
 

@@ -72,11 +72,11 @@ def device() -> float:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": SMALL.classes, "size": SMALL.size}))
         with broker(folder) as running, members(folder, ["a"], running.address, 500) as processes:
-            watcher = Joining(processes["a"].pid)
+            observer = Joining(processes["a"].pid)
             try:
-                conduct(folder, SMALL, Policy(1000, quorum=2), running.address, watcher)
+                conduct(folder, SMALL, Policy(1000, quorum=2), running.address, observer)
             except Waiting:
-                return watcher.resident
+                return observer.resident
     raise AssertionError("the device never joined")
 
 

@@ -32,22 +32,22 @@ def one(plan: Plan, examples: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
-        watcher = Clockwork()
+        observer = Clockwork()
         policy = Policy(ROUNDS, quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
         with broker(folder) as running, members(folder, names, running.address, examples) as processes:
-            service = conduct(folder, plan, policy, running.address, watcher)
+            service = conduct(folder, plan, policy, running.address, observer)
             for process in processes.values():
                 process.wait(30)
             described = running.describe()
         meters = [json.loads((folder / "devices" / n / "meter.json").read_text()) for n in names]
-    talk = [seconds - work for phase, seconds, work in watcher.phases if phase == "train"]
+    talk = [seconds - work for phase, seconds, work in observer.phases if phase == "train"]
     meter = service.link.meter
     return {
         "broker": described,
         "communication_seconds_median": round(statistics.median(talk), 4),
         "communication_seconds": [round(t, 4) for t in talk],
         "round_seconds_median": round(
-            statistics.median(s for phase, s, _ in watcher.phases if phase == "train"), 4
+            statistics.median(s for phase, s, _ in observer.phases if phase == "train"), 4
         ),
         "wire_over_payload_at_the_coordinator": ratio(sum(meter.wire.values()), sum(meter.payload.values())),
         "wire_over_payload_at_the_devices": ratio(

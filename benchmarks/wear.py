@@ -69,13 +69,13 @@ def run(plan: Plan, folder: Path, written: Written) -> int:
         disks=lambda name: MeteredDisk(written) if name == names[0] else Disk(durable=False),
     )  # fmt: skip
     while not sim.service.finished:
-        sim.run(until=partial(past, sim, sim.service.machine.round))
+        sim.run(until=partial(past, sim, sim.service.run.machine.round))
         most = max(most, taken(folder / names[0]))
     return most
 
 
 def past(sim: Simulation, round: int) -> bool:
-    return sim.service.finished or sim.service.machine.round > round
+    return sim.service.finished or sim.service.run.machine.round > round
 
 
 def taken(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Commands in their order. Where the disk is full, or locked, they wait, and all behind them, until that is over."""
+"""Commands in their order. Where the disk is full or locked they wait, and all behind them, until it is not."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ log = logging.getLogger("protofleet.coordinator")
 RETRY_SECONDS: Final = 5.0  # between looks at a full disk, or at a lock
 
 
-class Backlog:
+class CommandQueue:
     def __init__(self, spool: Spool, perform: Callable[[Command], None]) -> None:
         self._spool, self._perform = spool, perform
         self._waiting: deque[Command] = deque()
-        self._stuck = False  # the first of them has found no room
+        self._stuck = False  # the first of them has found the disk full or locked
         self.full = ""  # why the disk is said to be full; until something has been written again
-        self._held = False  # by another program, as has been said
+        self._held = False  # locked by another program, which is in the log
         self.wake_at = float("inf")
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    def __len__(self) -> int:
+        return len(self._waiting)
 
     def add(self, commands: Sequence[Command], now: float) -> None:
         self._waiting.extend(commands)
@@ -36,7 +36,7 @@ class Backlog:
             self._go_on(now)
 
     def again(self, command: Command, why: BaseException, now: float) -> None:
-        """It was performed, and what came of it found no room."""
+        """It was performed, and its result found the disk full."""
         self._waiting.appendleft(command)
         self._wait(why, now)
 
@@ -46,7 +46,7 @@ class Backlog:
             self._short(why)
 
     def _short(self, why: str) -> None:
-        """Said once, however often it is met."""
+        """In the log once."""
         if not self.full:
             log.error(
                 "the disk that holds %s is full (%s): nothing new is begun until there is room",

@@ -1,4 +1,4 @@
-"""A coordinator process, put together: settings -> key, spool, machine, service -> until the run is over."""
+"""A coordinator process, put together: settings -> key, spool, link, run, service -> until the run is over."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from pathlib import Path
 import torch
 
 from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.observers import observed
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.run import Run
 from protofleet.coordinator.server.diverged import DivergedError
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import least_epoch, remember, where
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_every_step, tensors_work
@@ -64,20 +67,21 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     )  # fmt: skip
     machine = RoundMachine(settings.rules(), settings.seed)
     worker, names = ThreadWorker(inbox, pulse), settings.class_names
-    service = Service(plan, machine, spool, worker, link, limits=settings.limits, class_names=names)
+    context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
+    run = Run(plan, machine, spool, context, limits=settings.limits, class_names=names)
+    service = CoordinatorService(context, run)
     inbox.dropped, inbox.unwanted = link.overflowed, service.unwanted
     transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_itself)
     try:
-        checks = health(service, pulse, folder)
+        checks = health(context, pulse, folder)
         watched = watchdog(pulse, settings.watchdog_seconds)
-        with observed(service, settings, folder, software, events, checks) as watchers, watched:
-            service.watchers.extend(watchers)
+        with observed(run, settings, folder, software, events, checks), watched:
             wait_for_broker(inbox, settings.patience_seconds)
             spool.index.db.waits_on = until(stop_on_signals(inbox), pulse)
             with spool.index.alone():
                 serve(service, inbox, time.monotonic, pulse)
-        if service.diverged:
-            raise DivergedError(f"the run has diverged: {service.diverged}")
+        if run.diverged:
+            raise DivergedError(f"the run has diverged: {run.diverged}")
         return service.stopped
     finally:
         transport.close()
@@ -94,11 +98,11 @@ def until(stopped: threading.Event, pulse: Pulse) -> Callable[[], bool]:
     return waits_on
 
 
-def health(service: Service, pulse: Pulse, folder: Path) -> dict[str, Check]:
+def health(context: ProcessContext, pulse: Pulse, folder: Path) -> dict[str, Check]:
     """What has to be true of a coordinator that can do its work."""
     return {
         "loop": loop_turns(pulse),
-        "broker": lambda: "" if service.connected else "there is no session with the broker; see the log",
+        "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",
         "torch": tensors_work,
         "disk": disk_takes(folder),
     }

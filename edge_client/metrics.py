@@ -60,7 +60,7 @@ class DeviceMetrics:
     def __init__(self, agent: Agent, board: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
-        r.register(ConnectionErrors(agent.link.transport.failures))
+        r.register(ConnectionErrors(lambda: agent.link.transport.failures.count))
         self.series = series = Series(r)
         r.register(board or Sensors())
         series.outbox.set_function(lambda: float(agent.waiting))

@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily
 
-from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.settings.bounds import OptionalPort
-from protofleet.protocol.transport.callbacks import Failures
 from protofleet.protocol.wire.reasons import Reason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_server import Page, Request, Response, bound, serving
@@ -28,10 +25,26 @@ class MetricsError(RuntimeError):
     """Metrics cannot be served. The message says why, and the way out."""
 
 
+class MeterReader(Protocol):
+    """A Link's meter, or a view of one."""
+
+    @property
+    def payload(self) -> Mapping[tuple[str, str], int]: ...
+
+    @property
+    def wire(self) -> Mapping[tuple[str, str], int]: ...
+
+    @property
+    def messages(self) -> Mapping[tuple[str, str, str], int]: ...
+
+    @property
+    def rejected(self) -> Mapping[Reason, int]: ...
+
+
 class MeterCollector:
     """Bytes by method, direction and kind; messages by direction, kind and result."""
 
-    def __init__(self, meter: Meter, method: str) -> None:
+    def __init__(self, meter: MeterReader, method: str) -> None:
         self._meter, self._method = meter, method
 
     @staticmethod
@@ -81,8 +94,8 @@ class MeterCollector:
 class ConnectionErrors:
     """Of ours, and the connection goes on or is made again."""
 
-    def __init__(self, failures: Failures) -> None:
-        self._failures = failures
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
 
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
@@ -94,11 +107,11 @@ class ConnectionErrors:
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
-        family.add_metric([], self._failures.count)
+        family.add_metric([], self._count())
         yield family
 
 
-def still(counter: Counter[Any]) -> dict[Any, int]:
+def still(counter: Mapping[Any, int]) -> dict[Any, int]:
     """A copy taken while another thread may be adding a key."""
     while True:
         try:

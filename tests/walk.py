@@ -78,7 +78,7 @@ def walked(method: str) -> Walk:
     walk = Walk(method)
     with tempfile.TemporaryDirectory() as folder:
         run = Simulation(plan(method, ROUND), {"device-0": shard(0)}, alone, Path(folder))
-        run.run(until=lambda: run.service.machine.round == ROUND)
+        run.run(until=lambda: run.service.run.machine.round == ROUND)
         sys.setprofile(walk)
         try:
             run.run(until=lambda: walk.over)

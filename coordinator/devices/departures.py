@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-
-from prometheus_client.core import CounterMetricFamily
 
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.wire.reasons import Farewell, farewell_of
@@ -44,15 +41,3 @@ class Departures:
         self._counted[known] += 1
         if may_log and known is not Farewell.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")
-
-    @staticmethod
-    def describe() -> list[CounterMetricFamily]:
-        words = f"Devices that took their leave: {', '.join(reason.value for reason in Farewell)}"
-        return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """For Prometheus; those reasons that nobody has given too, so that an alert has a series to watch."""
-        (family,) = self.describe()
-        for reason in Farewell:
-            family.add_metric([reason.value], self[reason])
-        yield family

@@ -13,10 +13,10 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import counted, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
 from protofleet.coordinator.observe.rounds_file import read_rounds, restored, sealed_line
@@ -47,90 +47,86 @@ log = logging.getLogger("protofleet.coordinator")
 
 __all__ = ["ByView", "Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
 
-SEEN: Final = "seen"  # a moment that only tells that a device lives; nobody keeps it
+SEEN: Final = "seen"  # an entry that only tells that a device is there; it is not kept
 
 
 class Sink(Protocol):
-    """Whoever keeps or shows what happened."""
+    """Keeps or shows what happened."""
 
-    def moment(self, what: str, details: Mapping[str, Any]) -> None: ...
+    def entry(self, what: str, details: Mapping[str, Any]) -> None: ...
 
     def round_ended(self, record: RoundRecord) -> None: ...
 
 
 class Journal:
-    """A watcher: folds events into records and hands them to sinks."""
+    """An observer that folds events into records, and hands these to sinks."""
 
-    def __init__(self, service: RunView, sinks: Sequence[Sink], model_bytes: int) -> None:
-        self._service, self._sinks, self._model_bytes = service, sinks, model_bytes
+    def __init__(self, run: RunView, sinks: Sequence[Sink], isolation: Isolation) -> None:
+        self._run, self._sinks, self._isolation, self._model_bytes = run, sinks, isolation, run.model_bytes
         self._before = Meter()
-        self._began, self._thinking, self._asked_at = 0.0, 0.0, 0.0
+        self._began, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
         self._earlier = RoundTraffic()  # in the open round, before this process began
-        service.spool.crossing = self.crossing
 
     def crossing(self) -> tuple[int, RoundTraffic] | None:
         """The open round, and what has crossed in it in this life."""
         if not self._record.round:
             return None
-        crossed = self._service.link.meter.snapshot().since(self._before)
-        return self._record.round, RoundTraffic.of(crossed, self._service.now - self._began)
+        crossed = self._run.traffic().since(self._before)
+        return self._record.round, RoundTraffic.of(crossed, self._run.now - self._began)
 
-    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
+    def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         match event:
             case Joined(device):
                 self._present("joined", device, now)
             case Left(device, reason):
                 self._present("left", device, now, reason=reason[:200])
             case Advanced(None, fault=""):
-                self._end(service, now)
+                self._end(run, now)
         for command in commands:
             self._note(command, now)
 
-    def answered(self, service: RunView, update: Update, now: float) -> None:
-        if (update.round, update.phase) == (service.machine.round, service.machine.asked):
+    def answered(self, run: RunView, update: Update, now: float) -> None:
+        if (update.round, update.phase) == (run.round, run.asked):
             self._measured(update.device, update.metrics)
 
-    def stepped(self, service: RunView, step: Step, now: float) -> None:
+    def stepped(self, run: RunView, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
-            self._begin(step.round, service.machine.attempt, now, resumed=True)
-            if damaged := {what: n for what, n in service.spool.fallbacks.items() if n}:
-                self._tell("fell_back", round=step.round, damaged=damaged)
+            self._begin(step.round, run.attempt, now, resumed=True)
+            if damaged := {what: n for what, n in run.fallbacks.items() if n}:
+                self._enter("fell_back", round=step.round, damaged=damaged)
         if step.phase is not None:  # in a replay once more, and then it must be the same
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
-            self._tell("counted", **place, answers=step.counted)
+            self._enter("counted", **place, answers=step.counted)
         for device, words in step.aside.items():
             self._record.aside[device] = f"{step.phase}: {words}"
-            self._tell("aside", round=step.round, phase=step.phase, device=device, reason=words)
+            self._enter("aside", round=step.round, phase=step.phase, device=device, reason=words)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return
-        cohort = list(service.machine.cohort)
-        phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._thinking, 3), asked=cohort)
+        cohort = list(run.cohort)
+        phase = PhaseRecord(step.ask.phase, server_seconds=round(now - self._closed_at, 3), asked=cohort)
         base = step.manifest.object if step.manifest else b""
-        for device, answer in service.spool.answers(step.round, step.ask.phase).items():  # of an earlier life
+        for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier life
             if answer.base == base:
                 phase.answered.append(device)
                 self._measured(device, answer.metrics)
         self._record.phases.append(phase)
         self._asked_at = now
-        self._tell("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=service.domains)
+        self._enter("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains))
 
     def _measured(self, device: str, metrics: Mapping[str, float]) -> None:
-        self._metrics.setdefault(device, {}).update(counted(metrics, self._service.measures))
+        self._metrics.setdefault(device, {}).update(counted(metrics, self._run.measures))
 
     def _present(self, what: str, device: str, now: float, **more: str) -> None:
         """A hello every few seconds, or a will that is said again, changes nothing: then it is only SEEN."""
-        machine = self._service.machine
         changed = self._presence.get(device) != what
         self._presence[device] = what
-        unsteady = len(machine.flaps.flapping(now))
-        self._tell(
-            what if changed else SEEN, device=device, roster=len(machine.roster), unsteady=unsteady, **more
-        )
+        roster, unsteady = len(self._run.roster), len(self._run.unsteady)
+        self._enter(what if changed else SEEN, device=device, roster=roster, unsteady=unsteady, **more)
 
     def _note(self, command: Command, now: float) -> None:
         match command:
@@ -139,7 +135,7 @@ class Journal:
             case Accept(device, number, phase):
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)
-                self._tell("answered", round=number, phase=phase, device=device, **self._bytes())
+                self._enter("answered", round=number, phase=phase, device=device, **self._bytes())
             case Close(_, phase):
                 self._close(phase, now)
             case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
@@ -147,30 +143,30 @@ class Journal:
             case Drop(device, number, phase, verdict, problem):
                 self._drop(device, verdict, problem.words)
                 place = {"round": number, "phase": phase, "device": device}
-                self._tell("dropped", **place, verdict=verdict, reason=problem.words)
+                self._enter("dropped", **place, verdict=verdict, reason=problem.words)
             case Rollback():
-                self._tell("again", round=self._record.round)
+                self._enter("again", round=self._record.round)
             case PutAside(number, phase, _, aside, words):
                 self._went_back(number, phase, aside, words)
             case Diverge(number, words):
-                self._tell("diverged", round=number, reason=words)
+                self._enter("diverged", round=number, reason=words)
             case Finish(rounds):
-                self._tell("finished", rounds=rounds)
+                self._enter("finished", rounds=rounds)
 
     def _went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
         """It is gone back once, however many answers are put aside for it."""
         for i, device in enumerate(aside):
             self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
             what = "aside" if i else "went_back"
-            self._tell(what, round=number, phase=phase, device=device, reason=words)
+            self._enter(what, round=number, phase=phase, device=device, reason=words)
 
     def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
-        kind = "evaluation" if number > self._service.machine.policy.rounds else "training"
+        kind = "evaluation" if number > self._run.policy.rounds else "training"
         if self._record.round != number:
-            earlier = self._service.spool.crossed_before(number)
+            earlier = self._run.traffic_before(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
-        self._began = self._thinking = now
+        self._began = self._closed_at = now
         self._metrics = {}
 
     def _drop(self, device: str, verdict: str, reason: str) -> None:
@@ -183,10 +179,10 @@ class Journal:
     def _close(self, phase: str, now: float) -> None:
         if self._record.phases:
             self._record.phases[-1].seconds = round(now - self._asked_at, 3)
-        self._thinking = now
+        self._closed_at = now
 
-    def _end(self, service: RunView, now: float) -> None:
-        record, meter = self._record, service.link.meter.snapshot()
+    def _end(self, run: RunView, now: float) -> None:
+        record, meter = self._record, run.traffic()
         crossed = RoundTraffic.of(meter.since(self._before), now - self._began) + self._earlier
         self._before, self._earlier = meter, RoundTraffic()
         record.seconds = round(crossed.seconds, 3)
@@ -196,17 +192,17 @@ class Journal:
         record.rejected = {reason.value: number for reason, number in sorted(crossed.rejected.items())}
         cost = self._model_bytes * len(record.participants) if record.kind == "training" else 0
         record.fedavg = {UP: cost, DOWN: cost}
-        record.accuracy = self._by_domain(service, "accuracy.test")
-        record.validation = self._by_domain(service, "accuracy.validation")
-        record.loss = self._by_domain(service, "loss.test")
-        record.pooled = pooled(self._metrics.values(), service.limits.examples)
+        record.accuracy = self._by_domain(run, "accuracy.test")
+        record.validation = self._by_domain(run, "accuracy.validation")
+        record.loss = self._by_domain(run, "loss.test")
+        record.pooled = pooled(self._metrics.values(), run.limits.examples)
         for sink in self._sinks:
-            self._service.aside.call(partial(sink.round_ended, record))
+            self._isolation.call(sink.round_ended, record)
 
-    def _by_domain(self, service: RunView, name: str) -> ByView:
+    def _by_domain(self, run: RunView, name: str) -> ByView:
         sums: dict[str, dict[str, list[tuple[float, int]]]] = {}
         for device, metrics in sorted(self._metrics.items()):
-            domain, weight = service.domains.get(device, device), max(1, service.members[device].examples)
+            domain, weight = run.domains.get(device, device), max(1, run.members[device].examples)
             for key, value in metrics.items():
                 if key.startswith(f"{name}."):
                     view = sums.setdefault(key.removeprefix(f"{name}."), {})
@@ -217,16 +213,16 @@ class Journal:
         }
 
     def _bytes(self) -> dict[str, int]:
-        meter = self._service.link.meter
+        meter = self._run.meter
         return {
             f"{name}_{way}": sum(n for (d, _), n in counter.items() if d == way)
             for name, counter in (("payload", meter.payload), ("wire", meter.wire))
             for way in (UP, DOWN)
         }
 
-    def _tell(self, what: str, **details: Any) -> None:
+    def _enter(self, what: str, **details: Any) -> None:
         for sink in self._sinks:
-            self._service.aside.call(partial(sink.moment, what, details))
+            self._isolation.call(sink.entry, what, details)
 
 
 def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
@@ -256,7 +252,7 @@ class RoundFile:
         """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
         return [*read_rounds(self._path), *self._unwritten]
 
-    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
         """Only whole rounds are kept; but what is left over of them is tried again."""
         if self._unwritten:
             self._write()

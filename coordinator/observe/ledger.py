@@ -59,7 +59,7 @@ class Ledger:
             self._give_up(error)
         self._write(("INSERT INTO boots VALUES (?, ?, ?, ?)", [(time.time(), epoch, software, plan)]))
 
-    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what == SEEN:
             return
         if device := details.get("device"):

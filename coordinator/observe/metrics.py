@@ -16,8 +16,9 @@ from protofleet.coordinator.observe.journal import ByView, RoundRecord
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
+from protofleet.protocol.wire.reasons import Farewell
 from protofleet.runtime.health import Check
-from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
+from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed, still
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
 VERDICTS: Final = ("accepted", "late", "refused")
@@ -44,7 +45,7 @@ class Names:
 class Damage:
     """What this coordinator has found damaged on its disk, and gone on without."""
 
-    def __init__(self, fallbacks: Counter[str]) -> None:
+    def __init__(self, fallbacks: Mapping[str, int]) -> None:
         self._fallbacks = fallbacks
 
     @staticmethod
@@ -59,8 +60,27 @@ class Damage:
     def collect(self) -> Iterator[CounterMetricFamily]:
         (found,) = self.describe()
         for what in ("snapshot", "index", "answer", "folder"):
-            found.add_metric([what], self._fallbacks[what])
+            found.add_metric([what], self._fallbacks.get(what, 0))
         yield found
+
+
+class DepartureCounts:
+    """Why devices left; also reasons that nobody has given, so that an alert has a series to watch."""
+
+    def __init__(self, run: RunView | None) -> None:
+        self._run = run
+
+    @staticmethod
+    def describe() -> list[CounterMetricFamily]:
+        words = f"Devices that took their leave: {', '.join(reason.value for reason in Farewell)}"
+        return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        (family,) = self.describe()
+        counted = self._run.departures if self._run else {}
+        for reason in Farewell:
+            family.add_metric([reason.value], counted.get(reason, 0))
+        yield family
 
 
 class OfDevices:
@@ -72,7 +92,7 @@ class OfDevices:
     way: str
     ways: tuple[str, ...]
 
-    def __init__(self, counted: Counter[tuple[str, str]], names: Names) -> None:
+    def __init__(self, counted: Mapping[tuple[str, str], int], names: Names) -> None:
         self._counted, self._names = counted, names
 
     @classmethod
@@ -82,7 +102,7 @@ class OfDevices:
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
         summed = Counter({(device, way): 0 for device in self._names.known for way in self.ways})
-        for (device, way), number in list(self._counted.items()):
+        for (device, way), number in still(self._counted).items():
             summed[self._names.label(device), way] += number
         for labels, number in sorted(summed.items()):
             family.add_metric(list(labels), number)
@@ -112,8 +132,8 @@ class OlderCopies(OfDevices):
 class Errors:
     """Of ours, and the run goes on: each is in the log with its traceback."""
 
-    def __init__(self, service: RunView | None) -> None:
-        self._service = service
+    def __init__(self, run: RunView | None) -> None:
+        self._run = run
 
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
@@ -133,36 +153,35 @@ class Errors:
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         cut_off, observers, server = self.describe()
-        if self._service is not None:
-            cut_off.add_metric([], self._service.error_boundary.cut_off)
-            observers.add_metric([], self._service.aside.errors)
-            server.add_metric([], self._service.server_runner.errors)
+        if self._run is not None:
+            cut_off.add_metric([], self._run.devices_cut_off)
+            observers.add_metric([], self._run.observer_errors)
+            server.add_metric([], self._run.server_half_errors)
         yield from (cut_off, observers, server)
 
 
 class Metrics:
     """A sink of the journal. The registry is its own, never the global one."""
 
-    def __init__(self, service: RunView) -> None:
+    def __init__(self, run: RunView) -> None:
         self.registry = r = CollectorRegistry()
-        self._service, self._method = service, service.plan.method
+        self._run, self._method = run, run.plan.method
         self._device_names, self._domain_names = Names(MAX_DEVICES), Names(MAX_DEVICES)
-        r.register(MeterCollector(service.link.meter, self._method))
-        r.register(ConnectionErrors(service.link.transport.failures))
+        r.register(MeterCollector(run.meter, self._method))
+        r.register(ConnectionErrors(lambda: run.connection_errors))
         self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
         self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
-        r.register(service.departures)
-        r.register(Damage(service.spool.fallbacks))
-        r.register(Wills(service.last_wills.counted, self._device_names))
-        r.register(OlderCopies(service.older_copies.counted, self._device_names))
-        r.register(Errors(service))
-        service.link.spoke = self._spoke
-        self.attendance.banned.set_function(lambda: float(len(service.bans.banned)))
-        self.progress.epoch.set(service.link.epoch)
-        self.progress.planned.set(service.machine.policy.rounds)
-        self.progress.quorum.set(service.machine.policy.quorum)
-        self.room.full.set_function(lambda: float(bool(service.backlog.full)))
-        self.room.free.set_function(lambda: float(service.spool.disk.room(service.spool.folder)))
+        r.register(DepartureCounts(run))
+        r.register(Damage(run.fallbacks))
+        r.register(Wills(run.wills, self._device_names))
+        r.register(OlderCopies(run.older_copies, self._device_names))
+        r.register(Errors(run))
+        self.attendance.banned.set_function(lambda: float(len(run.banned)))
+        self.progress.epoch.set(run.epoch)
+        self.progress.planned.set(run.policy.rounds)
+        self.progress.quorum.set(run.policy.quorum)
+        self.room.full.set_function(lambda: float(bool(run.disk_full)))
+        self.room.free.set_function(lambda: float(run.free_bytes))
         for verdict in VERDICTS:  # from the start: a series that is not there raises no alarm
             self.attendance.updates.labels(verdict)
 
@@ -171,10 +190,10 @@ class Metrics:
     ) -> contextlib.AbstractContextManager[None]:
         return exposed(self.registry, at, checks)
 
-    def _spoke(self, device: str) -> None:
+    def heard_from(self, device: str) -> None:
         self.devices.seen.labels(self._device_names.label(device)).set(time.time())
 
-    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if "roster" in details:
             self.attendance.present.set(details["roster"])
             self.attendance.unsteady.set(details["unsteady"])
@@ -187,7 +206,7 @@ class Metrics:
             case "dropped":
                 self.attendance.updates.labels(details["verdict"]).inc()
                 if details["verdict"] == "late":
-                    self.attendance.staleness.observe(max(0, self._service.machine.round - details["round"]))
+                    self.attendance.staleness.observe(max(0, self._run.round - details["round"]))
             case "aside":
                 self.attendance.aside.inc()
             case "went_back":
@@ -213,13 +232,13 @@ class Metrics:
             self.learned.loss.labels(domain, view).set(value)
 
     def missed(self) -> None:
-        for device, missing in self._service.link.missing().items():
+        for device, missing in self._run.missing().items():
             self.devices.missing.labels(self._device_names.label(device)).set(missing)
 
     def _hold(self) -> None:
         """Of methods that are told how many images of each class there are; of others nobody knows."""
-        known = self._service.members
-        counts = [known[device].counts for device in sorted(self._service.machine.roster) if device in known]
+        known = self._run.members
+        counts = [known[device].counts for device in sorted(self._run.roster) if device in known]
         for number, held in enumerate(zip(*filter(None, counts), strict=False)):
             self.learned.holders.labels(str(number)).set(sum(1 for images in held if images))
 

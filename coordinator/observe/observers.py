@@ -1,4 +1,4 @@
-"""Everybody who watches a run without deciding anything: journal, rounds.jsonl, ledger, metrics, events."""
+"""The observers of a run, put together: journal, rounds.jsonl, ledger, metrics, events. None decides anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,8 @@ from protofleet.coordinator.observe.journal import SEEN, Journal, RoundFile, Rou
 from protofleet.coordinator.observe.ledger import Ledger
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.summary import summarise, write_summary
-from protofleet.coordinator.observe.view import RunView, Watcher
+from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import demand_newest
-from protofleet.methods.contract.bridge import to_numpy
-from protofleet.methods.parts.weights import weights_of
-from protofleet.protocol.wire.arrays import parts
 from protofleet.runtime.health import Check
 from protofleet.runtime.host_metrics import Place
 
@@ -30,35 +27,36 @@ log = logging.getLogger("protofleet.coordinator")
 
 @contextlib.contextmanager
 def observed(
-    service: RunView,
+    run: Run,
     settings: CoordinatorSettings,
     folder: Path,
     software: str,
     events: bool,
     checks: Mapping[str, Check] | None = None,
-) -> Iterator[list[Watcher]]:
-    """The watchers of a run; a run that ends by itself leaves its summary."""
-    epoch, spool = service.link.epoch, service.spool
-    ledger = Ledger(folder / "ledger.sqlite", epoch, software, service.plan.encode().decode())
-    rounds = RoundFile(folder / "rounds.jsonl", spool.disk, spool.furthest, ledger.records())
-    demand_newest(spool, rounds.last)
-    metrics = Metrics(service)
+) -> Iterator[None]:
+    """A run with its observers; one that ends by itself leaves its summary."""
+    view, disk = run.view, run.spool.disk
+    ledger = Ledger(folder / "ledger.sqlite", view.epoch, software, view.plan.encode().decode())
+    rounds = RoundFile(folder / "rounds.jsonl", disk, view.furthest, ledger.records())
+    demand_newest(run.spool, rounds.last)
+    metrics = Metrics(view)
     metrics.registry.register(Place(software, "coordinator", folder, settings.broker))
     sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]
     with metrics.exposed(settings.endpoint(), checks):
-        yield [Journal(service, sinks, model_bytes(service))]
+        run.tell_of_devices(metrics.heard_from)
+        keep_journal(run, sinks)
+        yield
     ledger.close()
-    if not service.stopped:
-        write_summary(
-            folder / "summary.json",
-            summarise(service, settings, rounds.records, software),
-            service.spool.disk,
-        )
+    if not view.stopped:
+        write_summary(folder / "summary.json", summarise(view, settings, rounds.records, software), disk)
 
 
-def model_bytes(service: RunView) -> int:
-    """What one device would send for FedAvg: the same network's weights, really encoded once."""
-    return sum(size for _, size in parts(to_numpy(weights_of(service.server_runner.server.model))))
+def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
+    """Of this run from now on."""
+    journal = Journal(run.view, sinks, run.isolation)
+    run.spool.crossing = journal.crossing
+    run.observers.append(journal)
+    return journal
 
 
 class Events:
@@ -67,7 +65,7 @@ class Events:
     def __init__(self) -> None:
         self._read = True
 
-    def moment(self, what: str, details: Mapping[str, Any]) -> None:
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
         if what != SEEN:
             self._say({"event": what, **details})
 

@@ -26,21 +26,21 @@ Lines = Sequence[Mapping[str, Any]]
 Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
 
 
-def summarise(service: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
-    method = service.plan.variant
+def summarise(run: RunView, settings: CoordinatorSettings, lines: Lines, software: str) -> dict[str, Any]:
+    method = run.plan.variant
     return {
         "name": settings.name,
-        "method": service.plan.method,
+        "method": run.plan.method,
         "paper": method.paper,
-        "network": service.plan.network.name,
+        "network": run.plan.network.name,
         "reports": method.reports,
         "rounds": settings.rounds,
         "seed": settings.seed,
         "devices": {
-            m.device: {"domain": service.domains.get(m.device, ""), "examples": m.examples}
-            for m in sorted(service.members.values(), key=lambda m: m.device)
+            m.device: {"domain": run.domains.get(m.device, ""), "examples": m.examples}
+            for m in sorted(run.members.values(), key=lambda m: m.device)
         },
-        "ended": f"diverged: {service.diverged}" if service.diverged else "finished",
+        "ended": f"diverged: {run.diverged}" if run.diverged else "finished",
         "seconds": round(sum(line["seconds"] for line in lines), 1),
         "payload": totals(lines, "payload"),
         "wire": totals(lines, "wire"),

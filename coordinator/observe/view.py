@@ -1,90 +1,227 @@
-"""What may be seen of a run by whoever watches it, and what watchers are told once it is decided."""
+"""What observers may read of a run, and what they are told of it. Through its view nothing can be changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
-from protofleet.coordinator.command_queue import Backlog
-from protofleet.coordinator.devices.bans import Bans
-from protofleet.coordinator.devices.departures import Departures
-from protofleet.coordinator.devices.error_boundary import ErrorBoundary
-from protofleet.coordinator.devices.last_wills import LastWills
+from protofleet.coordinator.command_queue import CommandQueue
+from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.aside import Aside
-from protofleet.coordinator.round.events import Command, Event
+from protofleet.coordinator.observe.isolation import Isolation
+from protofleet.coordinator.participants import Participants
+from protofleet.coordinator.round.events import Command, Event, Policy
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.server.runner import ServerRunner, Step
-from protofleet.coordinator.spool.older_copies import OlderCopyDetector
-from protofleet.coordinator.spool.spool import Spool
+from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.methods.contract.base import Member
+from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
-from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.methods.parts.weights import weights_of
+from protofleet.protocol.link.meter import Meter
+from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
+from protofleet.protocol.wire.reasons import Farewell, Reason
 
 
-class RunView(Protocol):
-    @property
-    def plan(self) -> Plan: ...
+@dataclass(frozen=True, slots=True)
+class MeterView:
+    """What the link has counted, as it grows."""
 
-    @property
-    def machine(self) -> RoundMachine: ...
+    payload: Mapping[tuple[str, str], int]
+    wire: Mapping[tuple[str, str], int]
+    messages: Mapping[tuple[str, str, str], int]
+    rejected: Mapping[Reason, int]
 
-    @property
-    def spool(self) -> Spool: ...
+    @staticmethod
+    def of(meter: Meter) -> MeterView:
+        payload, wire = MappingProxyType(meter.payload), MappingProxyType(meter.wire)
+        return MeterView(payload, wire, MappingProxyType(meter.messages), MappingProxyType(meter.rejected))
 
-    @property
-    def link(self) -> CoordinatorLink: ...
 
-    @property
-    def server_runner(self) -> ServerRunner: ...
+class RunView:
+    """Values, copies and read-only mappings. Mappings of what is counted are live, for the thread that is scraped."""
 
-    @property
-    def members(self) -> Mapping[str, Member]: ...
+    __slots__ = (
+        "_context", "_diverged", "_isolation", "_limits", "_machine", "_participants", "_plan", "_queue", "_server",
+        "_spool",
+    )  # fmt: skip
 
-    @property
-    def domains(self) -> Mapping[str, str]: ...
-
-    @property
-    def measures(self) -> AbstractSet[str]: ...
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def now(self) -> float: ...
-
-    @property
-    def stopped(self) -> str: ...
+    def __init__(
+        self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext, participants: Participants,
+        server: ServerRunner, queue: CommandQueue, limits: Limits, isolation: Isolation, diverged: Callable[[], str],
+    ) -> None:  # fmt: skip
+        self._plan, self._machine, self._spool, self._context = plan, machine, spool, context
+        self._participants, self._server, self._queue = participants, server, queue
+        self._limits, self._isolation, self._diverged = limits, isolation, diverged
 
     @property
-    def diverged(self) -> str: ...
+    def plan(self) -> Plan:
+        return self._plan
 
     @property
-    def aside(self) -> Aside: ...
+    def policy(self) -> Policy:
+        return self._machine.policy
 
     @property
-    def error_boundary(self) -> ErrorBoundary: ...
+    def limits(self) -> Limits:
+        return self._limits
 
     @property
-    def bans(self) -> Bans: ...
+    def epoch(self) -> int:
+        return self._context.link.epoch
 
     @property
-    def last_wills(self) -> LastWills: ...
+    def now(self) -> float:
+        return self._context.now
 
     @property
-    def older_copies(self) -> OlderCopyDetector: ...
+    def stopped(self) -> str:
+        """Why the process ends before the run has."""
+        return self._context.stopped
 
     @property
-    def departures(self) -> Departures: ...
+    def diverged(self) -> str:
+        return self._diverged()
+
+    # The round.
 
     @property
-    def backlog(self) -> Backlog: ...
+    def round(self) -> int:
+        return self._machine.round
+
+    @property
+    def attempt(self) -> int:
+        return self._machine.attempt
+
+    @property
+    def asked(self) -> str:
+        """The name of the open phase."""
+        return self._machine.asked
+
+    @property
+    def cohort(self) -> tuple[str, ...]:
+        return self._machine.cohort
+
+    @property
+    def answered(self) -> frozenset[str]:
+        return self._machine.answered
+
+    def answers(self, round: int, phase: str) -> Mapping[str, Accepted]:
+        return MappingProxyType(self._spool.answers(round, phase))
+
+    # The devices.
+
+    @property
+    def roster(self) -> frozenset[str]:
+        return frozenset(self._machine.roster)
+
+    @property
+    def unsteady(self) -> frozenset[str]:
+        return frozenset(self._machine.flaps.flapping(self.now))
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        return MappingProxyType(self._participants.members)
+
+    @property
+    def domains(self) -> Mapping[str, str]:
+        return MappingProxyType(self._participants.domains)
+
+    @property
+    def measures(self) -> frozenset[str]:
+        """The metrics that the run's method has."""
+        return self._participants.measures
+
+    @property
+    def banned(self) -> frozenset[str]:
+        return self._context.bans.banned
+
+    @property
+    def departures(self) -> Mapping[Farewell, int]:
+        return {reason: self._context.departures[reason] for reason in Farewell}
+
+    @property
+    def wills(self) -> Mapping[tuple[str, str], int]:
+        """By device and what came of its will."""
+        return MappingProxyType(self._participants.last_wills.counted)
+
+    @property
+    def older_copies(self) -> Mapping[tuple[str, str], int]:
+        """By device and whose folder is older."""
+        return MappingProxyType(self._participants.older_copies.counted)
+
+    # Traffic.
+
+    @property
+    def meter(self) -> MeterView:
+        return MeterView.of(self._context.link.meter)
+
+    def traffic(self) -> Meter:
+        """A copy of all that was counted until now."""
+        return self._context.link.meter.snapshot()
+
+    def traffic_before(self, round: int) -> list[RoundTraffic]:
+        """Of this round, in earlier processes."""
+        return self._spool.crossed_before(round)
+
+    def missing(self) -> Mapping[str, int]:
+        """By device, messages that it has numbered and that have not come."""
+        return self._context.link.missing()
+
+    @property
+    def model_bytes(self) -> int:
+        """What one device would send for FedAvg: the same network's weights, really encoded once."""
+        return sum(size for _, size in parts(to_numpy(weights_of(self._server.server.model))))
+
+    # The disk, and errors of ours.
+
+    @property
+    def folder(self) -> Path:
+        return self._spool.folder
+
+    @property
+    def furthest(self) -> int:
+        """The last round that has begun."""
+        return self._spool.furthest
+
+    @property
+    def free_bytes(self) -> int:
+        return self._spool.disk.room(self._spool.folder)
+
+    @property
+    def disk_full(self) -> str:
+        """Why nothing new is begun."""
+        return self._queue.full
+
+    @property
+    def fallbacks(self) -> Mapping[str, int]:
+        """What was found damaged, by kind."""
+        return MappingProxyType(self._spool.fallbacks)
+
+    @property
+    def devices_cut_off(self) -> int:
+        return self._context.error_boundary.cut_off
+
+    @property
+    def observer_errors(self) -> int:
+        return self._isolation.errors
+
+    @property
+    def server_half_errors(self) -> int:
+        return self._server.errors
+
+    @property
+    def connection_errors(self) -> int:
+        return self._context.link.transport.failures.count
 
 
-class Watcher(Protocol):
-    """Told of everything after it is decided: ledger, metrics, progress. It influences nothing."""
+class Observer(Protocol):
+    """Told of everything after it is decided."""
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None: ...
 

@@ -11,14 +11,20 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from protofleet.coordinator.devices.departures import Departures
-from protofleet.coordinator.observe.metrics import MAX_DEVICES, Damage, Errors, Names, OlderCopies, Wills
+from protofleet.coordinator.observe.metrics import (
+    MAX_DEVICES,
+    Damage,
+    DepartureCounts,
+    Errors,
+    Names,
+    OlderCopies,
+    Wills,
+)
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import Series
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.protocol.transport.callbacks import Failures
 from protofleet.runtime.host_metrics import Place
 from protofleet.runtime.metrics_page import ConnectionErrors, MeterCollector
 
@@ -64,14 +70,14 @@ def meaning(words: str) -> str:
 
 def of_both(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
-    r.register(ConnectionErrors(Failures()))
+    r.register(ConnectionErrors(lambda: 0))
     r.register(Place("", "", Path(), BrokerAddress()))
 
 
 def of_a_coordinator(r: CollectorRegistry) -> None:
     for series in (Progress, Attendance, Traffic, Learned, Devices, Room):
         series(r)
-    r.register(Departures())
+    r.register(DepartureCounts(None))
     r.register(Damage(Counter()))
     r.register(Wills(Counter(), Names(MAX_DEVICES)))
     r.register(OlderCopies(Counter(), Names(MAX_DEVICES)))

@@ -121,7 +121,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             (
                 "lines of the log about rejections",
                 "one a second, 20 at once",
-                "`protofleet.coordinator.service.Service`",
+                "`protofleet.coordinator.context.ProcessContext`",
                 "the counters have all of them",
             ),
         ),

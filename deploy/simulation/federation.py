@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.view import Watcher
+from protofleet.coordinator.observe.view import Observer
 from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.run import Run
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.simulation.world import Broker, NetworkConditions, VirtualWorker, World
 from protofleet.edge_client.agent import Agent
@@ -59,7 +62,7 @@ class Simulation:
     seed: int = 0
     work_seconds: float = 1.0
     build: Build = build_half
-    watchers: list[Watcher] = field(default_factory=list)
+    observers: list[Observer] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
     disks: Callable[[str], Disk] = disk_without_fsync  # by party, anew at each of its boots
     class_names: tuple[str, ...] = ()
@@ -97,9 +100,9 @@ class Simulation:
         link = CoordinatorLink(me, self.ring, self.topics, session, spool.store, "simulated")
         session.will = link.will(self.topics.coord_state)
         machine = RoundMachine(self.policy, self.plan.seed)
-        self.service = Service(
-            self.plan, machine, spool, worker, link, self.watchers, self.limits, self.class_names
-        )
+        context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
+        run = Run(self.plan, machine, spool, context, self.observers, self.limits, self.class_names)
+        self.service = CoordinatorService(context, run)
 
     def boot_device(self, device: str) -> None:
         self._halt(device)

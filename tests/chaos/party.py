@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any
 
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.deploy.cli.main import program
 from protofleet.edge_client.agent import Agent
 from protofleet.protocol.link.fetch import Fetch
@@ -17,7 +17,7 @@ log = logging.getLogger("protofleet.chaos")
 
 
 def tell(number: int, frame: object) -> None:
-    for party in [found for found in gc.get_objects() if isinstance(found, (Agent, Service))]:
+    for party in [found for found in gc.get_objects() if isinstance(found, (Agent, CoordinatorService))]:
         for words in agent(party) if isinstance(party, Agent) else service(party):
             log.warning("%s", words)
 
@@ -30,8 +30,8 @@ def agent(a: Agent) -> list[str]:
     ]
 
 
-def service(s: Service) -> list[str]:
-    m = s.machine
+def service(s: CoordinatorService) -> list[str]:
+    m = s.run.machine
     state = (
         f"{m.stage} of round {m.round}, attempt {m.attempt}, asked {m.asked!r}, missing {sorted(m._missing)}"
     )

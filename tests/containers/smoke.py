@@ -60,7 +60,7 @@ def learn(folder: Path) -> float:
     shards = {f"d{i}": Shard(f"d{i}", part(24, i), part(6, i + 10), part(30, i + 20)) for i in (1, 2)}
     run = Simulation(plan, shards, Policy(rounds=2, quorum=2, settle_seconds=0.1), folder).run()
     assert run.service.finished and all(agent.heard for agent in run.agents.values()), "no hello was answered"
-    model, test = run.service.server_runner.server.model, shards["d1"].test
+    model, test = run.service.run.server_runner.server.model, shards["d1"].test
     with torch.no_grad():
         return float((model(test.x).argmax(1) == test.y).float().mean())
 

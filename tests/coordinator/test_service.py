@@ -22,7 +22,7 @@ def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tm
     run.run()
     assert run.service.finished
     assert "7 classes, this run has 3" in run.agents["device-2"].problem
-    assert set(run.service.members) == {"device-0", "device-1"}
+    assert set(run.service.run.participants.members) == {"device-0", "device-1"}
 
 
 def test_a_device_that_joins_late_takes_part_from_the_next_round(tmp_path):
@@ -59,8 +59,8 @@ class Commands:
 def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(tmp_path):
     watcher = Commands()
     policy = replace(PATIENT, patience_seconds=10.0)
-    run = simulation(tmp_path, "fedavg", policy=policy, watchers=[watcher])
-    run.world.run(lambda: len(run.service.machine.roster) == 3)
+    run = simulation(tmp_path, "fedavg", policy=policy, observers=[watcher])
+    run.world.run(lambda: len(run.service.run.machine.roster) == 3)
     run.workers["device-1"].seconds = 14.5
     run.run()
     assert run.service.finished and run.world.now >= 20
@@ -87,14 +87,14 @@ def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_pat
 
 def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=PATIENT)
-    run.service.plan.__class__.encode, honest = (
+    run.service.run.plan.__class__.encode, honest = (
         (lambda self: b'{"method": "fedmagic"}'),
-        run.service.plan.__class__.encode,
+        run.service.run.plan.__class__.encode,
     )
     try:
         run.world.run(lambda: all(a.finished for a in run.agents.values()), 100)
     finally:
-        run.service.plan.__class__.encode = honest
+        run.service.run.plan.__class__.encode = honest
     assert "cannot follow the run's plan" in run.agents["device-0"].problem
 
 
@@ -131,7 +131,7 @@ def test_samples_without_any_validation_data_are_no_problem(tmp_path):
 def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path):
     """What came for it meanwhile comes at once when it goes on, before the broker says that it was replaced."""
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: len(run.service.members) == 3)
+    run.run(until=lambda: len(run.service.run.participants.members) == 3)
     old = run.service
     run.kill("coordinator")
     run.boot_coordinator()
@@ -149,7 +149,9 @@ def test_an_answer_is_on_the_disk_when_its_receipt_is_said(tmp_path):
 
     def sending(device, message):
         match message:
-            case Receipt(round, phase, "accepted") if device not in run.service.spool.answers(round, phase):
+            case Receipt(round, phase, "accepted") if device not in run.service.run.spool.answers(
+                round, phase
+            ):
                 early.append((device, message))
         send(device, message)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from protofleet.coordinator.observe.journal import Journal, RoundFile, read_rounds
-from protofleet.coordinator.observe.observers import model_bytes
+from protofleet.coordinator.observe.journal import RoundFile, read_rounds
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.round.events import Advance, Policy
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.deploy.simulation.federation import Simulation
@@ -85,12 +85,12 @@ class Crashing(Simulation):
 
     def boot_coordinator(self) -> None:
         if self._boot("coordinator", super().boot_coordinator):
-            disk = self.service.spool.disk
-            path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.spool.furthest
+            disk = self.service.run.spool.disk
+            path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.run.spool.furthest
             rounds = RoundFile(path, disk, until)
-            journal = Journal(self.service, [rounds], model_bytes(self.service))
-            self.service.watchers = [journal]
-            self.service.server_runner.step = partial(self._stepped, self.service.server_runner.step)  # type: ignore[method-assign]
+            self.service.run.observers.clear()
+            keep_journal(self.service.run, [rounds])
+            self.service.run.server_runner.step = partial(self._stepped, self.service.run.server_runner.step)  # type: ignore[method-assign]
 
     def boot_device(self, device: str) -> None:
         if self._boot(device, partial(super().boot_device, device)):
@@ -182,7 +182,7 @@ def outcome(run: Crashing) -> Outcome:
     path = run.folder / "coordinator" / "rounds.jsonl"
     rounds = [{key: line[key] for key in LEARNED} for line in read_rounds(path)]
     # Of a device what its disk holds: one that died after its last answer needs nothing of it any more.
-    states = {"server": run.service.server_runner.server.state()}
+    states = {"server": run.service.run.server_runner.server.state()}
     states |= {name: to_torch(agent.state.half() or {}) for name, agent in run.agents.items()}
     learned = {f"{who}/{key}": value.clone() for who, state in states.items() for key, value in state.items()}
     return Outcome(learned, run.counted, rounds)

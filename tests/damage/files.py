@@ -42,17 +42,17 @@ DAMAGE: Final[dict[str, Callable[[bytes], bytes] | None]] = {
 }
 TOGETHER: Final = ("flipped at 30%", "cut in half", "removed")
 MOMENTS: Final[dict[str, Callable[[Crashing], bool]]] = {
-    "a round has just begun": lambda run: asked(run, 2, "train") and not run.service.machine.answered,
-    "an answer is in": lambda run: asked(run, 2, "train") and bool(run.service.machine.answered),
-    "its answer is in": lambda run: asked(run, 2, "train") and "device-1" in run.service.machine.answered,
+    "a round has just begun": lambda run: asked(run, 2, "train") and not run.service.run.machine.answered,
+    "an answer is in": lambda run: asked(run, 2, "train") and bool(run.service.run.machine.answered),
+    "its answer is in": lambda run: asked(run, 2, "train") and "device-1" in run.service.run.machine.answered,
     "the device has answered": lambda run: run.agents["device-1"].state.last_round == 2,
-    "the second phase": lambda run: asked(run, 2, "mix") and bool(run.service.machine.answered),
+    "the second phase": lambda run: asked(run, 2, "mix") and bool(run.service.run.machine.answered),
     "the evaluation": lambda run: asked(run, 3, "evaluate"),
 }
 
 
 def asked(run: Crashing, number: int, phase: str) -> bool:
-    return (run.service.machine.round, run.service.machine.asked) == (number, phase)
+    return (run.service.run.machine.round, run.service.run.machine.asked) == (number, phase)
 
 
 def moments(method: str) -> list[str]:
@@ -71,7 +71,7 @@ def stopped(method: str, moment: str) -> Path:
     folder = Path(scratch().name) / method / moment.replace(" ", "-")
     run = crashing(folder, method)
     run.run(until=lambda: MOMENTS[moment](run))
-    run.service.spool.shut()
+    run.service.run.spool.shut()
     for shelf in folder.glob("*.shelf"):
         shutil.rmtree(shelf)
     return folder

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.observe.journal import Journal
 from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.spool.index import Index
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.exit_codes import exit_code
@@ -49,10 +49,10 @@ DAMAGE = {
 def died_in(folder, method, round, phase):
     """A run whose coordinator has died with one answer of that phase in."""
     run = simulation(folder, method)
-    m = run.service.machine
+    m = run.service.run.machine
     run.run(until=lambda: (m.round, m.asked) == (round, phase) and m.answered)
     run.kill("coordinator")
-    run.service.spool.shut()
+    run.service.run.spool.shut()
     return run
 
 
@@ -66,7 +66,7 @@ class Moments:
     def __init__(self):
         self.seen = []
 
-    def moment(self, what, details):
+    def entry(self, what, details):
         self.seen.append((what, details))
 
     def round_ended(self, record):
@@ -88,9 +88,9 @@ def test_a_damaged_snapshot_is_made_again_from_the_one_before(
     DAMAGE[damage](newest_snapshot(tmp_path / "coordinator"))
     asked = {name: agent.state.saved.answers for name, agent in run.agents.items()}
     run.boot_coordinator()
-    assert run.service.spool.fallbacks["snapshot"] == 1
+    assert run.service.run.spool.fallbacks["snapshot"] == 1
     assert "the snapshot of round 2 is damaged; going back to that of round 1" in caplog.text
-    run.run(until=lambda: run.service.machine.round == 2 and run.service.ask is not None)
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
     assert {name: agent.state.saved.answers for name, agent in run.agents.items()} == asked, (
         "nobody worked again"
     )
@@ -102,8 +102,8 @@ def test_what_was_damaged_is_a_metric_and_an_event(tmp_path):
     run = died_in(tmp_path, "fedavg", 2, "train")
     flipped(newest_snapshot(tmp_path / "coordinator"))
     run.boot_coordinator()
-    moments, registry = Moments(), Metrics(run.service).registry
-    run.service.watchers.append(Journal(run.service, [moments], 1))
+    moments, registry = Moments(), Metrics(run.service.run.view).registry
+    keep_journal(run.service.run, [moments])
     run.run()
     labels = {"what": "snapshot"}
     assert registry.get_sample_value("protofleet_checkpoint_fallbacks_total", labels) == 1
@@ -131,7 +131,7 @@ def test_a_damaged_index_is_replaced_by_its_copy_and_kept(tmp_path, unbroken, ca
         db.execute("UPDATE accepted SET examples = examples + 1")
     DAMAGE[damage](path)
     run.boot_coordinator()
-    assert run.service.spool.fallbacks["index"] == 1 and "its copy has taken its place" in caplog.text
+    assert run.service.run.spool.fallbacks["index"] == 1 and "its copy has taken its place" in caplog.text
     assert damage == "gone" or path.with_suffix(".damaged").exists()
     run.run()
     assert_same(unbroken("fedpall"), run)
@@ -183,7 +183,7 @@ def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken,
     DAMAGE[damage](tmp_path / "coordinator" / "updates" / device / f"{name}.body")
     run.boot_coordinator()
     run.run()
-    assert run.service.spool.fallbacks["answer"] == 1
+    assert run.service.run.spool.fallbacks["answer"] == 1
     assert f"the answer of {device} to round 2 train is damaged; it will be asked again" in caplog.text
     assert_same(unbroken("fedpall"), run)
 
@@ -245,7 +245,7 @@ def test_a_damaged_device_goes_back_and_gives_the_same_answer_again(
 
 def a_round_later(run):
     """The answer has been accepted, the round is over, and nobody will ask for it again."""
-    return (run.service.machine.round, run.service.machine.asked) == (3, "train")
+    return (run.service.run.machine.round, run.service.run.machine.asked) == (3, "train")
 
 
 @pytest.mark.slow
@@ -290,7 +290,7 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
     agent = run.agents["device-1"]
     assert re.search(r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.problem)
     assert agent.state.saved.answers == before and "\n" not in agent.problem
-    run.run(until=lambda: run.service.departures[Farewell.DAMAGED] == 1)
+    run.run(until=lambda: run.service.context.departures[Farewell.DAMAGED] == 1)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def given_format(path, number):
 
 def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
     run = simulation(tmp_path, "fedavg").run()
-    run.service.spool.shut()
+    run.service.run.spool.shut()
     for name in ("spool.sqlite", "spool.copy.sqlite"):
         given_format(tmp_path / "coordinator" / name, 9)
     with pytest.raises(

@@ -102,7 +102,7 @@ def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path)
 @pytest.mark.parametrize("command", [Close(1, "train", ("device-0",)), Rollback()])
 def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(tmp_path, command):
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.service.machine.answered)
+    run.run(until=lambda: run.service.run.machine.answered)
     old = run.service
     run.kill("coordinator")
     run.boot_coordinator()
@@ -121,7 +121,7 @@ def test_coordinators_that_start_at_once_never_share_an_epoch(tmp_path):
 def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_path):
     """A copied SD card: the same keys, another folder."""
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.service.machine.round == 2)
+    run.run(until=lambda: run.service.run.machine.round == 2)
     old = run.agents["device-1"]
     run.boot_device("device-1")
     run.run(until=lambda: run.service.link.heard_of("device-1")[0] == run.agents["device-1"].link.me.boot)

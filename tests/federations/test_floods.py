@@ -188,9 +188,11 @@ def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
     in_world(run[0], answers=one_offer_that_never_comes)
     service = run[0].service
     run[0].run(until=lambda: run[0].world.now > 10.0)
-    assert len(parts_on_disk(run[0])) == 1 and service.machine.attempt == 0
-    run[0].run(until=lambda: service.machine.attempt == 1 and service.machine.stage is Stage.COLLECTING)
-    assert run[0].world.now < 60.0 and not service.backlog.full
+    assert len(parts_on_disk(run[0])) == 1 and service.run.machine.attempt == 0
+    run[0].run(
+        until=lambda: service.run.machine.attempt == 1 and service.run.machine.stage is Stage.COLLECTING
+    )
+    assert run[0].world.now < 60.0 and not service.run.queue.full
 
 
 class FullOfParts(Disk):
@@ -244,7 +246,7 @@ def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_othe
     held = sum(len(fetch.asked) for fetch, _ in run.service.link.fetches.values())
     assert held == 256 and len(liars) == 4
     begun = run.world.now
-    run.run(until=lambda: len(run.service.machine.answered) == 3)
+    run.run(until=lambda: len(run.service.run.machine.answered) == 3)
     assert run.world.now - begun < 15, "they wait for eight seconds, not for the deadline"
 
 
@@ -254,7 +256,7 @@ def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fet
     )
     run.run()
     assert Reason.NO_ROOM in rejected(run) and set(rejected(run)) <= {Reason.NO_ROOM, Reason.LATE}
-    assert run.service.finished and run.service.spool.bytes_of_answers() <= 40_000
+    assert run.service.finished and run.service.run.spool.bytes_of_answers() <= 40_000
 
 
 def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(tmp_path):

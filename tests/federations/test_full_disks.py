@@ -106,7 +106,7 @@ def test_a_lock_and_a_disk_without_inodes_are_waited_for(
     run.append(simulation(tmp_path, "fedpall", disks=disk))
     with caplog.at_level(logging.WARNING):
         run[0].run()
-    assert run[0].service.finished and run[0].service.spool.disk.met >= 3
+    assert run[0].service.finished and run[0].service.run.spool.disk.met >= 3
     assert_same(unbroken("fedpall"), run[0])
     assert len([r for r in caplog.records if said in r.message]) == 1
     assert len([r for r in caplog.records if "the run goes on" in r.message]) == 1
@@ -132,12 +132,12 @@ def unbroken(tmp_path_factory):
 def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "coordinator", "fedavg", 1.3, 1e9, rude=False)
     run.world.run(lambda: run.world.now > 45)
-    assert run.service.backlog.full and run.service.link.meter.rejected[Reason.NO_ROOM] >= 3
-    assert run.service.machine.round == 1 and not disk.met, "it is asked for room, and not written to"
+    assert run.service.run.queue.full and run.service.link.meter.rejected[Reason.NO_ROOM] >= 3
+    assert run.service.run.machine.round == 1 and not disk.met, "it is asked for room, and not written to"
     assert not list((tmp_path / "coordinator" / "updates").glob("*/*"))
     disk.until = run.world.now
     run.run()
-    assert run.service.finished and not run.service.backlog.full
+    assert run.service.finished and not run.service.run.queue.full
 
 
 def test_a_device_without_room_begins_no_training(tmp_path):
@@ -153,8 +153,8 @@ def test_a_device_without_room_begins_no_training(tmp_path):
 def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
     """They are kept for a damaged snapshot; room is worth more. That they were accepted is not forgotten."""
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.service.machine.round == 2 and run.service.ask is not None)
-    spool, intake = run.service.spool, run.service.intake
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
+    spool, intake = run.service.run.spool, run.service.run.gate
     before = spool.bytes_of_answers()
     assert len(spool.answers(1, "train")) == 3 and before > 0
     intake.limits = type(intake.limits)(answer_bytes=before, spool_bytes=before + 1)

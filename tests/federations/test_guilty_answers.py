@@ -7,7 +7,8 @@ import pytest
 import protofleet.methods.fedavg
 import protofleet.methods.fedpall
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.journal import Journal, RoundFile
+from protofleet.coordinator.observe.journal import RoundFile
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.round.events import Left, Policy
 from protofleet.deploy.simulation.federation import Simulation
 from tests.support.small_federation import (
@@ -51,7 +52,7 @@ def federation(folder, method, strikes, **rules):
     policy = replace(POLICY, **rules)
     run = Simulation(made, shards, policy, folder, build=build, limits=Limits(outlier=0.0))
     file = RoundFile(folder / "rounds.jsonl")
-    run.service.watchers.append(Journal(run.service, [file], 1))
+    keep_journal(run.service.run, [file])
     return run, file
 
 
@@ -73,7 +74,7 @@ def fails_at_strikes(monkeypatch, place, name, argument=0):
 
 
 def assert_repeated_without(run, file, *devices):
-    assert run.service.finished and not run.service.diverged
+    assert run.service.finished and not run.service.run.diverged
     assert [line["round"] for line in file.records] == [1, 2, 3, 4]
     aside = {device for line in file.records for device in line["aside"]}
     assert aside == set(devices)
@@ -93,7 +94,7 @@ def test_where_it_fails_at_a_majority_the_run_ends_as_diverged(tmp_path, monkeyp
     fails_at_strikes(monkeypatch, protofleet.methods.fedavg, "weighted_mean")
     run, _ = federation(tmp_path, "fedavg", {f"device-{i}": [(2, "train")] for i in (1, 2, 3)})
     run.run()
-    assert "without any minority of the answers to round 2" in run.service.diverged
+    assert "without any minority of the answers to round 2" in run.service.run.diverged
 
 
 def fails_at_the_start_of_round_three(monkeypatch):
@@ -126,14 +127,14 @@ def test_a_round_is_repeated_with_devices_that_left_before_the_coordinator_died(
     """No later round knows them, and their answers are used all the same."""
     fails_at_the_start_of_round_three(monkeypatch)
     run, file = federation(tmp_path, "fedavg", {LIAR: [(2, "train")]}, quorum=3)
-    machine = run.service.machine
+    machine = run.service.run.machine
     run.run(until=lambda: machine.round == 2 and "device-4" in machine.answered)
     run.kill("device-4")
-    run.service.happen(Left("device-4"), run.world.now)
+    run.service.run.happen(Left("device-4"))
     run.run(until=lambda: machine.round == 3)
     replace_coordinator(run, file)
     run.run()
-    assert run.service.finished and not run.service.diverged
+    assert run.service.finished and not run.service.run.diverged
     assert [line["aside"].keys() for line in file.records if line["round"] == 3] == [{LIAR}]
 
 
@@ -184,7 +185,7 @@ def test_an_answer_to_the_first_phase_that_breaks_the_second_is_left_out_of_both
     if crash:
         replace_coordinator_in_the_repeated_round(run, file)
     run.run()
-    assert run.service.finished and not run.service.diverged
+    assert run.service.finished and not run.service.run.diverged
     second = next(line for line in file.records if line["round"] == 2)
     assert sorted(second["phases"][-1]["answered"]) == ["device-0", "device-1", "device-3", "device-4"]
 

@@ -148,7 +148,7 @@ HELLOS = {
 def test_a_hello_that_lies_keeps_its_device_out(tmp_path, honest, hello, reason):
     run, liar = with_liar(tmp_path, hello=hello)
     run.run()
-    assert reasons(run) == {reason} and "liar" not in run.service.members
+    assert reasons(run) == {reason} and "liar" not in run.service.run.participants.members
     assert (reason is Reason.MALFORMED) != any(kind == "refusal" for kind, _ in liar.heard)
     assert_same(honest, run)
 
@@ -157,8 +157,8 @@ def test_who_states_a_million_examples_may_send_no_more_than_the_operator_allows
     limits = Limits(examples=1_000_000, answer_bytes=20_000)
     run = simulation(tmp_path, "fedpall", policy=replace(POLICY, rounds=1), limits=limits)
     in_world(run, examples=1_000_000)
-    run.run(until=lambda: run.service.machine.asked == "mix")
-    assert run.service.finished or run.service.intake._most == 20_000
+    run.run(until=lambda: run.service.run.machine.asked == "mix")
+    assert run.service.finished or run.service.run.gate._most == 20_000
 
 
 def two_answers(liar, place):
@@ -193,7 +193,7 @@ def frames(liar, run):
     to_another = liar.frame("bye", {})
     liar.ring = ring
     answer = {"examples": 1, "metrics": {}, "arrays": encoded(good())}
-    base, say = run.service.machine.base, liar.frame
+    base, say = run.service.run.machine.base, liar.frame
     too_much = say("hello", bytes((1 << 20) + 1))
     return [
         (Reason.MALFORMED, up, b"PF\x01\xff\xff" + bytes(100)),
@@ -224,17 +224,17 @@ def frames(liar, run):
 def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, honest):
     """The liar comes when the cohort is drawn: it is enrolled, and asked nothing."""
     run = simulation(tmp_path, METHOD, policy=replace(POLICY, cohort=3, rounds=2))
-    run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
     liar = in_world(run)
     run.run(until=lambda: liar.plan != b"")
-    assert run.service.machine.stage is Stage.COLLECTING
+    assert run.service.run.machine.stage is Stage.COLLECTING
     meter = run.service.link.meter
     for reason, topic, frame in frames(liar, run):
         before = Counter(meter.rejected)
         run.service.take(Arrived(topic, frame), run.world.now)
         assert meter.rejected - before == Counter({reason: 1}), (reason, topic)
     run.broker.sessions.pop("liar")
-    run.service.machine.roster.discard("liar")
+    run.service.run.machine.roster.discard("liar")
     run.run()
     assert run.service.finished
     assert_same(honest, run)

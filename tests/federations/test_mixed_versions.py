@@ -156,5 +156,5 @@ def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tm
     for i, name in enumerate(DEVICES):
         mixed.start(*mixed.device(name, i))
     finished(mixed, tmp_path)
-    assert "newer" not in mixed.service.members
+    assert "newer" not in mixed.service.run.participants.members
     agent.link.transport.close()

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.journal import Journal, RoundFile
+from protofleet.coordinator.observe.journal import RoundFile
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.round.events import Policy
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.wire.reasons import Reason
@@ -70,7 +71,7 @@ def attacked(folder, method, norm, rounds=(1, 2, 3), outlier=100.0, **more):
         folder, method, policy=policy, limits=limits, build=Poison(norm, rounds), hyper={"epochs": 1}
     )
     file = RoundFile(folder / "rounds.jsonl")
-    run.service.watchers.append(Journal(run.service, [file], 1))
+    keep_journal(run.service.run, [file])
     return run, file
 
 
@@ -78,7 +79,7 @@ def attacked(folder, method, norm, rounds=(1, 2, 3), outlier=100.0, **more):
 def test_an_answer_just_below_every_bound_poisons_nothing(method, tmp_path):
     run, file = attacked(tmp_path, method, 9e5)
     run.run()
-    assert run.service.finished and not run.service.diverged
+    assert run.service.finished and not run.service.run.diverged
     assert all(
         v.isfinite().all() and v.abs().max() < 1e3 for v in final_state(run).values() if v.is_floating_point()
     )
@@ -110,7 +111,7 @@ def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_
     if crash:
         replace_coordinator_in_the_repeated_round(run, file)
     run.run()
-    assert run.service.finished and not run.service.diverged
+    assert run.service.finished and not run.service.run.diverged
     clean, _ = attacked(tmp_path / "clean", "fedavg", 1.0, rounds=(), outlier=0.0)
     clean.run()
     states = [{k: v for k, v in final_state(r).items() if k.startswith("server")} for r in (run, clean)]
@@ -127,12 +128,12 @@ def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
     policy = replace(POLICY, gather=3, rounds=4)
     run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1000.0, "momentum": 0.99, "epochs": 40})
     run.run()
-    assert run.service.finished and "not finite" in run.service.diverged
+    assert run.service.finished and "not finite" in run.service.run.diverged
     assert all(agent.finished for agent in run.agents.values()) or run.world.now < 1e5
     run.boot_coordinator()
     before = run.world.now
     run.run()
-    assert run.service.finished and "not finite" in run.service.diverged and run.world.now < before + 5.0
+    assert run.service.finished and "not finite" in run.service.run.diverged and run.world.now < before + 5.0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
 ):
     """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest off."""
     run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
-    story, left, at = run.service.server_runner, [1], []
+    story, left, at = run.service.run.server_runner, [1], []
     step, monitor = story.step, story.server.monitor
 
     def stepped(advance, *given):
@@ -159,7 +160,7 @@ def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
     monkeypatch.setattr(story, "step", stepped)
     monkeypatch.setattr(story.server, "monitor", raises)
     run.run()
-    assert run.service.finished and not run.service.diverged and story.errors == 1
+    assert run.service.finished and not run.service.run.diverged and story.errors == 1
     assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]
     assert run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS] == 1
     assert "back to round 2" in caplog.text

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.here import HERE_SECONDS
+from protofleet.coordinator.heartbeat import HERE_SECONDS
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
@@ -44,7 +44,7 @@ def honest(tmp_path_factory):
 def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restarted(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     kept = recorded(run)
-    run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.round == 3 and run.service.run.machine.asked == "train")
     run.kill("coordinator")
     run.boot_coordinator()
     old = [(topic, frame) for topic, frame in kept if topic.endswith("up/device-1")]
@@ -53,7 +53,7 @@ def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restar
     now = run.service.link.meter.messages
     new = {key: n - before.get(key, 0) for key, n in now.items() if n > before.get(key, 0) and key[0] == "up"}
     assert sum(n for (_, _, result), n in new.items() if result == "duplicate") > 3
-    assert run.service.spool.heard()["device-1"][1] > 3
+    assert run.service.run.spool.heard()["device-1"][1] > 3
     run.run()
     assert_same(honest, run)
 
@@ -76,7 +76,7 @@ def test_of_two_coordinators_on_one_folder_the_one_that_came_last_writes(tmp_pat
 def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     kept = recorded(run)
-    run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.round == 3 and run.service.run.machine.asked == "train")
     run.kill("device-1")
     run.boot_device("device-1")
     run.run(until=lambda: run.agents["device-1"].plan is not None)
@@ -93,11 +93,11 @@ def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_
 def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
     kept = recorded(run)
-    run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
     old = [(topic, frame) for topic, frame in kept if topic.endswith("down/device-1")]
     run.kill("coordinator")
     run.boot_coordinator()
-    run.run(until=lambda: run.service.machine.round == 3 and run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.round == 3 and run.service.run.machine.asked == "train")
     run.kill("device-1")
     run.boot_device("device-1")
     assert run.agents["device-1"].state.saved.epoch == run.service.link.epoch
@@ -117,7 +117,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     tmp_path, honest
 ):
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.service.machine.round == 2)
+    run.run(until=lambda: run.service.run.machine.round == 2)
     run.kill("device-1")
     run.agents["device-1"].state.boot(1_900_000_000)
     run.boot_device("device-1")
@@ -135,7 +135,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
 
 def test_an_epoch_far_ahead_of_a_devices_clock_is_not_taken_over(tmp_path, honest):
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.service.machine.round == 2)
+    run.run(until=lambda: run.service.run.machine.round == 2)
     run.kill("coordinator")
     before, run.boots = run.boots, 1_900_000_000
     for agent in run.agents.values():
@@ -153,7 +153,7 @@ def test_an_epoch_far_ahead_of_a_devices_clock_is_not_taken_over(tmp_path, hones
 def idle(tmp_path):
     """A run in whose first round everybody waits for one who never answers."""
     run = simulation(tmp_path, "fedavg", policy=replace(POLICY, patience_seconds=1e6))
-    run.run(until=lambda: run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False
     return run
 
@@ -191,7 +191,7 @@ def test_a_device_that_hears_its_coordinator_again_says_so(tmp_path, caplog):
 
 def test_what_a_broker_swallows_is_missed(tmp_path):
     run = simulation(tmp_path, "fedavg")
-    metrics = Metrics(run.service)
+    metrics = Metrics(run.service.run.view)
     publish, swallowed = run.broker.publish, []
 
     def swallow(topic, frame, retain):
@@ -210,7 +210,7 @@ def test_what_a_broker_swallows_is_missed(tmp_path):
 def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_above(tmp_path):
     """A copied card, or a device whose clock was once in the future."""
     run = simulation(tmp_path, "fedavg")
-    run.run(until=lambda: run.service.machine.round == 2 and run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
     agent = run.agents["device-1"]
     later = agent.link.me.boot + 70
     run.service.link.remember({"device-1": (later, 1, "")})

@@ -94,7 +94,7 @@ def crossed(held):
 
 def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, honest):
     held = Held(tmp_path, "update")
-    h, spool, service = held.header, held.run.service.spool, held.run.service
+    h, spool, service = held.header, held.run.service.run.spool, held.run.service
     bases = [h.base, held.bases[1], bytes(32)]
     cases = [(*case, base) for case in crossed(held) for base in bases]
     right = [
@@ -122,9 +122,9 @@ def test_of_all_crossed_answers_only_the_right_one_is_taken_and_once(tmp_path, h
         for case in cases:
             if case[3] <= heard and (case not in right or case[3] < heard):
                 assert verdict(case) == expected(case, heard), case
-        assert DEVICE not in service.machine.answered and DEVICE not in spool.answers(2, "train")
+        assert DEVICE not in service.run.machine.answered and DEVICE not in spool.answers(2, "train")
     assert [verdict(case) for case in right if case[3] > h.boot] == ["accepted"] * 3
-    assert sorted(spool.answers(2, "train")).count(DEVICE) == 1 and DEVICE in service.machine.answered
+    assert sorted(spool.answers(2, "train")).count(DEVICE) == 1 and DEVICE in service.run.machine.answered
     run = held.let_through()
     run.kill(DEVICE)
     run.boot_device(DEVICE)

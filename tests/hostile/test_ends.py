@@ -50,13 +50,13 @@ def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tm
 
 
 FAILS_WHEN_IT_TRAINS = """
-from protofleet.coordinator.service import Service
-at_once = Service.take
+from protofleet.coordinator.service import CoordinatorService
+at_once = CoordinatorService.take
 def fails(self, item, now):
     if steps:
         raise RuntimeError("a fault of our own")
     at_once(self, item, now)
-Service.take = fails
+CoordinatorService.take = fails
 """
 
 

@@ -29,15 +29,15 @@ def held(path, mode):
 
 HELD_AT_RESUME = """
 import sqlite3, sys, threading
-import protofleet.coordinator.service as service
-resume = service.Service._resume
-def held(self, now):
+import protofleet.coordinator.run as run
+resume = run.Run._resume
+def held(self):
     db = sqlite3.connect(self.spool.index.path, isolation_level=None, check_same_thread=False)
     db.execute("BEGIN")
     db.execute("SELECT * FROM run").fetchone()
     threading.Timer(7.0, db.close).start()  # longer than SQLite waits by itself
-    resume(self, now)
-service.Service._resume = held
+    resume(self)
+run.Run._resume = held
 """
 
 

@@ -62,7 +62,7 @@ class Harmed(Federation):
 
     def begin(self):
         service, inbox = self.coordinator()
-        service.watchers.append(self.accepted)
+        service.run.observers.append(self.accepted)
         self.start(service, inbox)
         for i, name in enumerate(DEVICES):
             self.start(*self.device(name, i))
@@ -239,10 +239,10 @@ def test_an_outage_beyond_sessions_and_deadlines_repeats_the_round_with_the_same
     made = secured(network=Network("mlp"))
     made.session_seconds, made.policy = 1, replace(POLICY, patience_seconds=2.0, settle_seconds=0.2)
     made.begin()
-    made.until(lambda: made.service.machine.round == 2)
+    made.until(lambda: made.service.run.machine.round == 2)
     made.broker.kill()
     before = time.monotonic()
-    machine = made.service.machine
+    machine = made.service.run.machine
     made.until(lambda: time.monotonic() - before > 3.0 and (machine.attempt or len(machine.answered) == 3))
     made.broker.start()
     made.finish(tmp_path / "sim")

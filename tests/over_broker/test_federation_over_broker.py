@@ -72,12 +72,12 @@ def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_pat
     for i, name in enumerate(DEVICES):
         made.start(*made.device(name, i))
     deadline = time.monotonic() + 30
-    while service.machine.round < 2 and time.monotonic() < deadline:
+    while service.run.machine.round < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     inbox.put(Stop("killed"))  # it stops where it stands; nothing is saved for the occasion
     made.threads[0].join(10)
     service.link.transport.kill()
-    service.spool.shut()
+    service.run.spool.shut()
     made.start(*made.coordinator())
     for thread in made.threads:
         thread.join(60)

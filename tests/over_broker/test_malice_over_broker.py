@@ -74,7 +74,8 @@ def test_honest_devices_among_liars_over_mosquitto_end_with_the_same_bits(tmp_pa
     assert service.finished
     rejected = service.link.meter.rejected
     assert {Reason.FLOOD, Reason.MALFORMED, Reason.UNKNOWN_SENDER} <= set(rejected)
-    assert "liar" not in service.members and not list((tmp_path / "real/coordinator/updates").glob("liar/*"))
+    assert "liar" not in service.run.participants.members
+    assert not list((tmp_path / "real/coordinator/updates").glob("liar/*"))
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
     assert grown < MAX_BYTES + (160 << 20), "the inbox, and what a federation of this size takes"
     assert_same(

@@ -180,7 +180,7 @@ def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path
     run.ring[ME] = Public(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
     foreign = Foreign(run, key, secret, run.ring["coordinator"])
     run.run()
-    assert run.service.finished and ME in run.service.members
+    assert run.service.finished and ME in run.service.run.participants.members
     assert foreign.verdicts.count("accepted") >= 4 and set(foreign.verdicts) <= {"accepted", "late"}
     assert not [
         k for k in run.service.link.meter.messages if k[0] == "up" and k[2] not in ("accepted", "duplicate")

@@ -1,4 +1,4 @@
-"""The real Agents and the real Service of one scenario, on modelled hosts, lines and broker."""
+"""The real Agents and the real coordinator of one scenario, on modelled hosts, lines and broker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from unittest import mock
 import torch
 
 import protofleet.methods.contract.plan
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.run import Run
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
@@ -39,7 +42,7 @@ from tests.simulator.clock import Clock
 from tests.simulator.hearing import NOTHING, Said, observed_link
 from tests.simulator.history import History, observed_agent, observed_spool, observed_state
 from tests.simulator.line import Line
-from tests.simulator.order import observed_service
+from tests.simulator.order import observed_run
 from tests.simulator.pipe import Weather
 from tests.simulator.process import SAID, Host, Killed, MortalAndFrail, Process
 from tests.simulator.promises import BrokenPromise, demand
@@ -77,7 +80,7 @@ class Parts:
 
     machine: type[RoundMachine] = RoundMachine
     spool: type[Spool] = Spool
-    service: type[Service] = Service
+    run: type[Run] = Run
     coordinator_link: type[CoordinatorLink] = CoordinatorLink
     device_link: type[DeviceLink] = DeviceLink
     memory: type[DeviceState] = DeviceState
@@ -124,7 +127,7 @@ class Federation:
         self._names = (COORDINATOR, *s.devices)
         parts, h = self.parts, self.history
         self._spool, self._state = observed_spool(parts.spool, h), observed_state(parts.memory, h)
-        self._agent, self._service = observed_agent(parts.agent, h), observed_service(parts.service, h)
+        self._agent, self._run = observed_agent(parts.agent, h), observed_run(parts.run, h)
         self._coordinator_link = observed_link(parts.coordinator_link, self.said)
         self._device_link = observed_link(parts.device_link, self.said)
 
@@ -168,8 +171,9 @@ class Federation:
         )  # fmt: skip
         line.leave(link.will(topics.coord_state))
         machine = self.parts.machine(self.scenario.policy, self.plan.seed)
-        service = self._service(self.plan, machine, spool, process.worker, link)
-        process.start(service, line)
+        context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
+        run = self._run(self.plan, machine, spool, context)
+        process.start(CoordinatorService(context, run), line)
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
         memory = self._state(folder, disk=process.disk)
@@ -225,10 +229,15 @@ class Federation:
         if process.ended:
             self.ends.append(f"{process.name}: {process.ended}")
         party = process.party
-        if isinstance(party, Service) and party.finished and not party.stopped and not process.ended:
+        if (
+            isinstance(party, CoordinatorService)
+            and party.finished
+            and not party.stopped
+            and not process.ended
+        ):
             self.finished = True
             return
-        if isinstance(party, Service) and party.stopped:
+        if isinstance(party, CoordinatorService) and party.stopped:
             self.ends.append(f"{process.name}: {party.stopped}")
         if isinstance(party, Agent) and party.problem:
             self.ends.append(f"{process.name}: {party.problem}")
@@ -258,7 +267,7 @@ class Federation:
             del self.said.marks[name]  # said under the wrong clock; the new record lets it go
 
     @staticmethod
-    def _far(party: Agent | Service) -> Reason:
+    def _far(party: Agent | CoordinatorService) -> Reason:
         """What the log of each is full of where a clock is wrong, its own or another's."""
         return Reason.EPOCH_AHEAD if isinstance(party, Agent) else Reason.BOOT_AHEAD
 
@@ -299,11 +308,12 @@ class Federation:
         if (too_far := party.link.meter.rejected[self._far(party)]) > process.too_far:
             process.too_far = too_far
             self._somebody_sets_the_clock()
-        if isinstance(party, Service):
+        if isinstance(party, CoordinatorService):
             self.least_wall = min(self.least_wall, self.hosts[COORDINATOR].wall_offset)
-            errors = party.error_boundary.cut_off + party.aside.errors
+            errors = party.context.error_boundary.cut_off + party.run.isolation.errors
             demand(errors == 0, "I8: an error of ours was taken for that of a device, or of an observer")
-            demand(not party.bans.banned, f"I8: honest devices are banned: {sorted(party.bans.banned)}")
+            banned = party.context.bans.banned
+            demand(not banned, f"I8: honest devices are banned: {sorted(banned)}")
         if process.alive and not party.finished:
             party.link.due.look(self.clock.now, self.history.newest)  # type: ignore[attr-defined]
         process.looked += 1
@@ -348,10 +358,10 @@ def close_files(process: Process) -> None:
     """What the system does for a process that has gone: files closed, transactions rolled back."""
     party = process.party
     fetches = []
-    if isinstance(party, Service):
+    if isinstance(party, CoordinatorService):
         fetches = [fetch for fetch, _ in party.link.fetches.values()]
         party.link.fetches.clear()
-        party.spool.shut()
+        party.run.spool.shut()
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None
     for fetch in fetches:

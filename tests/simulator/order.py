@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from protofleet.coordinator.round.events import Advance, Command, Send
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.run import Run
 from tests.simulator.history import History
 from tests.simulator.promises import demand
 
 
-def observed_service(base: type[Service], history: History) -> type[Service]:
+def observed_run(base: type[Run], history: History) -> type[Run]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def perform(self, command: Command) -> None:
             match command:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import FencedError, RunMismatchError
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError
@@ -125,7 +125,11 @@ class Process:
     def _work(self) -> None:
         assert self.party is not None
         party, now = self.party, self.time()
-        with party.spool.index.alone() if isinstance(party, Service) else contextlib.nullcontext():
+        with (
+            party.run.spool.index.alone()
+            if isinstance(party, CoordinatorService)
+            else contextlib.nullcontext()
+        ):
             self._serve(party, now)
 
     def _serve(self, party: Party, now: float) -> None:
@@ -133,7 +137,7 @@ class Process:
             item = self._inbox.popleft()
             if isinstance(item, Arrived):
                 self.arrived += 1
-                ours = isinstance(party, Service) and item.topic == party.link.topics.coord_state
+                ours = isinstance(party, CoordinatorService) and item.topic == party.link.topics.coord_state
                 echo = ours and not is_block(item.frame)  # of a block somebody lies about where it belongs
                 if self.line and not echo:  # what comes back to a coordinator is nobody's bytes
                     self.line.count_in(item)

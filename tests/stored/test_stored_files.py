@@ -48,11 +48,11 @@ def test_a_run_that_was_begun_by_an_earlier_version_is_gone_on_with(kept):
     run = federation(folder)
     assert read_plan(run.plan.encode()) == run.plan
     assert expected["closed"] == {"train": list(DEVICES)} and expected["round"] == 2
-    run.run(until=lambda: run.service.machine.round == 3)
+    run.run(until=lambda: run.service.run.machine.round == 3)
     books = {d: [(a.round, a.object) for a in agent.state.saved.answers] for d, agent in run.agents.items()}
     assert all(book[-1] == (2, expected["books"][d][-1][2]) for d, book in books.items()), (
         "nobody worked again"
     )
     run.run()
-    assert run.service.finished and not any(run.service.spool.fallbacks.values())
+    assert run.service.finished and not any(run.service.run.spool.fallbacks.values())
     assert all(agent.state.saved.answers[-1].round == 4 for agent in run.agents.values())

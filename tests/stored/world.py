@@ -23,9 +23,9 @@ def federation(folder: Path) -> Simulation:
 
 def stopped(folder: Path) -> Simulation:
     run = federation(folder)
-    m, spool = run.service.machine, run.service.spool
+    m, spool = run.service.run.machine, run.service.run.spool
     run.run(until=lambda: m.round == 2 and "train" in spool.recover()[0].closed)
-    run.service.spool.shut()
+    run.service.run.spool.shut()
     return run
 
 

@@ -5,8 +5,11 @@ import threading
 import time
 from contextlib import contextmanager
 
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.run import Run
+from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
@@ -47,9 +50,9 @@ class Federation:
         topics = self.topics.coordinator_subscriptions()
         transport = Mqtt(f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, subscriptions=topics)
         link = CoordinatorLink(me, self.ring, self.topics, transport, spool.store, "test")
-        self.service = Service(
-            self.plan, RoundMachine(self.policy, self.plan.seed), spool, ThreadWorker(inbox), link
-        )
+        context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
+        machine = RoundMachine(self.policy, self.plan.seed)
+        self.service = CoordinatorService(context, Run(self.plan, machine, spool, context))
         transport.connect(link.will(self.topics.coord_state))
         return self.service, inbox
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from protofleet.coordinator.observe.journal import Journal, RoundFile
+from protofleet.coordinator.observe.journal import RoundFile
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.world import NetworkConditions
@@ -81,18 +82,19 @@ def replace_coordinator(run: Simulation, file: RoundFile) -> None:
     """It dies, and the next one writes into the same file."""
     run.kill("coordinator")
     run.boot_coordinator()
-    run.service.watchers = [Journal(run.service, [file], 1)]
+    run.service.run.observers.clear()
+    keep_journal(run.service.run, [file])
 
 
 def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundFile) -> None:
     """As soon as an answer has been put aside."""
-    run.run(until=lambda: bool(run.service.spool.recover() and run.service.spool.recover()[0].aside))
+    run.run(until=lambda: bool(run.service.run.spool.recover() and run.service.run.spool.recover()[0].aside))
     replace_coordinator(run, file)
 
 
 def final_state(sim: Simulation) -> dict[str, torch.Tensor]:
     """All that the run has learned: the server half's state and every device's."""
-    states = {"server": sim.service.server_runner.server.state()}
+    states = {"server": sim.service.run.server_runner.server.state()}
     states |= {name: agent.job.half.state() for name, agent in sim.agents.items() if agent.job}
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
 

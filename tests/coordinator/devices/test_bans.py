@@ -117,11 +117,11 @@ def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_tra
         Partial, "abandon", lambda part, forget=True: (given_up.append(part), abandon(part, forget))
     )
     for i in range(1000):
-        service.take(Arrived(run.topics.up(f"n{i}"), bytes(60)), service.now)
-    assert service.bans.ignored == {""} and not given_up
+        service.take(Arrived(run.topics.up(f"n{i}"), bytes(60)), service.context.now)
+    assert service.context.bans.ignored == {""} and not given_up
     assert all(service.unwanted(run.topics.up(f"n{i}")) for i in range(10))
     assert not service.unwanted(run.topics.up(NAME))
     monkeypatch.undo()
     run.run()
-    assert service.finished and not service.stopped and service.error_boundary.cut_off == 0
-    assert len(service.machine.roster) == 3 and not service.bans.banned
+    assert service.finished and not service.stopped and service.context.error_boundary.cut_off == 0
+    assert len(service.run.machine.roster) == 3 and not service.context.bans.banned

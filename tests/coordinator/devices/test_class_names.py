@@ -208,8 +208,8 @@ def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, 
     run.run(lambda: run.agents[odd].finished)
     assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].problem
     run.run()
-    assert run.service.finished and run.service.name_vote.names == NAMES
-    assert odd not in run.service.members and len(run.service.members) == 2
+    assert run.service.finished and run.service.run.participants.name_vote.names == NAMES
+    assert odd not in run.service.run.participants.members and len(run.service.run.participants.members) == 2
 
 
 def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path):
@@ -223,12 +223,14 @@ def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path)
 
 def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, rounds=40))
-    run.run(lambda: run.service.machine.round == 2)
+    run.run(lambda: run.service.run.machine.round == 2)
     run.kill("coordinator")
     run.boot_coordinator()
     run.boot_device("device-2")
     odd_one(run)
-    assert run.service.name_vote.names == NAMES and run.service.name_vote.saved
+    assert (
+        run.service.run.participants.name_vote.names == NAMES and run.service.run.participants.name_vote.saved
+    )
     run.run(lambda: run.agents["device-2"].finished)
     assert "its classes have other names" in run.agents["device-2"].problem and not run.service.finished
 
@@ -253,7 +255,7 @@ def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_
     judge = ClassNameVote.judge
     ClassNameVote.judge = lambda self, hello, now: (said.append(hello), judge(self, hello, now))[1]
     try:
-        run.run(lambda: run.service.machine.round == 2)
+        run.run(lambda: run.service.run.machine.round == 2)
         first = [h for h in said if h.device == "device-1"]
         run.kill("coordinator")
         run.boot_coordinator()
@@ -280,7 +282,7 @@ def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
         assert name
     run.service.link.carries = lambda packed: False
     run.run()
-    assert run.service.finished and len(run.service.members) == 2
+    assert run.service.finished and len(run.service.run.participants.members) == 2
     assert digest_of(OTHER).hex()[:16] in run.agents["device-0"].problem
 
 

@@ -5,12 +5,13 @@ import logging
 
 import pytest
 
-import protofleet.coordinator.service
+import protofleet.coordinator.gate.gate
+import protofleet.coordinator.participants
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
-from protofleet.coordinator.gate.door import Door
-from protofleet.coordinator.gate.intake import Intake
+from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.index import FencedError
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.link.broadcast import Broadcast
@@ -47,12 +48,12 @@ def of_update(gate, update, *rest):
 
 
 HANDLERS = {
-    "hello": (protofleet.coordinator.service, "unfit", lambda hello, *rest: hello.device == BAD),
+    "hello": (protofleet.coordinator.participants, "unfit", lambda hello, *rest: hello.device == BAD),
     "bye": (Departures, "left", lambda departures, device, *rest: device == BAD),
-    "update": (Door, "admit", of_update),
-    "a broken body": (Door, "judged", of_update),
-    "claims": (Intake, "problem_with", of_update),
-    "room": (Intake, "reserve", lambda intake, device, size: device == BAD),
+    "update": (Run, "admit", of_update),
+    "a broken body": (Gate, "completed", lambda gate, device: device == BAD),
+    "its claims": (protofleet.coordinator.gate.gate, "false_claim", lambda update, member: update.device == BAD),
+    "its space": (Gate, "reserve", lambda gate, device, size: device == BAD),
     "arrays": (ObjectStore, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
     "want": (Broadcast, "wanted", lambda broadcast, device, *rest: device == BAD),
     "decoding": (CoordinatorLink, "open", lambda link, topic, frame: BAD in topic),
@@ -88,11 +89,11 @@ def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, c
     with caplog.at_level(logging.ERROR):
         run.run()
     assert run.service.finished and not run.service.stopped
-    assert run.service.error_boundary.cut_off >= 1
-    assert BAD in run.service.bans.ignored
+    assert run.service.context.error_boundary.cut_off >= 1
+    assert BAD in run.service.context.bans.ignored
     said = [record for record in caplog.records if record.exc_info and record.exc_info[0] is Planted]
     assert said and BAD in said[0].getMessage()
-    assert BAD not in run.service.machine.roster
+    assert BAD not in run.service.run.machine.roster
 
 
 @pytest.mark.parametrize("moment", ["take", "wake", "fill"])
@@ -107,8 +108,8 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
         Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
     plant(monkeypatch, Fetched, moment, times=1)
     monkeypatch.setattr("protofleet.protocol.link.coordinator.Fetch", Fetched)
-    run.world.run(lambda: run.service.error_boundary.cut_off > 0, run.world.now + 60)
-    assert run.service.error_boundary.cut_off == 1 and len(run.service.bans.ignored) == 1
+    run.world.run(lambda: run.service.context.error_boundary.cut_off > 0, run.world.now + 60)
+    assert run.service.context.error_boundary.cut_off == 1 and len(run.service.context.bans.ignored) == 1
     assert not run.service.stopped
 
 
@@ -121,7 +122,9 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
     link.send = lambda message: None if isinstance(message, Want) and run.world.now < 4.0 else send(message)
     plant(monkeypatch, CoordinatorLink, "send_block", times=1)
     run.run()
-    assert run.service.finished and not run.service.stopped and run.service.error_boundary.cut_off == 1
+    assert (
+        run.service.finished and not run.service.stopped and run.service.context.error_boundary.cut_off == 1
+    )
     (said,) = [record.getMessage() for record in caplog.records if record.exc_info]
     assert said.startswith("an error with device-") and BAD not in said
 
@@ -138,7 +141,7 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
 
     def error_meanwhile(fetch, *given):
         taken.append(fetch)
-        run.service.error_boundary.exclude("")
+        run.service.context.error_boundary.exclude("")
         return take(fetch, *given)
 
     monkeypatch.setattr(ObjectStore, "begin", begin)
@@ -158,7 +161,7 @@ def test_who_was_cut_off_is_heard_again_after_a_while_that_doubles(tmp_path, mon
 
 
 class Faulty:
-    """A watcher or a sink that always raises."""
+    """An observer that always raises."""
 
     def __init__(self):
         self.called = 0
@@ -181,13 +184,13 @@ def test_an_observer_that_raises_costs_no_command_and_no_other_observer(tmp_path
         answered = stepped = happened
 
     faulty, counts = Faulty(), Counts()
-    run = simulation(tmp_path, "fedavg", policy=POLICY, watchers=[faulty, counts]).run()
-    assert run.service.finished and len(run.service.machine.roster) == 3
-    assert run.service.aside.errors == faulty.called == counts.called > 10
+    run = simulation(tmp_path, "fedavg", policy=POLICY, observers=[faulty, counts]).run()
+    assert run.service.finished and len(run.service.run.machine.roster) == 3
+    assert run.service.run.isolation.errors == faulty.called == counts.called > 10
 
 
 @pytest.mark.parametrize("what", [FencedError, OSError, MemoryError])
-@pytest.mark.parametrize("place", [(Door, "admit"), (CoordinatorLink, "open"), (Spool, "accept")])
+@pytest.mark.parametrize("place", [(Run, "admit"), (CoordinatorLink, "open"), (Spool, "accept")])
 def test_what_is_ours_raises_whoever_spoke_when_it_came_up(tmp_path, monkeypatch, place, what):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     plant(monkeypatch, *place, what=lambda words: what(errno.EIO, words) if what is OSError else what(words))
@@ -201,7 +204,7 @@ def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
     plant(monkeypatch, Spool, step)
     with pytest.raises(OurFault, match="could not be carried out"):
         run.run()
-    assert run.service.error_boundary.cut_off == 0
+    assert run.service.context.error_boundary.cut_off == 0
 
 
 def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
@@ -215,10 +218,10 @@ def test_a_key_that_is_gone_between_two_looks_is_looked_up_once(tmp_path):
             return self.pop(name, default)
 
     run = simulation(tmp_path, "fedavg", policy=POLICY)
-    run.run(until=lambda: len(run.service.machine.roster) == 3)
+    run.run(until=lambda: len(run.service.run.machine.roster) == 3)
     link = run.service.link
     link.keyring = Vanishing(link.keyring)
     before = link.meter.messages.total()
     for _ in range(2):
         link.send(BAD, Task(1, "train"))
-    assert link.meter.messages.total() == before + 1 and run.service.error_boundary.cut_off == 0
+    assert link.meter.messages.total() == before + 1 and run.service.context.error_boundary.cut_off == 0

@@ -93,7 +93,7 @@ def test_a_liar_makes_no_series_without_end():
 def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
     told = []
 
-    class Watcher:
+    class Refused:
         def answered(self, service, update, now):
             told.append(update.device)
 
@@ -106,7 +106,7 @@ def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
         if place[1] == "train":
             liar.update(place, good(labels=np.array([0, 1, 9])), metrics={"accuracy.test.global": 1.0})
 
-    run = simulation(tmp_path, METHOD, policy=POLICY, watchers=[Watcher()])
+    run = simulation(tmp_path, METHOD, policy=POLICY, observers=[Refused()])
     in_world(run, answers=lie)
     run.run()
     assert set(told) == {"device-0", "device-1", "device-2"}
@@ -125,7 +125,7 @@ def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tm
 
 def test_a_number_that_sqlite_cannot_hold_ends_the_ledger_and_not_the_run(tmp_path, caplog):
     ledger = Ledger(tmp_path / "ledger.sqlite", 1, "test", "{}")
-    ledger.moment("dropped", {"round": 1 << 63})
+    ledger.entry("dropped", {"round": 1 << 63})
     assert "not written any more" in caplog.text
-    ledger.moment("dropped", {"round": 1})
+    ledger.entry("dropped", {"round": 1})
     ledger.close()

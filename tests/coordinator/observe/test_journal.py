@@ -13,10 +13,10 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
-from protofleet.coordinator.observe.journal import Journal, RoundFile, RoundRecord, read_rounds
+from protofleet.coordinator.observe.journal import RoundFile, RoundRecord, read_rounds
 from protofleet.coordinator.observe.ledger import PER_DEVICE, Ledger, records_in
 from protofleet.coordinator.observe.metrics import Metrics
-from protofleet.coordinator.observe.observers import model_bytes
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.summary import best, curve, summarise, totals
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import row_checksum
@@ -31,7 +31,7 @@ class Moments:
     def __init__(self):
         self.seen = []
 
-    def moment(self, what, details):
+    def entry(self, what, details):
         self.seen.append((what, details))
 
     def round_ended(self, record):
@@ -41,8 +41,7 @@ class Moments:
 def observed(folder, method="fedavg", sinks=(), **more):
     run = simulation(folder / "world", method, **more)
     rounds = RoundFile(folder / "rounds.jsonl")
-    journal = Journal(run.service, [rounds, *sinks], model_bytes(run.service))
-    run.service.watchers.append(journal)
+    keep_journal(run.service.run, [rounds, *sinks])
     return run, rounds
 
 
@@ -78,10 +77,9 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
 
 def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_path):
     run, _ = observed(tmp_path)
-    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.world.run(lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.boot_coordinator()
-    journal = Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], model_bytes(run.service))
-    run.service.watchers.append(journal)
+    keep_journal(run.service.run, [RoundFile(tmp_path / "rounds.jsonl")])
     run.run()
     found = read_rounds(tmp_path / "rounds.jsonl")
     assert [line["round"] for line in found] == [1, 2, 3, 4]
@@ -95,11 +93,11 @@ def resumed_at(tmp_path, moment, method="fedavg"):
     for name in ("whole", "broken"):
         run, _ = observed(folder := tmp_path / name, method)
         if name == "broken":
-            run.world.run(lambda: moment(run.service.machine))
+            run.world.run(lambda: moment(run.service.run.machine))
             run.kill("coordinator")
             run.boot_coordinator()
             rounds = RoundFile(folder / "rounds.jsonl")
-            run.service.watchers.append(Journal(run.service, [rounds], model_bytes(run.service)))
+            keep_journal(run.service.run, [rounds])
         run.run()
         found.append(read_rounds(folder / "rounds.jsonl"))
     return found
@@ -124,12 +122,12 @@ def test_no_answer_of_a_round_that_was_resumed_goes_uncounted(tmp_path):
 
 def test_what_crosses_while_nothing_is_accepted_is_written_down_every_minute(tmp_path):
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=1e6))
-    run.world.run(lambda: run.service.machine.asked == "train")
+    run.world.run(lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False  # and so the round stays open
-    run.world.run(lambda: len(run.service.machine.answered) == 2)
+    run.world.run(lambda: len(run.service.run.machine.answered) == 2)
     before = sum(run.service.link.meter.wire.values())
     run.world.run(lambda: run.world.now > 1000)
-    (row,) = run.service.spool.index.db.execute("SELECT counts FROM crossed WHERE round = 1")
+    (row,) = run.service.run.spool.index.db.execute("SELECT counts FROM crossed WHERE round = 1")
     noted = read_traffic(row[0])
     now = sum(run.service.link.meter.wire.values())
     assert before < sum(noted.wire.values()) <= now and noted.seconds > 900
@@ -163,7 +161,7 @@ def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
 def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
     run, rounds = observed(tmp_path)
     run.run()
-    found = summarise(run.service, settings(), rounds.records, "1.0")
+    found = summarise(run.service.run.view, settings(), rounds.records, "1.0")
     assert found["reports"] == "global" and found["security"] == "sealed"
     assert found["accuracy"]["final"]["mean"] == 1.0
     assert len(curve(rounds.records, "global", "accuracy")) == 4
@@ -175,7 +173,7 @@ def test_the_summary_names_its_view_and_chooses_by_validation_only(tmp_path):
 def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):
     run, rounds = observed(tmp_path, hyper={"final_fit": True})
     run.run()
-    found = summarise(run.service, settings(), rounds.records, "1.0")
+    found = summarise(run.service.run.view, settings(), rounds.records, "1.0")
     assert found["reports"] == "personal" and found["accuracy"] == found["views"]["personal"]
 
 
@@ -203,13 +201,13 @@ def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path
 def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(tmp_path, caplog):
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger(path, 1, "1.0", "{}")
-    ledger.moment("asked", {"phase": "before"})
+    ledger.entry("asked", {"phase": "before"})
     ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
     for _ in range(100):
-        ledger.moment("asked", {"phase": "meanwhile" * 100})
+        ledger.entry("asked", {"phase": "meanwhile" * 100})
     assert sum("ledger is not written" in r.message for r in caplog.records) == 1
     ledger._db.execute("PRAGMA max_page_count = 1000000")
-    ledger.moment("asked", {"phase": "after"})
+    ledger.entry("asked", {"phase": "after"})
     ledger.close()
     db = sqlite3.connect(path)
     kept = [row[0] for row in db.execute("SELECT details FROM moments WHERE what = 'asked'")]
@@ -225,12 +223,12 @@ def rows_of(path, what):
 def test_comings_and_goings_are_written_with_what_happens_next(tmp_path):
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger(path, 1, "1.0", "{}")
-    ledger.moment("joined", {"device": "a"})
-    ledger.moment("left", {"device": "a"})
+    ledger.entry("joined", {"device": "a"})
+    ledger.entry("left", {"device": "a"})
     assert rows_of(path, "joined") == []
-    ledger.moment("asked", {"phase": "train"})
+    ledger.entry("asked", {"phase": "train"})
     assert rows_of(path, "joined") == rows_of(path, "left") == [{"device": "a"}]
-    ledger.moment("joined", {"device": "b"})
+    ledger.entry("joined", {"device": "b"})
     ledger.close()
     assert rows_of(path, "joined")[-1] == {"device": "b"}
 
@@ -240,8 +238,8 @@ def test_one_device_makes_so_many_rows_between_two_rounds_and_the_rest_is_counte
     ledger = Ledger(path, 1, "1.0", "{}")
     for number in (1, 2):
         for _ in range(PER_DEVICE + 10 * number):
-            ledger.moment("dropped", {"device": "a", "verdict": "refused"})
-        ledger.moment("dropped", {"device": "b", "verdict": "refused"})
+            ledger.entry("dropped", {"device": "a", "verdict": "refused"})
+        ledger.entry("dropped", {"device": "b", "verdict": "refused"})
         ledger.round_ended(RoundRecord(number, 0, "training"))
     ledger.close()
     told = [row["device"] for row in rows_of(path, "dropped")]
@@ -282,8 +280,8 @@ def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_bot
     """Before the second is saved, the first is written down; and replayed, it is not written again."""
     path, lines = tmp_path / "ledger.sqlite", tmp_path / "rounds.jsonl"
     run, _ = observed(tmp_path, sinks=[Ledger(path, 1, "1.0", "{}")])
-    save = run.service.spool.save
-    run.service.spool.save = lambda number, *more: die() if number == 2 else save(number, *more)
+    save = run.service.run.spool.save
+    run.service.run.spool.save = lambda number, *more: die() if number == 2 else save(number, *more)
 
     def die():
         raise SystemExit
@@ -291,10 +289,10 @@ def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_bot
     with pytest.raises(SystemExit):
         run.run()
     assert [line["round"] for line in read_rounds(lines)] == [1]
-    run.watchers.clear()
+    run.observers.clear()
     run.boot_coordinator()
     ledger = Ledger(path, 2, "1.0", "{}")
-    run.service.watchers.append(Journal(run.service, [RoundFile(lines), ledger], 0))
+    keep_journal(run.service.run, [RoundFile(lines), ledger])
     run.run()
     assert [line["round"] for line in read_rounds(lines)] == [1, 2, 3, 4]
     db = sqlite3.connect(path)
@@ -305,7 +303,7 @@ def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_bot
 def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_same(tmp_path):
     moments = Moments()
     run, _ = observed(tmp_path, "fedpall", sinks=[moments])
-    machine = run.service.machine
+    machine = run.service.run.machine
 
     def trained():
         return [
@@ -315,7 +313,7 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
     run.world.run(lambda: trained() and machine.stage is Stage.COLLECTING)
     run.boot_coordinator()
     rounds = RoundFile(tmp_path / "rounds.jsonl")
-    run.service.watchers.append(Journal(run.service, [rounds, moments], 0))
+    keep_journal(run.service.run, [rounds, moments])
     run.run()
     counted = [details for what, details in moments.seen if what == "counted"]
     first, again = (d["answers"] for d in trained())
@@ -327,11 +325,11 @@ def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_s
 
 def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_path):
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
-    run.world.run(lambda: run.service.machine.round == 2 and run.service.machine.answered)
+    run.world.run(lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.boot_coordinator()
-    run.service.watchers.append(Journal(run.service, [RoundFile(tmp_path / "rounds.jsonl")], 0))
+    keep_journal(run.service.run, [RoundFile(tmp_path / "rounds.jsonl")])
     run.kill("device-1")
-    run.world.run(lambda: run.service.machine.attempt == 1)
+    run.world.run(lambda: run.service.run.machine.attempt == 1)
     run.boot_device("device-1")
     run.run()
     second = read_rounds(tmp_path / "rounds.jsonl")[1]
@@ -361,7 +359,7 @@ def test_late_and_refused_answers_are_in_the_record(tmp_path):
     moments = Moments()
     policy = replace(POLICY, rounds=2, quorum=2, patience_seconds=10.0)
     run, rounds = observed(tmp_path, sinks=[moments], policy=policy)
-    run.world.run(lambda: len(run.service.machine.roster) == 3)
+    run.world.run(lambda: len(run.service.run.machine.roster) == 3)
     run.workers["device-1"].seconds = 14.5
     run.run()
     late = [(details["device"], details["round"]) for what, details in moments.seen if what == "dropped"]
@@ -380,8 +378,8 @@ def sample(text, name, **labels):
 def scraped(folder):
     """A run, and what its coordinator showed at the end."""
     run, _ = observed(folder)
-    metrics = Metrics(run.service)
-    run.service.watchers.append(Journal(run.service, [metrics], model_bytes(run.service)))
+    metrics = Metrics(run.service.run.view)
+    keep_journal(run.service.run, [metrics])
     run.run()
     port = free_port()
     with metrics.exposed(Endpoint("127.0.0.1", port)):
@@ -407,8 +405,8 @@ def test_wills_are_0_before_the_first_is_said_so_that_no_increase_goes_unseen(tm
 def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
     run, _ = observed(tmp_path)
     port = free_port()
-    with Metrics(run.service).exposed(Endpoint("127.0.0.1", port)):
-        taken = exposed(Metrics(run.service).registry, Endpoint("127.0.0.1", port))
+    with Metrics(run.service.run.view).exposed(Endpoint("127.0.0.1", port)):
+        taken = exposed(Metrics(run.service.run.view).registry, Endpoint("127.0.0.1", port))
         with pytest.raises(MetricsError, match=f"metrics_port {port} cannot be used.*take another"):
             taken.__enter__()
 
@@ -426,6 +424,6 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog):
     file.round_ended(RoundRecord(1, 0, "training"))
     assert path.read_bytes() == b"" and "it is tried again" in caplog.text
     disk.full = False
-    file.moment("joined", {})
+    file.entry("joined", {})
     file.round_ended(RoundRecord(2, 0, "training"))
     assert [line["round"] for line in read_rounds(path)] == [1, 2]

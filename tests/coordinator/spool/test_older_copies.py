@@ -29,7 +29,7 @@ NAMES = ("device-0", "device-1", "device-2")
 
 
 def reached(run, number, phase="train"):
-    run.run(until=lambda: (run.service.machine.round, run.service.machine.asked) == (number, phase))
+    run.run(until=lambda: (run.service.run.machine.round, run.service.run.machine.asked) == (number, phase))
     return run
 
 
@@ -41,7 +41,7 @@ def put_back(run, name, copy):
     """The party's folder is that of an earlier moment, and the party starts again."""
     run.kill(name)
     if name == "coordinator":
-        run.service.spool.shut()
+        run.service.run.spool.shut()
     shutil.rmtree(run.folder / name)
     shutil.copytree(copy, run.folder / name)
     run.boot_coordinator() if name == "coordinator" else run.boot_device(name)
@@ -64,12 +64,12 @@ def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there
     run.run()
     words = run.service.stopped
     assert "coordinator is an older copy: it stands at round 2, and 3 of 3 devices" in words
-    assert "\n" not in words and run.service.machine.attempt == 0, "before a round has been tried in vain"
-    run.service.spool.shut()
+    assert "\n" not in words and run.service.run.machine.attempt == 0, "before a round has been tried in vain"
+    run.service.run.spool.shut()
     number = int(re.search(r"go on from it with `protofleet go-on \S+ --from-round (\d+)`", words)[1])
     go_on_from(tmp_path / "coordinator", number)
     run.boot_coordinator()
-    assert run.service.spool.furthest == number
+    assert run.service.run.spool.furthest == number
     run.run()
     assert run.service.finished and not run.service.stopped
 
@@ -82,7 +82,8 @@ def test_one_device_that_lies_about_the_rounds_it_has_answered_ends_nothing(tmp_
     run.run()
     assert run.service.finished and not run.service.stopped
     assert (
-        run.service.spool.fallbacks["folder"] == 0 and run.service.older_copies.counted["device-1", OURS] == 1
+        run.service.run.spool.fallbacks["folder"] == 0
+        and run.service.run.participants.older_copies.counted["device-1", OURS] == 1
     )
 
 
@@ -126,12 +127,12 @@ def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away
 
 def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older_copy(tmp_path):
     run = reached(simulation(tmp_path, "fedavg"), 2)
-    demand_newest(run.service.spool, 1)
-    demand_newest(run.service.spool, 2)  # it died between the line and the next round's snapshot
+    demand_newest(run.service.run.spool, 1)
+    demand_newest(run.service.run.spool, 2)  # it died between the line and the next round's snapshot
     with pytest.raises(
         OlderCopyError, match=r"stands at round 2, and rounds.jsonl has round 3. .*--from-round 4"
     ):
-        demand_newest(run.service.spool, 3)
+        demand_newest(run.service.run.spool, 3)
     with pytest.raises(
         OlderCopyError, match=r"knows of no round, and .* begin the run anew under another name"
     ):
@@ -141,7 +142,7 @@ def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_a_run_goes_on_only_in_a_round_that_is_yet_to_come(tmp_path, number):
     run = reached(simulation(tmp_path, "fedavg"), 2)
-    run.service.spool.shut()
+    run.service.run.spool.shut()
     with pytest.raises(SettingsError, match=rf"--from-round is {number}, it must be above 2, .* at most 4"):
         go_on_from(tmp_path / "coordinator", number)
 
@@ -153,7 +154,7 @@ def test_nothing_goes_on_where_there_is_no_run(tmp_path):
 
 
 def went_back(run):
-    value = Metrics(run.service).registry.get_sample_value
+    value = Metrics(run.service.run.view).registry.get_sample_value
     return sum(
         value("protofleet_older_copies_total", {"device": d, "whose": ITS_OWN}) or 0 for d in run.agents
     )
@@ -217,11 +218,11 @@ def test_parties_that_come_back_as_they_were_are_not_taken_for_older_copies(tmp_
         for name in NAMES[number - 1 :]:
             run.kill(name)
             run.boot_device(name)
-        run.run(until=lambda: run.service.machine.answered)
+        run.run(until=lambda: run.service.run.machine.answered)
         run.kill("coordinator")
         run.boot_coordinator()
     run.run()
-    assert went_back(run) == 0 and run.service.spool.fallbacks["folder"] == 0
+    assert went_back(run) == 0 and run.service.run.spool.fallbacks["folder"] == 0
     assert "older copy" not in caplog.text
     assert_same(honest, run)
 

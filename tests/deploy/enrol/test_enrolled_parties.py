@@ -83,11 +83,11 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_at_on
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])
 def test_a_device_whose_enrolment_ends_is_in_no_later_cohort_and_the_run_goes_on(tmp_path, method):
     run = simulation(tmp_path, method, policy=replace(POLICY, quorum=2))
-    run.run(until=lambda: run.service.machine.round == 2)
+    run.run(until=lambda: run.service.run.machine.round == 2)
     del run.ring["device-2"]
     run.run()
     assert run.service.finished and not run.service.stopped
     assert (
-        list(run.service.machine.cohort) == ["device-0", "device-1"]
-        and "device-2" not in run.service.machine.roster
+        list(run.service.run.machine.cohort) == ["device-0", "device-1"]
+        and "device-2" not in run.service.run.machine.roster
     )

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import generate_latest
 
-from protofleet.coordinator.observe.journal import Journal
 from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.accuracy import Judge, Reading, fallen, fetch
 from protofleet.deploy.fleet.history import History
@@ -102,12 +102,12 @@ def test_who_asks_for_no_judgement_needs_no_coordinator():
 
 def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
     run = simulation(tmp_path, "fedavg")
-    metrics = Metrics(run.service)
-    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    metrics = Metrics(run.service.run.view)
+    keep_journal(run.service.run, [metrics])
     run.run()
     with exporter(generate_latest(metrics.registry)) as url:
         found = fetch(url)
-    assert found.rounds == run.service.machine.policy.rounds + 1  # and the final evaluation
+    assert found.rounds == run.service.run.machine.policy.rounds + 1  # and the final evaluation
     assert found.accuracy and all(0 <= value <= 1 for value in found.accuracy.values())
 
 

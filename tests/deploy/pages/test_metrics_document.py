@@ -6,8 +6,8 @@ from itertools import chain
 
 import pytest
 
-from protofleet.coordinator.observe.journal import Journal
 from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.deploy.enrol.fleet import enrol_fleet
 from protofleet.deploy.pages.metrics import PAGE, meaning, written
 from protofleet.edge_client.host.sensors import Sensors
@@ -30,8 +30,8 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("metrics")
     run = simulation(folder / "run", "fedavg")
     board = Sensors(jetson_files(folder / "board"))
-    metrics, device = Metrics(run.service), DeviceMetrics(next(iter(run.agents.values())), board)
-    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    metrics, device = Metrics(run.service.run.view), DeviceMetrics(next(iter(run.agents.values())), board)
+    keep_journal(run.service.run, [metrics])
     run.run()
     tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
     metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
@@ -98,8 +98,8 @@ def series(metrics, name):
 @pytest.mark.slow
 def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
     run = simulation(tmp_path, "fedhp")
-    metrics = Metrics(run.service)
-    run.service.watchers.append(Journal(run.service, [metrics], 1000))
+    metrics = Metrics(run.service.run.view)
+    keep_journal(run.service.run, [metrics])
     run.run()
     held = {}
     for agent in run.agents.values():
@@ -110,10 +110,10 @@ def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
 
 def test_an_answer_to_an_earlier_round_is_as_many_rounds_behind(tmp_path):
     run = simulation(tmp_path, "fedavg").run()
-    metrics = Metrics(run.service)
+    metrics = Metrics(run.service.run.view)
     late = {"device": "d", "phase": "train", "verdict": "late", "reason": ""}
     for behind in (0, 2):
-        metrics.moment("dropped", {**late, "round": run.service.machine.round - behind})
-    metrics.moment("answered", {"device": "d", "round": 1, "phase": "train"})
+        metrics.entry("dropped", {**late, "round": run.service.run.machine.round - behind})
+    metrics.entry("answered", {"device": "d", "round": 1, "phase": "train"})
     assert series(metrics, "protofleet_update_staleness_rounds_sum") == {(): 2.0}
     assert series(metrics, "protofleet_update_staleness_rounds_count") == {(): 3.0}

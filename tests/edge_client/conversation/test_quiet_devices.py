@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.here import ASK_SECONDS
-from protofleet.coordinator.parting import AGAIN_SECONDS, STAY_SECONDS
+from protofleet.coordinator.heartbeat import ASK_SECONDS
 from protofleet.coordinator.round.events import Stage
+from protofleet.coordinator.shutdown import AGAIN_SECONDS, STAY_SECONDS
 from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, HelloTimer
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.wire.blocks import is_block
@@ -44,7 +44,7 @@ class Ear:
 def waiting_for_one(folder):
     """A round in which two have answered, and the third is at work for ever."""
     run = simulation(folder, "fedavg", policy=SLOW)
-    run.run(until=lambda: run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.asked == "train")
     run.workers["device-2"].alive = False
     ear = Ear(run)
     run.world.at(3000.0, lambda: None)
@@ -65,8 +65,8 @@ def test_a_device_that_is_at_work_on_the_question_says_no_more_hellos_than_other
 
 def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(SLOW, quorum=2, cohort=2, gather=3))
-    run.run(until=lambda: run.service.machine.asked == "train")
-    asked = run.service.machine.cohort
+    run.run(until=lambda: run.service.run.machine.asked == "train")
+    asked = run.service.run.machine.cohort
     (outside,) = set(run.agents) - set(asked)
     for device in asked:
         run.workers[device].alive = False
@@ -78,7 +78,7 @@ def test_a_device_that_is_in_no_cohort_is_as_quiet_once_it_was_told_the_plan(tmp
 
 
 def test_beside_a_coordinator_that_does_not_say_whom_it_waits_for_devices_ask_as_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("protofleet.coordinator.service.Service._place", lambda service, now: None)
+    monkeypatch.setattr("protofleet.coordinator.participants.Participants.here", lambda participants: None)
     ear = waiting_for_one(tmp_path)
     assert len(ear.times("hello", "device-0")) > 150
 
@@ -113,7 +113,7 @@ def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tm
 
     def drops(header, topic):
         last_words = header.kind == "finished" or (
-            topic == run.topics.coord_state and run.service.machine.stage is Stage.FINISHED
+            topic == run.topics.coord_state and run.service.run.machine.stage is Stage.FINISHED
         )
         if last_words and run.world.now < (lost or [1e9])[0] + 1:
             lost.append(run.world.now)
@@ -130,7 +130,7 @@ def test_a_finished_that_was_lost_is_said_again_until_the_device_has_said_bye(tm
 def test_a_device_that_hears_no_here_any_more_asks_whether_the_run_is_over(tmp_path):
     """All that the coordinator says of itself is lost, and it is not told again."""
     run = simulation(tmp_path, "fedavg", policy=SLOW)
-    run.run(until=lambda: run.service.machine.asked == "train")
+    run.run(until=lambda: run.service.run.machine.asked == "train")
     run.world.at(100.0, lambda: None)
     run.workers["device-2"].alive = False
     run.run(until=lambda: run.world.now >= 100.0)

@@ -127,7 +127,7 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     care.apply(Overrides(paused=True))
     care.look()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
-    assert sim.service.departures[Farewell.PAUSED] == 1
+    assert sim.service.context.departures[Farewell.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"

@@ -92,7 +92,7 @@ def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
     assert agent.receipts["accepted"] == 2, "what it had in hand has its receipt"
     sim.boot_device("device-1")  # and whoever starts it again finds it where it stopped
     to_its_end(sim)
-    assert sim.service.machine.round >= 3 and sim.agents["device-1"].receipts["accepted"] >= 1
+    assert sim.service.run.machine.round >= 3 and sim.agents["device-1"].receipts["accepted"] >= 1
 
 
 def test_a_device_with_nothing_in_hand_is_drained_at_once(tmp_path):

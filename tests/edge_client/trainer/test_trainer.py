@@ -233,9 +233,9 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
         return job
 
     agent.runner.start_job = start
-    sim.service.watchers.append(Hears(heard))
+    sim.service.run.observers.append(Hears(heard))
     sim.run()
-    assert sim.service.departures[Farewell.OUT_OF_MEMORY] == 1
+    assert sim.service.context.departures[Farewell.OUT_OF_MEMORY] == 1
     assert any(reason.startswith("out_of_memory: the kernel") for reason in heard)
     assert agent.receipts["accepted"] >= 3
     assert_same(sim, simulation(tmp_path / "other", "fedavg", policy=POLICY).run())

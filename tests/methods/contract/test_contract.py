@@ -47,14 +47,14 @@ def accuracies(run, view):
 
 def test_learns(unbroken):
     method, run = unbroken
-    assert run.service.finished and run.service.machine.round == POLICY.rounds + 2
+    assert run.service.finished and run.service.run.machine.round == POLICY.rounds + 2
     assert min(accuracies(run, load(method).reports)) > 2 / 3  # twice chance
 
 
 def test_all_that_devices_measure_is_of_views_that_the_method_has(unbroken):
     """A coordinator passes over others: one device could say as many as it likes."""
     _, run = unbroken
-    names = names_of(run.service.plan.variant.views)
+    names = names_of(run.service.run.plan.variant.views)
     for agent in run.agents.values():
         said = {name for answer in agent.state.saved.answers for name in answer.metrics}
         assert {name for name in said if not name.startswith("seconds.")} <= names

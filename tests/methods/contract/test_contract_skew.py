@@ -83,7 +83,7 @@ def test_whole_numbers_out_of_range_are_refused_and_the_others_go_on(method, tmp
 
     policy = Policy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
     watcher = Refusals()
-    run = simulation(tmp_path, method, policy=policy, build=build, watchers=[watcher]).run()
+    run = simulation(tmp_path, method, policy=policy, build=build, observers=[watcher]).run()
     assert run.service.finished
     assert all(v.isfinite().all() for v in final_state(run).values())
     assert {device for device, _ in watcher.found} == ({"device-1"} if wild else set())

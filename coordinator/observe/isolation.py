@@ -1,9 +1,10 @@
-"""Calls to whoever watches a run: what goes wrong there costs the run nothing."""
+"""Calls to the observers of a run: an error in one of them costs the run nothing, and no other observer."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import ParamSpec
 
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.protocol.link.rate_limit import Bucket
@@ -11,20 +12,20 @@ from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.coordinator")
 
+P = ParamSpec("P")
 
-class Aside:
-    """Calls to those who only watch: an error in one costs nobody else anything."""
 
+class Isolation:
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._words = now, Bucket(rate=1 / 60, burst=20.0)
+        self._now, self._lines = now, Bucket(rate=1 / 60, burst=20.0)
         self.errors = 0
 
-    def call(self, what: Callable[[], None]) -> None:
+    def call(self, observer: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            what()
+            observer(*args, **kwargs)
         except (RunMismatchError, *OURS):  # a full disk is no less full for being met here
             raise
         except Exception:
             self.errors += 1
-            if self._words.take(self._now()):
-                log.exception("an error in what watches the run, which goes on")
+            if self._lines.take(self._now()):
+                log.exception("an error in an observer of the run, which goes on")

@@ -1,0 +1,175 @@
+"""Decides, before a byte of an answer is fetched, whether it is worth it, and reserves its space on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from protofleet.coordinator.devices.limits import Limits, false_claim
+from protofleet.coordinator.gate.shares import Offer, who_yields
+from protofleet.coordinator.round.events import Stage
+from protofleet.coordinator.round.reader import MachineReader
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.base import Ask, Member
+from protofleet.methods.contract.wants import most_bytes
+from protofleet.protocol.storage.disk import NoRoom
+from protofleet.protocol.wire.messages import Update
+from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
+
+
+class Transfers(Protocol):
+    """The answers that are being fetched: the link has them."""
+
+    def is_silent(self, device: str) -> bool: ...
+
+    def give_up(self, device: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Its space is reserved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Another answer to the same question is accepted already."""
+
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class NotAsked:
+    """It answers another question than the open one, or its device has answered that."""
+
+
+Decision: TypeAlias = Fetch | Refuse | Contradiction | NotAsked
+
+
+class Gate:
+    def __init__(
+        self, limits: Limits, machine: MachineReader, spool: Spool, members: Mapping[str, Member],
+        transfers: Transfers, unwritten: Sized,
+    ) -> None:  # fmt: skip
+        """`unwritten`: what waits for the disk. While there is any, nothing new is fetched."""
+        self.limits, self._machine, self._spool = limits, machine, spool
+        self._members, self._transfers, self._unwritten = members, transfers, unwritten
+        self._most = 0  # bytes that an answer may have
+        self._cohort = 1  # devices that were asked
+        self._stored = 0  # bytes of answers on the disk when the question was opened
+        self._reserved: dict[str, int] = {}  # bytes for the answers to it
+        self._complete: set[str] = set()  # devices whose answer is on the disk
+        self._turned_away: set[str] = set()  # devices that have found no room on the disk
+        self._refused: dict[str, Problem] = {}  # devices whose answer can never be used, and why
+
+    def open(self, ask: Ask, cohort: int) -> None:
+        self._most = min(most_bytes(ask.wants), self.limits.answer_bytes)
+        self._refused, self._reserved, self._cohort = {}, {}, max(1, cohort)
+        self._complete, self._turned_away = set(), set()
+        self._stored = self._spool.bytes_of_answers()
+
+    def asks(self, update: Update) -> bool:
+        """Whether it answers the open question, and no answer of its device to that is in."""
+        m, device = self._machine, update.device
+        open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
+        return m.stage is Stage.COLLECTING and open_to_it and device in m.cohort and device not in m.answered
+
+    def decide(self, update: Update, size: int, name: bytes) -> Decision:
+        """Raises NoRoom or Rejected where it can be said again later."""
+        if self.asks(update):
+            self._spool.check_claim()
+            if problem := self._problem_with(update, size):
+                return Refuse(problem)
+            if self._unwritten:
+                raise NoRoom("what has come before waits to be written")
+            self.reserve(update.device, size)
+            return Fetch()
+        if self._contradicts(update, name):
+            words = "another answer to this question is in already"
+            return Contradiction(Problem(Reason.EQUIVOCATION, words))
+        return NotAsked()
+
+    def completed(self, device: str) -> None:
+        """Its answer is fetched: from now on it keeps its space."""
+        self._complete.add(device)
+
+    def refused(self, device: str, problem: Problem) -> None:
+        """Its answer can never be used: its space is free again."""
+        self._refused[device] = problem
+        self._reserved.pop(device, None)
+        self._complete.discard(device)
+
+    def _problem_with(self, update: Update, size: int) -> Problem | None:
+        if refused := self._refused.get(update.device):
+            return refused  # one question, one answer: there is no second try
+        if size > self._most:
+            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._most} were asked for")
+        return false_claim(update, self._members[update.device])
+
+    def _contradicts(self, update: Update, name: bytes) -> bool:
+        known = self._spool.answers(update.round, update.phase).get(update.device)
+        return known is not None and known.base == update.base and known.object != name
+
+    def reserve(self, device: str, size: int) -> None:
+        """Without space the frame is rejected, and the device says its answer again later."""
+        if self._lacking(device, size) > 0:
+            self._spool.forget_earlier()
+            self._stored = max(0, self._spool.bytes_of_answers() - sum(self._reserved.values()))
+        if (lacking := self._lacking(device, size)) > 0:
+            unfinished = {d: Offer(n, self._transfers.is_silent(d)) for d, n in self._coming(device).items()}
+            for other in who_yields(size, lacking, self._share, unfinished):
+                self._transfers.give_up(other)
+                del self._reserved[other]
+        if self._lacking(device, size) > 0:
+            raise self._no_room(device, size)
+        self._reserved[device] = size
+        self._turned_away.discard(device)
+
+    def _coming(self, device: str = "") -> dict[str, int]:
+        """Bytes reserved for other devices, whose answers are not complete."""
+        return {d: n for d, n in self._reserved.items() if d != device and d not in self._complete}
+
+    def _lacking(self, device: str, size: int) -> int:
+        """Bytes that are missing for it, on the disk or in what the limit leaves of it; none: 0 or less."""
+        spare, room = self._spare(device), self._room
+        if min(spare, room - sum(self._coming(device).values())) >= size:
+            return 0  # without a look at what has come of each
+        return size - min(spare, self._free(device))
+
+    def _spare(self, device: str) -> int:
+        others = sum(n for d, n in self._reserved.items() if d != device)
+        return self.limits.spool_bytes - self._stored - others
+
+    def _free(self, device: str) -> int:
+        """Less what others have promised, and what the round's end will write; with what came of its own."""
+        coming = self._coming(device)
+        written = {d: self._spool.bytes_of_unfinished(d) for d in (*coming, device)}
+        promised = sum(max(0, n - written[d]) for d, n in coming.items())
+        return self._room - promised + written[device]
+
+    @property
+    def _room(self) -> int:
+        return max(0, self._spool.disk.room(self._spool.folder) - self._spool.bytes_of_a_save)
+
+    @property
+    def _share(self) -> int:
+        """Of each device that was asked, in what there is for all of their answers."""
+        written = sum(self._spool.bytes_of_unfinished(d) for d in self._coming())
+        on_disk = self._room + written + sum(self._reserved[d] for d in self._complete)
+        return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort
+
+    def _no_room(self, device: str, size: int) -> Rejected:
+        if (spare := self._spare(device)) < size:
+            most, beside = self.limits.spool_bytes, self.limits.spool_bytes - spare
+            message = f"{size} bytes of {device} beside {beside}; limits.spool_bytes is {most}"
+            return Rejected(Reason.NO_ROOM, message)
+        message = f"{size} bytes of {device} are offered, {max(0, self._free(device))} are free"
+        self._turned_away.add(device)
+        if len(self._turned_away) < min(2, self._cohort):  # one device's word makes no full disk
+            return Rejected(Reason.NO_ROOM, message)
+        return NoRoom(message)

@@ -1,0 +1,88 @@
+"""The open question: what the devices of the cohort are asked, and how its broadcast goes through the broker."""
+
+from __future__ import annotations
+
+import math
+
+from protofleet.coordinator.devices.small_packets import SmallPackets
+from protofleet.coordinator.devices.undelivered import Undelivered
+from protofleet.coordinator.round.reader import MachineReader
+from protofleet.methods.contract.base import Ask
+from protofleet.methods.contract.wants import table_of
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire import forms
+from protofleet.protocol.wire.codec import MAX_HOLDS
+from protofleet.protocol.wire.messages import Manifest, Offer, Task, Wanted, objects_of
+
+
+class OpenQuestion:
+    def __init__(
+        self, machine: MachineReader, link: CoordinatorLink, broadcasts: ObjectStore, norm: float
+    ) -> None:
+        self._machine, self._link, self._broadcasts, self._norm = machine, link, broadcasts, norm
+        self.ask: Ask | None = None
+        self.uses: dict[str, str] = {}  # forms of messages without which no device can take part, and why
+        self.undelivered = Undelivered()
+        self._offer: Offer | None = None  # of its broadcast
+        self._wanted: tuple[Wanted, ...] = ()  # what answers must hold, for devices that are told
+        self._held: dict[str, tuple[bytes, ...]] = {}  # objects that each device has
+        self._packets = SmallPackets(machine.policy.quorum)
+        self._max_packet = 0  # bytes, of this broker
+        self.carried = math.inf  # bytes of the largest object asked of it
+
+    def close(self) -> None:
+        self.ask = self._offer = None
+
+    def open(self, ask: Ask) -> None:
+        self.ask = ask
+        self._wanted = table_of(ask.wants, ask.payload, self._norm)
+
+    def offer(self, manifest: Manifest) -> None:
+        """Serve the broadcast from now on, and no earlier one."""
+        holders = {device for device, names in self._held.items() if manifest.object in names}
+        cohort = list(self._machine.cohort)
+        self._offer = self._link.offer(manifest, self._broadcasts, cohort, holders)
+        self._broadcasts.keep(objects_of(self._offer))
+
+    def send_to(self, device: str, round: int, phase: str, seconds: float, connected: bool) -> None:
+        is_told = forms.WANTS in self._link.can.get(device, ()) and self.ask is not None
+        holds = self._offer is not None and self._offer.object in self._held.get(device, ())
+        self.undelivered.sent(device, connected)
+        wanted = self._wanted if is_told else ()
+        self._link.task(device, Task(round, phase, self._offer, seconds, wanted), holds)
+
+    def device_holds(self, device: str, objects: tuple[bytes, ...]) -> None:
+        """As it says itself."""
+        self._held[device] = objects
+
+    def device_answered(self, device: str, answer: bytes) -> None:
+        """It holds the broadcast; and the next one may be its own answer."""
+        held = self._held.get(device, ())[: MAX_HOLDS - 2]
+        self._held[device] = (*held, self._machine.base, answer)
+
+    @property
+    def size(self) -> int:
+        """Of its broadcast."""
+        return self._offer.size if self._offer else 0
+
+    def adapt(self, size: int, now: float, max_packet: int | None = None) -> bool:
+        """Whether objects of this size go through the broker; else another connection is waited for."""
+        if max_packet is not None:
+            self._max_packet = max_packet
+        boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.can, now)
+        try:
+            self._link.adapt(self._max_packet, size, boxes)
+        except BrokerError as error:
+            self._packets.broker_refused(now)
+            self._link.turn_down(error)
+            return False
+        self._packets.broker_accepted()
+        self.carried, self.uses = size, self._link.demands(size)
+        return True
+
+    def cut_anew(self) -> None:
+        """Where the broadcast was cut for a broker that took larger packets."""
+        if self._offer is not None and not self._link.can_still_serve:
+            self.offer(self._broadcasts.manifest(self._offer.object, self._link.block))

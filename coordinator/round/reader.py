@@ -1,0 +1,40 @@
+"""What others read of the round machine; only its run hands it events."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from protofleet.coordinator.round.events import Policy, Stage
+
+
+class MachineReader(Protocol):
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def stage(self) -> Stage: ...
+
+    @property
+    def asked(self) -> str: ...
+
+    @property
+    def base(self) -> bytes: ...
+
+    @property
+    def roster(self) -> AbstractSet[str]: ...
+
+    @property
+    def cohort(self) -> tuple[str, ...]: ...
+
+    @property
+    def answered(self) -> AbstractSet[str]: ...
+
+    @property
+    def waited_for(self) -> AbstractSet[str]: ...

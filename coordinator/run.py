@@ -1,0 +1,386 @@
+"""One run: hands events to the round machine and carries out its commands. It decides nothing itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Final
+
+from protofleet.coordinator.command_queue import CommandQueue
+from protofleet.coordinator.context import ProcessContext
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.gate.gate import Contradiction, Fetch, Gate, NotAsked, Refuse
+from protofleet.coordinator.observe.isolation import Isolation
+from protofleet.coordinator.observe.measured import counted
+from protofleet.coordinator.observe.view import Observer, RunView
+from protofleet.coordinator.participants import Participants
+from protofleet.coordinator.question import OpenQuestion
+from protofleet.coordinator.round.events import (
+    Accept,
+    Advance,
+    Advanced,
+    Answered,
+    Blame,
+    Blamed,
+    Close,
+    Command,
+    Dismiss,
+    Diverge,
+    Drop,
+    Event,
+    Finish,
+    Forget,
+    PutAside,
+    Recovered,
+    Repeat,
+    Rollback,
+    Save,
+    Send,
+    Stage,
+    Woke,
+)
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.server.culprits import FailedRound
+from protofleet.coordinator.server.runner import ServerRunner, Step
+from protofleet.coordinator.spool.spool import Accepted, SavedRound, Spool
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.storage.disk import is_full
+from protofleet.protocol.wire import forms
+from protofleet.protocol.wire.arrays import parts
+from protofleet.protocol.wire.messages import Finished, Receipt, Update
+from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
+
+log = logging.getLogger("protofleet.coordinator")
+
+WAITS: Final = (Stage.GATHERING, Stage.COLLECTING)
+
+
+class Run:
+    def __init__(
+        self, plan: Plan, machine: RoundMachine, spool: Spool, context: ProcessContext,
+        observers: Sequence[Observer] = (), limits: Limits | None = None, class_names: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or Limits()
+        self._context, self._link = context, context.link
+        self.queue = CommandQueue(spool, self.perform)
+        self.server_runner = ServerRunner(plan, spool, machine.policy.rounds, self.limits.outlier)
+        self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
+        feature_size = self.server_runner.server.model.embedding_size
+        self.participants = Participants(
+            plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
+        )
+        self.gate = Gate(self.limits, machine, spool, self.participants.members, self._link, self.queue)
+        self.diverged = ""  # why, where the run has come to nothing
+        self._resumed = False
+        self._fetched: dict[str, Accepted] = {}  # answers on the disk that are not accepted yet
+        self._advancing: Advance | None = None  # what the worker is at
+        self._too_large: Step | None = None  # its broadcast goes through no broker that there was since
+        self.isolation = Isolation(context.clock)
+        self.observers = list(observers)
+        self.view = RunView(
+            plan, machine, spool, context, self.participants, self.server_runner, self.queue, self.limits,
+            self.isolation, lambda: self.diverged,
+        )  # fmt: skip
+
+    def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
+        """Each time when a device says something of its own."""
+        self._link.spoke = heard_from
+
+    @property
+    def wake_at(self) -> float:
+        machine = self.machine.wake_at or float("inf")
+        return min(machine, self.queue.wake_at, self.participants.wake_at)
+
+    def wake(self) -> None:
+        now = self._context.now
+        self.participants.wake()
+        self.queue.wake(now)
+        self.participants.settle_wills()
+        if self.machine.wake_at is not None and now >= self.machine.wake_at:
+            self.happen(Woke())
+
+    def older_copy(self) -> str:
+        """Why the run cannot go on from this folder, where most devices know more of it than the folder does."""
+        present = {*self.machine.roster, *self.machine.cohort}
+        return self.participants.older_copies.verdict(present, self._context.now)
+
+    def note_traffic(self) -> None:
+        if not self.queue.full:
+            self.spool.note_crossed()
+
+    def not_delivered(self, devices: Collection[str] | None) -> None:
+        """The broker refused what was said to them; None: to all that are waited for."""
+        self.question.undelivered.denied(self.machine.waited_for if devices is None else devices)
+
+    def go_on(self) -> None:
+        """Over a new connection."""
+        if not self._resumed:
+            self._resume()
+        if step := self._too_large:
+            self._too_large = None
+            self._server_stepped(step)
+
+    def _resume(self) -> None:
+        """Take up the round in which an earlier coordinator died, if there is one.
+
+        Not before the first connection: a replay must cut its broadcasts as the broker's limits demand.
+        """
+        now = self._context.now
+        self._resumed = True
+        self.participants.older_copies.begins(now)
+        if recovered := self.spool.recover():
+            past, members = recovered
+            self.participants.restore(members, self.spool.domains())
+            log.info("resuming in round %d, attempt %d", past.round, past.attempt)
+            damaged = [Forget()] if self.spool.damaged else []
+            self.queue.add([*damaged, *self.machine.resume(past)], now)
+            for device in self._context.bans.ignored:  # they were there when it was saved
+                self._context.error_boundary.exclude(device)
+
+    def happen(self, event: Event) -> None:
+        now, before = self._context.now, self.machine.stage
+        commands = self.machine.handle(event, now)
+        if self._context.connected and (self.machine.stage is not before or isinstance(event, Advanced)):
+            self._set_heartbeat(now)
+        # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
+        ended = isinstance(event, Advanced) and event.phase is None
+        if not ended:
+            self.queue.add(commands, now)
+        for observer in self.observers:
+            self.isolation.call(observer.happened, self.view, event, commands, now)
+        if ended:
+            self.queue.add(commands, now)
+
+    def _set_heartbeat(self, now: float) -> None:
+        if self.machine.stage in WAITS:
+            self._context.heartbeat.waits(now)
+        else:
+            self._context.heartbeat.waits_for_nobody()
+
+    # Answers: what the link asks before it fetches one, and what becomes of it.
+
+    def asks(self, update: Update) -> bool:
+        return self.gate.asks(update)
+
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
+        """Whether to fetch it."""
+        device = update.device
+        match self.gate.decide(update, size, name):
+            case Fetch():
+                return True
+            case Refuse(problem):
+                self._refuse(update, problem)
+            case Contradiction(problem):
+                self.perform(Drop(device, update.round, update.phase, "refused", problem))
+            case NotAsked():
+                self.participants.answered_no_question(device, update.round)
+                self._judged(update, None)
+        return False
+
+    def spoiled(self, update: Update, fault: Rejected) -> None:
+        """Its bytes cannot be used."""
+        self.spool.check_claim()
+        self._refuse(update, Problem(fault.reason, str(fault)))
+
+    def answered(self, update: Update, name: bytes) -> None:
+        """It is fetched."""
+        assert self.question.ask is not None, "an answer is fetched only while something is asked"
+        self.gate.completed(update.device)
+        examples = self.participants.members[update.device].examples
+        if problem := self.question.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
+            self.spool.refuse(update.device, name)
+            self._refuse(update, problem)
+            return
+        update = replace(update, metrics=counted(update.metrics, self.participants.measures))
+        self._fetched[update.device] = Accepted(
+            update.device, update.base, name, update.examples, update.metrics
+        )
+        for observer in self.observers:
+            self.isolation.call(observer.answered, self.view, update, self._context.now)
+        self._judged(update, None)
+
+    def _refuse(self, update: Update, problem: Problem) -> None:
+        self.gate.refused(update.device, problem)
+        self._judged(update, problem)
+
+    def _judged(self, update: Update, problem: Problem | None) -> None:
+        self.happen(Answered(update.device, update.round, update.phase, update.base, problem))
+
+    # Commands of the machine.
+
+    def perform(self, command: Command) -> None:
+        """Again from its beginning, where it raises because the disk is full."""
+        try:
+            self._carry_out(command)
+        except Exception as error:
+            if not (is_full(error, self.spool.folder) and self._link.has_unfinished):
+                raise
+            self._link.abandon()  # what is half here is offered again, and what is written now the round stands on
+            self._carry_out(command)
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Save():
+                self._save(command)
+            case Forget():
+                self.spool.forget_damaged()
+            case Rollback(why, missing):
+                why += self.question.undelivered.describe(missing, self._context.connected)
+                log.warning("round %d begins again: %s", self.machine.round, why)
+                self.spool.rollback(self.machine.round)
+                self.server_runner.restore()
+            case Advance():
+                self._advance(command)
+            case Blame():
+                self._blame(command)
+            case PutAside():
+                self._put_aside(command)
+            case Diverge(round, reason):
+                self.spool.diverge(round, reason)
+                self.diverged = reason
+                self._end()
+            case Close(round, phase, devices):
+                self.spool.close(round, phase, devices)
+            case Accept():
+                self._accept(command)
+            case Repeat(device, round, phase, problem):
+                verdict, reason = ("refused", problem.words) if problem else ("accepted", "")
+                self._link.send(device, Receipt(round, phase, verdict, reason))
+            case Drop(device, round, phase, verdict, problem):
+                self._fetched.pop(device, None)
+                self._link.meter.rejected[problem.reason] += 1
+                self._link.send(device, Receipt(round, phase, verdict, problem.words))
+            case Send(device, round, phase, seconds):
+                self.question.send_to(device, round, phase, seconds, self._context.connected)
+            case Dismiss(device):
+                self._link.send(device, Finished(self.machine.policy.rounds))
+            case Finish():
+                self._end()
+
+    def _save(self, save: Save) -> None:
+        self.participants.fix_class_names()
+        members, domains = self.participants.members, self.participants.domains
+        roster = self.machine.roster
+        saved = {d: members[d] for d in sorted({*save.cohort, *roster})}
+        self.spool.save(
+            save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains
+        )
+
+    def _accept(self, accept: Accept) -> None:
+        device, round, phase = accept.device, accept.round, accept.phase
+        heard, holder = self._link.heard_of(device), self._link.holder_of(device)
+        self.spool.accept(round, phase, self._fetched[device], heard, holder)
+        self.question.device_answered(device, self._fetched.pop(device).object)
+        self._link.admission.frame_was_useful(device)
+        self._link.send(device, Receipt(round, phase, "accepted"))
+
+    def _put_aside(self, command: PutAside) -> None:
+        log.error(
+            "back to round %d, which is repeated without the answer of %s: %s",
+            command.round, ", ".join(command.aside), command.words,
+        )  # fmt: skip
+        self.spool.put_aside(command.round, command.phase, command.devices, command.aside, command.words)
+        self.server_runner.restore()
+        self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
+
+    def _end(self) -> None:
+        confirms = {device for device in self.machine.roster if forms.BYE in self._link.can.get(device, ())}
+        self._context.announce_the_end(confirms)
+
+    # The server half, on the worker's thread.
+
+    def _advance(self, advance: Advance) -> None:
+        self._link.abandon()
+        self.question.close()
+        self._advancing = advance
+        members = [self.participants.members[d] for d in self.machine.cohort]
+        answers = self.spool.answers(advance.round, advance.phase) if advance.phase else {}
+        block = self._link.block
+        self._context.worker.submit(
+            lambda: self.server_runner.step(advance, members, answers, block), self._server_stepped
+        )
+
+    def _server_stepped(self, step: Step | Exception) -> None:
+        if isinstance(step, Exception):
+            if not is_full(step) or self._advancing is None:
+                raise step
+            self.queue.again(self._advancing, step, self._context.now)
+            return
+        self.spool.check_claim()
+        if step.manifest is not None and not self._fits(step.manifest.size):
+            self._too_large = step
+            return
+        self._open(step)
+        self._warn_of_outliers(step)
+        for observer in self.observers:
+            self.isolation.call(observer.stepped, self.view, step, self._context.now)
+        self.participants.drop_unenrolled()
+        base = step.manifest.object if step.manifest else b""
+        self.happen(Advanced(step.ask.phase if step.ask else None, base, step.fault))
+
+    def _open(self, step: Step) -> None:
+        if step.ask is not None:
+            self.gate.open(step.ask, len(self.machine.cohort))
+            self.question.open(step.ask)
+        if step.manifest is not None:
+            self.question.offer(step.manifest)
+
+    def _warn_of_outliers(self, step: Step) -> None:
+        for device, reason in step.aside.items():
+            log.warning(
+                "round %d %s: the answer of %s is put aside: %s", step.round, step.phase, device, reason
+            )
+            self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
+
+    def _blame(self, blame: Blame) -> None:
+        trial, past = None, Recovered(blame.round, 0, ())
+        if kept := self.spool.generation(blame.round):
+            if self.spool.damaged:
+                self.spool.forget_damaged()
+            past = kept.past
+            self.participants.restore(kept.members)  # also of devices that left before this process began
+            trial = self._trial(kept)
+
+        def blamed(found: Blamed | Exception) -> None:
+            if isinstance(found, Exception):
+                raise found
+            self.happen(found)
+
+        self._context.worker.submit(lambda: self.server_runner.blamed(past, blame, trial), blamed)
+
+    def _trial(self, kept: SavedRound) -> FailedRound:
+        past, in_hand, members = kept.past, kept.past.round == self.machine.round, self.participants.members
+        known = {phase: self.spool.answers(past.round, phase) for phase in past.closed}
+        closed = {
+            phase: {d: known[phase][d] for d in devices if d in known[phase]}
+            for phase, devices in past.closed.items()
+        }
+        then = None if in_hand else [members[d] for d in self.machine.cohort]
+        return FailedRound(past.round, kept.state, [members[d] for d in past.cohort], closed, then, in_hand)
+
+    # The broker's largest packet.
+
+    def fits_through(self, max_packet: int) -> bool:
+        """What this broker's packets demand of devices, found before anybody is asked anything.
+
+        What is open was cut for another one, maybe, whose packets were larger.
+        """
+        arrays = to_numpy(self.server_runner.server.payload())
+        size = sum(n for _, n in parts(arrays)) if arrays else 0
+        waiting = self._too_large.manifest if self._too_large else None
+        largest = max(size, self.question.size, waiting.size if waiting else 0)
+        if not self.question.adapt(largest, self._context.now, max_packet):
+            return False
+        self.participants.drop_unfit()
+        self.question.cut_anew()
+        return True
+
+    def _fits(self, size: int) -> bool:
+        if size <= self.question.carried:
+            return True
+        if not self.question.adapt(size, self._context.now):
+            return False
+        self.participants.drop_unfit()
+        return True

@@ -1,0 +1,45 @@
+"""The end of a run: devices that were told `finished` and have not confirmed it are told again for a while.
+
+A device that missed it receives no `here` any more and asks, so the coordinator stays for as long as that takes.
+Devices of minor version 0 confirm nothing, and are not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+STAY_SECONDS: Final = 150.0  # longer than a device takes to notice that no `here` comes any more
+AGAIN_SECONDS: Final = 15.0
+
+
+class Shutdown:
+    def __init__(self) -> None:
+        self.begun = False
+        self._unconfirmed: set[str] = set()
+        self._until = self._again_at = float("inf")
+
+    @property
+    def wake_at(self) -> float:
+        return min(self._until, self._again_at)
+
+    def begin(self, devices: Iterable[str], now: float) -> None:
+        self.begun, self._unconfirmed = True, set(devices)
+        self._until, self._again_at = now + STAY_SECONDS, now + AGAIN_SECONDS
+
+    def wait_for(self, device: str) -> None:
+        self._unconfirmed.add(device)
+
+    def confirmed(self, device: str) -> None:
+        """By a bye, or as it is gone."""
+        self._unconfirmed.discard(device)
+
+    def is_over(self, now: float) -> bool:
+        return self.begun and (not self._unconfirmed or now >= self._until)
+
+    def due(self, now: float) -> list[str]:
+        """The devices that are to be told again."""
+        if now < self._again_at:
+            return []
+        self._again_at = now + AGAIN_SECONDS
+        return sorted(self._unconfirmed)
