@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live picture in a terminal, plain lines anywhere else."""
+"""The progress of a run as people see it: a live display in a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from protofleet.deploy.report.numbers import human_bytes
 
 
 @dataclass
-class Picture:
-    """What is known so far, folded from the coordinator's events."""
+class RunState:
+    """What the coordinator's events have said so far."""
 
     rounds: int
-    began: float
+    started_at: float
     view: str = "global"  # whose accuracy to show
     round: int = 0
     phase: str = "waiting for devices"
@@ -33,10 +33,10 @@ class Picture:
     accuracy: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     fedavg: int = 0
-    spent: list[float] = field(default_factory=list)
-    over: bool = False  # and everybody may end now
+    round_seconds: list[float] = field(default_factory=list)
+    over: bool = False  # all processes may end now
 
-    def take(self, event: dict[str, Any]) -> None:
+    def apply(self, event: dict[str, Any]) -> None:
         match event:
             case {"event": "joined" | "left", "roster": int(roster)}:
                 self.present = roster
@@ -48,17 +48,17 @@ class Picture:
             case {"event": "round", "accuracy": dict(views)}:
                 self.accuracy = views.get(self.view) or self.accuracy
                 self.fedavg += sum(event.get("fedavg", {}).values())
-                self.spent.append(event.get("seconds", 0.0))
+                self.round_seconds.append(event.get("seconds", 0.0))
             case {"event": "finished" | "diverged"}:
                 self.over = True
 
     @property
-    def left(self) -> float | None:
-        """Seconds to go, by the pace of the last rounds."""
-        if not self.spent:
+    def seconds_left(self) -> float | None:
+        """By the mean of the last five rounds."""
+        if not self.round_seconds:
             return None
-        pace = self.spent[-5:]
-        return max(0, self.rounds - len(self.spent)) * sum(pace) / len(pace)
+        pace = self.round_seconds[-5:]
+        return max(0, self.rounds - len(self.round_seconds)) * sum(pace) / len(pace)
 
     @property
     def stage(self) -> str:
@@ -72,16 +72,16 @@ class Picture:
 
 
 class Progress:
-    """Fed with the lines that the coordinator prints; a line that is no event is shown as it is."""
+    """Takes the lines that the coordinator prints; one that is no event is shown as it is."""
 
     def __init__(self, rounds: int, console: Console | None = None, view: str = "global") -> None:
         self._console = console or Console(file=sys.stdout, highlight=False)
-        self._lively = self._console.is_terminal and os.environ.get("TERM") != "dumb"
-        self._picture = Picture(rounds, time.monotonic(), view)
+        self._interactive = self._console.is_terminal and os.environ.get("TERM") != "dumb"
+        self._state = RunState(rounds, time.monotonic(), view)
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        if self._lively:
+        if self._interactive:
             self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self.render)
             self._live.__enter__()
         return self
@@ -92,10 +92,10 @@ class Progress:
 
     @property
     def over(self) -> bool:
-        return self._picture.over
+        return self._state.over
 
     def say(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)  # a peer's words may look like markup
+        self._console.print(Text(text), soft_wrap=True)  # text of devices may look like markup
 
     def line(self, line: str) -> None:
         try:
@@ -105,13 +105,13 @@ class Progress:
         except ValueError:
             self.say(line)
             return
-        self._picture.take(event)
-        if not self._lively and (words := self.words(event)):
-            self.say(words)
+        self._state.apply(event)
+        if not self._interactive and (text := self.line_of(event)):
+            self.say(text)
 
-    def words(self, event: dict[str, Any]) -> str:
-        """One line for what is worth one where there is no terminal."""
-        p = self._picture
+    def line_of(self, event: dict[str, Any]) -> str:
+        """For where there is no terminal; "" for events that need no line."""
+        p = self._state
         match event.get("event"):
             case "joined" | "left":
                 return f"{event['device']} has {event['event']}, {p.present} present"
@@ -121,9 +121,9 @@ class Progress:
                 return f"{event['device']}: answer {event['verdict']}, {event['reason']}"
             case "fell_back":
                 found = ", ".join(f"{n} {what}{'s' * (n > 1)}" for what, n in event["damaged"].items())
-                return f"damaged on the disk: {found}; the run goes on from round {event['round']}"
+                return f"damaged on the disk: {found}; the run continues from round {event['round']}"
             case "again":
-                return f"round {event['round']} begins again: too few answers in time"
+                return f"round {event['round']} is repeated: too few answers in time"
             case "aside":
                 return f"{event['device']}: answer to round {event['round']} put aside, {event['reason']}"
             case "went_back":
@@ -133,32 +133,32 @@ class Progress:
             case "round":
                 done = f"{p.stage} took {event['seconds']:.1f} s"
                 mean = f", mean accuracy {p.mean:.1%}" if p.mean is not None else ""
-                left = f", about {p.left:.0f} s left" if p.left else ""
-                return f"{done}{mean}, {self._crossed()}{left}"
+                left = f", about {p.seconds_left:.0f} s left" if p.seconds_left else ""
+                return f"{done}{mean}, {self._traffic()}{left}"
         return ""
 
     def render(self) -> Group:
-        p = self._picture
+        p = self._state
         title = Text(p.stage, style="bold")
-        spent = f"{time.monotonic() - p.began:.0f} s spent"
-        left = f", about {p.left:.0f} s left" if p.left is not None else ""
+        elapsed = f"{time.monotonic() - p.started_at:.0f} s elapsed"
+        left = f", about {p.seconds_left:.0f} s left" if p.seconds_left is not None else ""
         rows: list[RenderableType] = [
             title,
             self._bar(),
             self._devices(),
             self._domains(),
         ]
-        rows += [Text(self._crossed()), Text(spent + left, style="dim")]
+        rows += [Text(self._traffic()), Text(elapsed + left, style="dim")]
         return Group(*rows)
 
     def _bar(self) -> Table:
-        """In a table, because a bar alone does not end its line."""
+        """In a table: a bar by itself does not end its line."""
         table = Table.grid()
-        table.add_row(ProgressBar(self._picture.rounds, len(self._picture.spent), width=60))
+        table.add_row(ProgressBar(self._state.rounds, len(self._state.round_seconds), width=60))
         return table
 
     def _devices(self) -> Text:
-        p = self._picture
+        p = self._state
         if not p.cohort:
             return Text(f"{p.present} devices present")
         text = Text()
@@ -169,12 +169,12 @@ class Progress:
 
     def _domains(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for domain, value in sorted(self._picture.accuracy.items()):
+        for domain, value in sorted(self._state.accuracy.items()):
             table.add_row(Text(domain), ProgressBar(1.0, value, width=30), f"{value:6.1%}")
         return table
 
-    def _crossed(self) -> str:
-        b = self._picture.bytes
+    def _traffic(self) -> str:
+        b = self._state.bytes
         up, down = b.get("payload_up", 0), b.get("payload_down", 0)
         wire = b.get("wire_up", 0) + b.get("wire_down", 0)
         return f"tensors up {human_bytes(up)}, down {human_bytes(down)}; on the wire {human_bytes(wire)}"

@@ -1,4 +1,4 @@
-"""Many runs, one after the other: every file with every seed. What is finished already is not run again."""
+"""Many runs, one after the other: every file with every seed. Finished runs are skipped."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Sweep:
     failed: dict[str, str] = field(default_factory=dict)  # run -> why
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
-        """Every mistake in a file is found before the first run starts; a run that fails stops no other."""
-        chosen = planned(files, seeds, assignments)
-        for experiment in chosen:
+        """Mistakes in files are found before the first run starts; a run that fails does not stop the others."""
+        planned = plan_runs(files, seeds, assignments)
+        for experiment in planned:
             agreed_names(experiment)
-        began = time.monotonic()
-        for i, experiment in enumerate(chosen, 1):
-            spent = time.monotonic() - began
-            print(f"--- {i} of {len(chosen)}, {spent:.0f} s spent: {experiment.name}", flush=True)
+        started_at = time.monotonic()
+        for i, experiment in enumerate(planned, 1):
+            elapsed = time.monotonic() - started_at
+            print(f"--- {i} of {len(planned)}, {elapsed:.0f} s elapsed: {experiment.name}", flush=True)
             self.one(experiment)
         for name, why in self.failed.items():
             print(f"failed: {name}: {why}")
-        done = len(chosen) - len(self.failed)
-        print(f"{done} of {len(chosen)} runs are finished; protofleet compare puts them side by side")
+        done = len(planned) - len(self.failed)
+        print(f"{done} of {len(planned)} runs are finished; protofleet compare puts them side by side")
         return 1 if self.failed else 0
 
     def one(self, experiment: Experiment) -> None:
         if not self.fresh and finished(experiment, self.runs):
-            ended = how_it_ended(experiment, self.runs)
+            ended = outcome(experiment, self.runs)
             print(f"{ended} already")
             if ended != "finished":
-                self.failed[experiment.name] = f"{ended}; --fresh runs it anew"
+                self.failed[experiment.name] = f"{ended}; --fresh runs it again"
             return
         try:
             claim_folder(experiment, self.runs, self.fresh)
@@ -54,7 +54,7 @@ class Sweep:
             print(f"failed: {error}")
 
 
-def planned(files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> list[Experiment]:
+def plan_runs(files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> list[Experiment]:
     found: dict[str, Experiment] = {}
     for file in files:
         experiment = read_experiment(file, assignments)
@@ -74,7 +74,7 @@ def finished(experiment: Experiment, runs: Path) -> bool:
     return (folder / "experiment.toml").read_text() == write_toml(encode(experiment))
 
 
-def how_it_ended(experiment: Experiment, runs: Path) -> str:
+def outcome(experiment: Experiment, runs: Path) -> str:
     try:
         return str(read_summary(runs / experiment.name / "summary.json").get("ended", "finished"))
     except DamagedError as error:

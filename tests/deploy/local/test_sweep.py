@@ -52,8 +52,8 @@ def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path,
 
 
 def test_the_seed_is_the_run_s(files):
-    assert [(e.name, e.seed) for e in sweep.planned(files[:1], [3, 5], [])] == [("one-s3", 3), ("one-s5", 5)]
-    assert [e.name for e in sweep.planned(files, [], [])] == ["one", "two"]
+    assert [(e.name, e.seed) for e in sweep.plan_runs(files[:1], [3, 5], [])] == [("one-s3", 3), ("one-s5", 5)]
+    assert [e.name for e in sweep.plan_runs(files, [], [])] == ["one", "two"]
 
 
 def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, files, started):
@@ -65,4 +65,4 @@ def test_a_mistake_in_the_last_file_is_found_before_the_first_run(tmp_path, file
 
 def test_two_runs_of_one_name_are_refused(files):
     with pytest.raises(SettingsError, match="two of the runs are called one"):
-        sweep.planned([files[0], files[0]], [], [])
+        sweep.plan_runs([files[0], files[0]], [], [])

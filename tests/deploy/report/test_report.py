@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.local.progress import Picture, Progress
+from protofleet.deploy.local.progress import Progress, RunState
 from protofleet.deploy.report.charts import Bar, Line, bars, lines, round_up
 from protofleet.deploy.report.numbers import human_bytes
 from protofleet.deploy.report.run_page import final_table, write_report
@@ -138,7 +138,7 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_step():
     assert "a plain line" in text and "[1, 2]" in text
 
 
-def test_the_live_picture_shows_who_has_answered_and_how_far_it_is():
+def test_the_live_display_shows_who_has_answered_and_how_far_it_is():
     progress = Progress(4, Console(file=io.StringIO()))
     for event in EVENTS[:-1]:
         progress.line(json.dumps(event))
@@ -148,7 +148,7 @@ def test_the_live_picture_shows_who_has_answered_and_how_far_it_is():
     assert "round 1 of 4, train" in text and "✓ a" in text and "· b" in text and "tensors up 10 B" in text
 
 
-def test_sizes_are_said_as_people_read_them():
+def test_sizes_have_units_of_powers_of_ten():
     assert [human_bytes(n) for n in (0, 999, 1500, 2_340_000, 5e9)] == [
         "0 B",
         "999 B",
@@ -156,4 +156,4 @@ def test_sizes_are_said_as_people_read_them():
         "2.3 MB",
         "5.00 GB",
     ]
-    assert Picture(3, 0.0).left is None
+    assert RunState(3, 0.0).seconds_left is None
