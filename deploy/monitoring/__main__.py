@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.monitoring.pages import PAGES
+from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 
 FOLDER: Final = Path(__file__).parent.parent / "compose" / "grafana" / "dashboards"
 
 
 def written() -> dict[str, str]:
     """File name -> text."""
-    return {f"{name}.json": json.dumps(page(), indent=2) + "\n" for name, page in PAGES.items()}
+    return {f"{name}.json": json.dumps(page(), indent=2) + "\n" for name, page in DASHBOARDS.items()}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How far the run is, how well it learns, what a round costs."""
+"""Progress of the run, accuracy, and what a round costs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from protofleet.deploy.monitoring.queries import ACCURACY, COMMITTED, DOMAIN, FE
 
 
 def federation() -> dict[str, Any]:
-    about = "How far the run is, how well it learns, what a round costs."
+    description = "Progress of the run, accuracy, and what a round costs."
     return dashboard(
         "protofleet-federation",
         "protofleet: Federation",
-        about,
+        description,
         [DOMAIN, VIEW],
         [
             number(
@@ -21,28 +21,28 @@ def federation() -> dict[str, Any]:
                 "none",
                 ("protofleet_round", "in hand"),
                 ("protofleet_rounds_planned", "planned"),
-                wide=5,
+                width=5,
             ),
             number(
                 "Devices",
                 "none",
                 ("protofleet_devices_present", "present"),
                 ("protofleet_quorum", "quorum"),
-                wide=5,
+                width=5,
             ),
             number(
                 "Mean accuracy",
                 "percentunit",
                 (f"avg({ACCURACY})", "test"),
-                about="over domains and views that are chosen",
+                description="over the chosen domains and views",
             ),
             number(
                 "Since the last round",
                 "s",
                 (f"time() - {COMMITTED}", ""),
                 warn=600,
-                wide=5,
-                about="RoundStalled is raised at twice what most rounds take",
+                width=5,
+                description="RoundStalled is raised at twice what most rounds take",
             ),
             number(
                 "Saved against FedAvg",
@@ -50,31 +50,31 @@ def federation() -> dict[str, Any]:
                 (f"1 - sum({OURS}) / sum({FEDAVG})", ""),
                 warn=0,
                 bad_below=True,
-                wide=5,
-                about="of the bytes of the same network's weights, both ways, since the coordinator's last start",
+                width=5,
+                description="of the bytes of the same network's weights, up and down, since the coordinator's start",
             ),
             lines(
                 "Accuracy by domain",
                 "percentunit",
                 (ACCURACY, "{{domain}} ({{view}})"),
-                wide=12,
-                about="on each domain's own test images",
+                width=12,
+                description="on each domain's own test images",
             ),
             lines(
                 "Loss by domain",
                 "none",
                 ('protofleet_loss{domain=~"$domain", view=~"$view"}', "{{domain}} ({{view}})"),
-                wide=12,
+                width=12,
             ),
             lines(
-                "Who took part",
+                "Participants",
                 "none",
                 ("protofleet_round_invited", "invited"),
                 ("protofleet_round_accepted", "accepted"),
                 ("protofleet_round_late", "late"),
                 ("protofleet_round_failed", "refused"),
                 floor=0,
-                about="in the last round; late ones are the stragglers",
+                description="in the last round; late ones are stragglers",
             ),
             lines(
                 "Seconds a round",
@@ -88,7 +88,7 @@ def federation() -> dict[str, Any]:
                 "s",
                 ("protofleet_round_phase_seconds_sum / protofleet_round_phase_seconds_count", "{{phase}}"),
                 floor=0,
-                about="mean, from the ask to the close",
+                description="mean, from asking to closing",
             ),
             lines(
                 "Tensor bytes a round, beside FedAvg's",
@@ -102,7 +102,7 @@ def federation() -> dict[str, Any]:
                 "none",
                 ("increase(protofleet_updates_total[5m])", "{{verdict}}"),
                 floor=0,
-                about="in five minutes",
+                description="in five minutes",
             ),
             lines(
                 "Rounds behind",
@@ -112,10 +112,10 @@ def federation() -> dict[str, Any]:
                     "mean",
                 ),
                 floor=0,
-                about="of all answers when they came: 0 where none was late",
+                description="of all answers when they arrived: 0 where none was late",
             ),
             lines(
-                "Rounds begun again",
+                "Repeated rounds",
                 "none",
                 ("protofleet_rounds_repeated_total", "for want of a quorum"),
                 floor=0,

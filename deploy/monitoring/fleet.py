@@ -1,4 +1,4 @@
-"""Which devices there are, how they are, and who keeps the others waiting."""
+"""Which devices there are, their state, and which of them are stragglers."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from protofleet.deploy.monitoring.queries import DEVICE
 
 
 def fleet() -> dict[str, Any]:
-    about = "Which devices there are, how they are, and who keeps the others waiting."
+    description = "Which devices there are, their state, and which of them are stragglers."
     chosen = '{device=~"$device"}'
     return dashboard(
         "protofleet-fleet",
         "protofleet: Fleet",
-        about,
+        description,
         [DEVICE],
         [
             number(
-                "Devices that answer",
+                "Devices that answer Prometheus",
                 "none",
                 ('sum(up{job="devices"})', "up"),
                 ('count(up{job="devices"})', "known"),
-                wide=6,
+                width=6,
             ),
             number(
-                "With a session at the broker",
+                "Devices connected to the broker",
                 "none",
                 (f"sum(protofleet_device_connected{chosen})", ""),
-                wide=6,
+                width=6,
             ),
             number(
-                "Answers that wait for a receipt",
+                "Answers without a receipt yet",
                 "none",
                 (f"sum(protofleet_device_outbox_answers{chosen})", ""),
-                wide=6,
+                width=6,
             ),
             number(
-                "Hottest",
+                "Highest temperature",
                 "celsius",
                 (f"max(protofleet_device_temperature_celsius{chosen})", ""),
                 warn=85,
-                wide=6,
+                width=6,
             ),
             lines(
                 "Temperature",
@@ -52,31 +52,36 @@ def fleet() -> dict[str, Any]:
                 "Stragglers: seconds an answer takes",
                 "s",
                 (f"sort_desc(protofleet:device_work_seconds:mean{chosen})", "{{device}}"),
-                about="mean of the last 15 minutes",
+                description="mean of the last 15 minutes",
             ),
             lines(
                 "Last round worked in", "none", (f"protofleet_device_round{chosen}", "{{device}}"), floor=0
             ),
             lines(
-                "Heard of last",
+                "Last message received",
                 "s",
                 (f"time() - protofleet_device_last_seen_timestamp_seconds{chosen}", "{{device}}"),
                 floor=0,
-                about="seconds ago, by the coordinator",
+                description="seconds ago, as the coordinator counts",
             ),
             lines(
-                "Memory left",
+                "Available memory",
                 "bytes",
                 (f"protofleet_device_memory_available_bytes{chosen}", "{{device}}"),
                 floor=0,
             ),
-            lines("Disk left", "bytes", ("protofleet_disk_available_bytes", "{{job}} {{device}}"), floor=0),
+            lines(
+                "Available disk",
+                "bytes",
+                ("protofleet_disk_available_bytes", "{{job}} {{device}}"),
+                floor=0,
+            ),
             table("Versions", "none", "count by (version, role) (protofleet_build_info)"),
             table(
-                "Who answers",
+                "Devices by whether they answer Prometheus",
                 "none",
                 'up{job="devices"}',
-                about="0: does not",
+                description="1: yes, 0: no",
                 hide=["job"],
                 largest_first=False,
             ),

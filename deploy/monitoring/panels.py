@@ -1,4 +1,4 @@
-"""Panels of a Grafana dashboard as plain dicts, and how they are laid out. Nothing here knows what is shown."""
+"""Panels of a Grafana dashboard as plain dicts, and how they are laid out. Nothing here knows the metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 Panel = dict[str, Any]
-Query = tuple[str, str]  # PromQL, and how each of its series is called
+Query = tuple[str, str]  # PromQL, and the legend of its series
 
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 COLUMNS: Final = 24  # Grafana's grid
@@ -17,9 +17,9 @@ def lines(
     title: str,
     unit: str,
     *queries: Query,
-    about: str = "",
+    description: str = "",
     stacked: bool = False,
-    wide: int = 8,
+    width: int = 8,
     floor: float | None = None,
 ) -> Panel:
     """Over time; stacked as bars where parts make a whole."""
@@ -36,19 +36,19 @@ def lines(
         "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True, "calcs": []},
         "tooltip": {"mode": "multi", "sort": "desc"},
     }
-    return _panel("timeseries", title, about, wide, 8, queries, defaults, options)
+    return _panel("timeseries", title, description, width, 8, queries, defaults, options)
 
 
 def number(
     title: str,
     unit: str,
     *queries: Query,
-    about: str = "",
+    description: str = "",
     warn: float | None = None,
-    wide: int = 4,
+    width: int = 4,
     bad_below: bool = False,
 ) -> Panel:
-    """What it is now, red beyond `warn`."""
+    """The present value, red beyond `warn`."""
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if warn is not None:
         first, then = ("red", "green") if bad_below else ("green", "red")
@@ -58,27 +58,27 @@ def number(
         "colorMode": "value", "graphMode": "area", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
         "reduceOptions": {"calcs": ["lastNotNull"], "values": False},
     }  # fmt: skip
-    return _panel("stat", title, about, wide, 4, queries, defaults, options)
+    return _panel("stat", title, description, width, 4, queries, defaults, options)
 
 
 def bars(
-    title: str, unit: str, *queries: Query, about: str = "", wide: int = 8, most: float | None = None
+    title: str, unit: str, *queries: Query, description: str = "", width: int = 8, most: float | None = None
 ) -> Panel:
-    """What each has now, side by side."""
+    """The present value of each series, side by side."""
     defaults = _field(unit) | {"min": 0} | ({} if most is None else {"max": most})
     options = {
         "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True,
         "reduceOptions": {"calcs": ["lastNotNull"], "values": False},
     }  # fmt: skip
-    return _panel("bargauge", title, about, wide, 8, queries, defaults, options)
+    return _panel("bargauge", title, description, width, 8, queries, defaults, options)
 
 
 def table(
     title: str,
     unit: str,
     query: str,
-    about: str = "",
-    wide: int = 12,
+    description: str = "",
+    width: int = 12,
     hide: Iterable[str] = (),
     largest_first: bool = True,
 ) -> Panel:
@@ -89,7 +89,7 @@ def table(
         "sortBy": [{"displayName": "Value", "desc": largest_first}],
     }
     panel = _panel(
-        "table", title, about, wide, 8, [(query, "")], _field(unit, custom={"align": "auto"}), options
+        "table", title, description, width, 8, [(query, "")], _field(unit, custom={"align": "auto"}), options
     )
     panel["targets"][0] |= {"instant": True, "range": False, "format": "table"}
     hidden = dict.fromkeys(["Time", "__name__", *hide], True)
@@ -98,10 +98,10 @@ def table(
 
 
 def dashboard(
-    uid: str, title: str, about: str, variables: list[dict[str, Any]], panels: list[Panel]
+    uid: str, title: str, description: str, variables: list[dict[str, Any]], panels: list[Panel]
 ) -> dict[str, Any]:
     return {
-        "uid": uid, "title": title, "description": about, "tags": ["protofleet"], "schemaVersion": SCHEMA,
+        "uid": uid, "title": title, "description": description, "tags": ["protofleet"], "schemaVersion": SCHEMA,
         "editable": False, "graphTooltip": 1, "refresh": "10s", "timezone": "browser",
         "time": {"from": "now-1h", "to": "now"},
         "links": [
@@ -127,7 +127,7 @@ def data_source() -> dict[str, Any]:
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """Values of a label, any number of which can be chosen."""
+    """Values of a label; any number of them can be chosen."""
     return {
         "name": name, "label": label, "type": "query", "datasource": SOURCE, "query": query,
         "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*", "hide": 0,
@@ -136,7 +136,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
 
 
 def laid_out(panels: Iterable[Panel]) -> Iterator[Panel]:
-    """From left to right; a panel that finds no room in its row begins the next."""
+    """From left to right; a panel that does not fit into its row begins the next."""
     x = y = tallest = 0
     for i, panel in enumerate(panels, 1):
         place = panel["gridPos"]
@@ -151,7 +151,7 @@ def _field(unit: str, custom: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def _panel(
-    kind: str, title: str, about: str, w: int, h: int, queries: Iterable[Query], defaults: dict[str, Any],
+    kind: str, title: str, description: str, w: int, h: int, queries: Iterable[Query], defaults: dict[str, Any],
     options: dict[str, Any],
 ) -> Panel:  # fmt: skip
     targets = [
@@ -162,7 +162,7 @@ def _panel(
         for i, (expr, called) in enumerate(queries)
     ]  # fmt: skip
     return {
-        "type": kind, "title": title, "description": about, "datasource": SOURCE,
+        "type": kind, "title": title, "description": description, "datasource": SOURCE,
         "gridPos": {"x": 0, "y": 0, "w": w, "h": h}, "targets": targets,
         "fieldConfig": {"defaults": defaults, "overrides": []}, "options": options,
     }  # fmt: skip

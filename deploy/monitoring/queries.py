@@ -1,4 +1,4 @@
-"""What several dashboards ask for: template variables, and figures with one meaning."""
+"""Queries that several dashboards share: template variables and expressions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ METHOD: Final = variable("method", "Method", "label_values(protofleet_round_byte
 ACCURACY: Final = 'protofleet_accuracy_ratio{split="test", domain=~"$domain", view=~"$view"}'
 OURS: Final = "protofleet_rounds_bytes_total"
 FEDAVG: Final = "protofleet_fedavg_bytes_total > 0"
-# What no honest party sends.
+# Reasons that no honest device or coordinator causes.
 FORGED: Final = (
     "bad_signature|equivocation|stale_boot|unknown_sender|"
     "wrong_topic|wrong_recipient|wrong_federation|not_sealed"

@@ -1,4 +1,4 @@
-"""Every byte, by method, kind and direction."""
+"""All bytes, by method, kind and direction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protofleet.deploy.monitoring.queries import DEVICE, FEDAVG, METHOD, OURS
 
 
 def traffic() -> dict[str, Any]:
-    about = "Every byte, by method, kind and direction; beside what FedAvg would have cost."
+    description = "All bytes, by method, kind and direction, and what FedAvg would have cost."
     ours = 'job="coordinator", method=~"$method"'
     tensors = f"protofleet_message_bytes_total{{{ours}}}"
     theirs = 'protofleet_message_wire_bytes_total{job="devices", device=~"$device"}'
@@ -17,25 +17,25 @@ def traffic() -> dict[str, Any]:
     return dashboard(
         "protofleet-bytes",
         "protofleet: Bytes and methods",
-        about,
+        description,
         [METHOD, DEVICE],
         [
-            number("Tensors so far", "bytes", (f"sum by (direction) ({tensors})", "{{direction}}"), wide=6),
-            number("On the wire so far", "bytes", (f"sum by (direction) ({wire})", "{{direction}}"), wide=6),
+            number("Tensors so far", "bytes", (f"sum by (direction) ({tensors})", "{{direction}}"), width=6),
+            number("On the wire so far", "bytes", (f"sum by (direction) ({wire})", "{{direction}}"), width=6),
             number(
                 "Saved against FedAvg",
                 "percentunit",
                 (f"1 - sum by (direction) ({OURS}) / sum by (direction) ({FEDAVG})", "{{direction}}"),
                 warn=0,
                 bad_below=True,
-                wide=6,
+                width=6,
             ),
             number(
-                "More on the wire than tensors",
+                "Overhead on the wire over tensors",
                 "percentunit",
                 (f"sum({wire}) / sum({tensors}) - 1", ""),
-                wide=6,
-                about="headers, signatures, tables, topics, repeats",
+                width=6,
+                description="headers, signatures, tables, topics, retransmissions",
             ),
             lines(
                 "Tensor bytes of a round, by kind and direction",
@@ -45,7 +45,7 @@ def traffic() -> dict[str, Any]:
                     "{{direction}} {{kind}}",
                 ),
                 stacked=True,
-                wide=12,
+                width=12,
             ),
             lines(
                 "Tensor bytes of a round, by method",
@@ -55,7 +55,7 @@ def traffic() -> dict[str, Any]:
                     "{{method}} {{direction}}",
                 ),
                 ("protofleet_round_fedavg_bytes", "FedAvg {{direction}}"),
-                wide=12,
+                width=12,
                 floor=0,
             ),
             lines(
@@ -71,11 +71,11 @@ def traffic() -> dict[str, Any]:
                 floor=0,
             ),
             lines(
-                "Sent again",
+                "Retransmitted",
                 "percentunit",
                 ("protofleet:repeated_bytes:ratio", "{{job}}"),
                 floor=0,
-                about="tensor bytes that crossed more than once, of all that crossed once",
+                description="tensor bytes that were sent more than once, of all that were sent once",
             ),
             table(
                 "Tensors so far, by method, kind and direction",
@@ -89,9 +89,9 @@ def traffic() -> dict[str, Any]:
                     'sum by (direction, kind) (increase(protofleet_messages_total{job="coordinator"}[5m]))',
                     "{{direction}} {{kind}}",
                 ),
-                wide=12,
+                width=12,
                 floor=0,
-                about="and blocks, in five minutes",
+                description="and blocks, in five minutes",
             ),
         ],
     )

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protofleet.deploy.images.built import read_built
-from protofleet.deploy.monitoring.pages import PAGES
+from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.runtime.metrics_page import Endpoint, exposed
 from tests.containers.drawing import page
@@ -108,7 +108,7 @@ def draw(history):
     if not (folder := os.environ.get("PROTOFLEET_PICTURES")):
         return
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, dashboard in PAGES.items():
+    for name, dashboard in DASHBOARDS.items():
         drawn = page(
             dashboard(), lambda query: history.stack.series(filled(query), history.began, history.ended)
         )
@@ -232,7 +232,7 @@ def test_what_prometheus_counted_is_what_the_coordinator_wrote(history):
 
 
 def queries():
-    for name, dashboard in PAGES.items():
+    for name, dashboard in DASHBOARDS.items():
         for panel in dashboard()["panels"]:
             for target in panel["targets"]:
                 yield pytest.param(target["expr"], id=f"{name}: {panel['title']} {target['refId']}")
@@ -248,7 +248,7 @@ def test_every_panel_has_something_to_show(history, query):
 
 
 def test_every_variable_has_values_to_choose_from(history):
-    for dashboard in PAGES.values():
+    for dashboard in DASHBOARDS.values():
         for variable in dashboard()["templating"]["list"]:
             if variable["type"] == "query":
                 series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]).groups()

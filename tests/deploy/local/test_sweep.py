@@ -52,7 +52,10 @@ def test_what_is_finished_is_not_run_again_unless_its_settings_changed(tmp_path,
 
 
 def test_the_seed_is_the_run_s(files):
-    assert [(e.name, e.seed) for e in sweep.plan_runs(files[:1], [3, 5], [])] == [("one-s3", 3), ("one-s5", 5)]
+    assert [(e.name, e.seed) for e in sweep.plan_runs(files[:1], [3, 5], [])] == [
+        ("one-s3", 3),
+        ("one-s5", 5),
+    ]
     assert [e.name for e in sweep.plan_runs(files, [], [])] == ["one", "two"]
 
 

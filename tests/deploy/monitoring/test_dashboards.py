@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.deploy.monitoring.__main__ import FOLDER, written
-from protofleet.deploy.monitoring.pages import PAGES
+from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 from tests.deploy.pages.test_metrics_document import DOCUMENTED
 
 COMPOSE = Path(__file__).parents[3] / "deploy" / "compose"
@@ -16,7 +16,7 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def texts():
-    for name, page in PAGES.items():
+    for name, page in DASHBOARDS.items():
         for panel in page()["panels"]:
             for target in panel["targets"]:
                 yield f"{name}: {panel['title']}", target["expr"]
@@ -41,7 +41,7 @@ def missing(ours, theirs, where=""):
     )
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", DASHBOARDS)
 def test_grafanas_own_types_know_every_word_of_a_dashboard(name):
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
     from grafana_foundation_sdk.cog.plugins import register_default_plugins
@@ -60,7 +60,7 @@ def test_a_word_that_grafana_does_not_know_is_found():
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     register_default_plugins()
-    page = PAGES["fleet"]()
+    page = DASHBOARDS["fleet"]()
     page["panels"][4]["fieldConfig"]["defaults"]["custom"]["drawstyle"] = "line"
     page["refrsh"] = "10s"
     again = json.loads(JSONEncoder().encode(Dashboard.from_json(page)))
@@ -73,10 +73,10 @@ def test_the_files_are_those_that_the_source_writes():
     assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == written()
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", DASHBOARDS)
 def test_panels_lie_side_by_side_within_the_grid(name):
     taken = set()
-    for panel in PAGES[name]()["panels"]:
+    for panel in DASHBOARDS[name]()["panels"]:
         place = panel["gridPos"]
         cells = {(place["x"] + i, place["y"] + j) for i in range(place["w"]) for j in range(place["h"])}
         assert not cells & taken and all(x < 24 for x, _ in cells), panel["title"]

@@ -1,4 +1,4 @@
-"""The four dashboards: what a person who runs a federation wants to see. Metrics: docs/metrics.md."""
+"""The four dashboards for operators of a federation. Metrics: docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from protofleet.deploy.monitoring.fleet import fleet
 from protofleet.deploy.monitoring.security import security
 from protofleet.deploy.monitoring.traffic import traffic
 
-PAGES: Final = {"federation": federation, "fleet": fleet, "bytes": traffic, "security": security}
+DASHBOARDS: Final = {"federation": federation, "fleet": fleet, "bytes": traffic, "security": security}
