@@ -1,5 +1,5 @@
-"""What we tell Mosquitto: its settings, and who may write and read which topic. The topics are those of
-protocol/wire/topics.py, so the rules cannot part from the wire."""
+"""Mosquitto's settings, and its access rules. The rules are made from the table of topics in protocol/wire/topics.py,
+so they cannot differ from the protocol."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REVOKED: Final = "crl.pem"
 PID: Final = "mosquitto.pid"
 DATA: Final = "data"
 
-# 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto drops in silence what a full queue cannot
-# take and acknowledges it all the same: so the count is unlimited, the bytes are bounded, and our own credit
-# stays below. Version 2.1 takes 2 MB packets by default, 2.0 any: said here, both are alike.
+# 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto silently drops what a full queue cannot take and
+# acknowledges it all the same: so the count is unlimited, the bytes are bounded, and our own credit stays below.
+# Version 2.1 takes packets of 2 MB by default, 2.0 of any size: with the limit set, both do the same.
 LIMITS: Final = """\
 max_packet_size 2097152
 max_inflight_messages 20
@@ -29,7 +29,7 @@ set_tcp_nodelay true
 max_keepalive 120
 """
 
-# For this machine alone: everybody on the loopback, nothing on the disk.
+# For this machine alone: any client on the loopback, nothing on the disk.
 PLAIN: Final = (
     "listener {port} {host}\nallow_anonymous true\n"
     + LIMITS
@@ -41,7 +41,7 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 """
 )
 
-# use_username_as_clientid: or any device could take over another's session by giving its client id.
+# use_username_as_clientid: else any device could take over another's session by using its client id.
 # memory_limit: the broker refuses new messages before the machine runs out of memory.
 SECURED: Final = (
     """\
@@ -78,12 +78,12 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a secured broker listens, and how much it may take."""
+    """Where a broker with TLS listens, and its limits."""
 
     port: int = 8883
     host: str = "0.0.0.0"
-    plain_port: int = 0  # for this machine alone, without TLS and without rules; 0: none
-    user: str = ""  # whom it becomes when root starts it
+    plain_port: int = 0  # on the loopback, without TLS and access rules; 0: none
+    user: str = ""  # to which it changes when root starts it
     connections: int = 2000
     memory: int = 2 << 30
     persistence: bool = True
@@ -91,7 +91,7 @@ class Listening:
 
 
 def secured_settings(folder: Path, listening: Listening) -> str:
-    """mosquitto.conf for the enrolled files in a folder. Paths are absolute: it may be started anywhere."""
+    """mosquitto.conf for the enrolled files in a folder. Paths are absolute: it may be started in any folder."""
     place = folder.absolute()
     text = SECURED.format(
         current=place / "current", data=place / DATA, pid=place / PID, port=listening.port,
@@ -105,8 +105,8 @@ def secured_settings(folder: Path, listening: Listening) -> str:
 
 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
-    """The ACL file. Patterns hold for every certified name, so what a name may not do has to be denied to it:
-    to the coordinator what it would be as a device, to a revoked name, which may still be connected, all."""
+    """The ACL file. Patterns apply to every name with a certificate, so exceptions are denied by name: to the
+    coordinator the topics of a device, and all topics to a revoked name, which may still be connected."""
     topics = Topics(federation)
     lines = [f"# Made from the table of topics for federation {federation}; whatever is not here is denied."]
     denied = set(revoked)

@@ -1,8 +1,8 @@
-"""What we tell a RabbitMQ cluster: its settings, and who may write and read which topic (protocol/wire/topics.py).
+"""The settings of a RabbitMQ cluster, and its access rules, made from the table of topics in protocol/wire/topics.py.
 
-As with Mosquitto, only certificates are let in, and the certificate's common name is the user. RabbitMQ's rules are
-patterns over routing keys, where MQTT's `/` is `.`; `{client_id}` and `{username}` stand for who asks. A revoked name
-is no user: it cannot connect again, and what it is connected with ends with `rabbitmqctl close_all_user_connections`.
+As with Mosquitto, clients need a certificate, and its common name is the user. RabbitMQ's rules are patterns over
+routing keys, where MQTT's `/` is `.`; `{client_id}` and `{username}` stand for the client. A revoked name is no user:
+it cannot connect again, and `rabbitmqctl close_all_user_connections` closes its open connections.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from protofleet.protocol.wire.topics import TABLE, Row, Topics
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"
 DIGEST: Final = "[0-9a-f]+"
-ANYBODY: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which are what separates topics here
+ANYBODY: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which separate topics here
 
-# Of one name at once. One would lock out whoever comes back before the broker has noticed that he was gone.
+# Of one name at once. With one, a client could not reconnect until the broker notices that its connection is dead.
 CONNECTIONS: Final = 4
-QUEUED_BYTES: Final = 536_870_912  # of one session, as for Mosquitto; beyond, the oldest go
+QUEUED_BYTES: Final = 536_870_912  # of one session, as for Mosquitto; beyond them the oldest are dropped
 
-# Quorum queues survive a node. Retained messages do not cross nodes: nothing of ours depends on them.
+# Quorum queues survive a node. Retained messages stay on one node: the protocol does not depend on them.
 SETTINGS: Final = """\
 listeners.tcp = none
 mqtt.listeners.tcp = none
@@ -94,7 +94,7 @@ def _sessions() -> dict[str, Any]:
 
 
 def _permission(name: str) -> dict[str, Any]:
-    """Its own queues, and the one exchange that MQTT goes through."""
+    """For its own queues, and the exchange of the MQTT plugin."""
     own = r"^mqtt-(subscription|will)-.*"
     both = rf"({own}|^{re.escape(EXCHANGE)}$)"
     return {"user": name, "vhost": VHOST, "configure": own, "write": both, "read": both}
@@ -116,7 +116,7 @@ def _may(row: Row, verb: str, role: str) -> bool:
 
 
 def _key(federation: str, row: Row, name: str) -> str:
-    """Somebody's own topics, or of the coordinator's those of everybody, wildcards of a subscription included."""
+    """A device's own topics, or for the coordinator those of all, with the wildcards of its subscriptions."""
     device = ANYBODY if name == COORDINATOR else re.escape(name)
     pattern = row.pattern.replace("/", r"\.").format(
         device=rf"({device}|\*)" if name == COORDINATOR else device, digest=DIGEST

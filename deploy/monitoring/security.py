@@ -78,7 +78,7 @@ def security() -> dict[str, Any]:
                 "none",
                 (f"sum by (device) (increase({REFUTED_WILLS}[1h]))", "{{device}}"),
                 floor=0,
-                description="in an hour: of devices that were still connected; only a malicious broker publishes them",
+                description="in an hour, of devices still connected; only a malicious broker publishes them",
             ),
             lines(
                 "Coordinator restarts",

@@ -23,16 +23,16 @@ from protofleet.deploy.report.finished_run import Rounds, read_run, require_keys
 from protofleet.protocol.settings.reader import read_toml
 
 SEED = re.compile(r"-s(eed)?\d+$")
-ROUNDING = 1e-9  # of a mean; the baseline alone must reach the whole of its own
+ROUNDING = 1e-9  # error of a mean: the baseline must reach its own accuracy with a share of 1
 REPORTS = "reports"  # the view that each method's paper reports
-# Settings that do not make two runs different experiments.
+# Settings in which two runs of one experiment may differ.
 FREE = frozenset({"name", "seed", "broker", "compute", "metrics_port", "metrics_host", "pictures"})
 NEEDED = ("name", "method", "reports", "rounds", "seed", "payload", "wire")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measurement: how much training and how many bytes stand behind it."""
+    """A measurement, after so many rounds of training and bytes."""
 
     rounds: int
     bytes: int
@@ -45,16 +45,16 @@ class Run:
     folder: Path
     summary: Mapping[str, Any]
     lines: Rounds
-    settings: str  # all that make it the experiment it is, but for its seed
+    settings: str  # those that are the same in all runs of one experiment
 
     @property
     def label(self) -> str:
         return label_of(self.summary["name"])
 
     def points(self, view: str) -> list[Point]:
-        """A global model is measured at the beginning of a round: the round before has made it.
+        """A global model is measured at the beginning of a round: it is the result of the round before.
 
-        A domain whose devices sat a round out counts with what was last measured; before that there is no point.
+        A domain whose devices missed a round counts with its last measurement; before all have one there is no point.
         """
         found, crossed = [], 0
         test, validation = dict[str, float](), dict[str, float]()
@@ -70,7 +70,7 @@ class Run:
         return [point for point in found if point.accuracy.keys() == found[-1].accuracy.keys()]
 
     def rounds_behind(self, line: Mapping[str, Any], view: str) -> int:
-        """The last evaluation is no round of training."""
+        """The last evaluation does not count as a round of training."""
         return min(int(line["round"]) - is_global(view), int(self.summary["rounds"]))
 
     def complete(self, view: str) -> bool:
@@ -78,7 +78,7 @@ class Run:
         return len({frozenset(point) for point in curve(self.lines, view, "accuracy")}) <= 1
 
     def pooled(self, view: str) -> float | None:
-        """Over all devices' test samples, where the run has noted it."""
+        """Over all devices' test samples, where the run has recorded it."""
         known = [line["pooled"][view] for line in self.lines if view in line.get("pooled", {})]
         return known[-1] if known else None
 
@@ -119,7 +119,7 @@ class Goal:
         return f"{self.accuracy:.1%}, which is {self.share:.0%} of what {self.baseline.name} ends with ({final:.1%})"
 
     def reached(self, group: Group) -> list[Point]:
-        """By those runs of a group that get there."""
+        """The first points of those runs of a group that reach it."""
         firsts = [
             next((p for p in run.points(group.view) if p.accuracy["mean"] > self.accuracy - ROUNDING), None)
             for run in group.runs
