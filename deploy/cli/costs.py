@@ -1,7 +1,7 @@
-"""What a participant of a round sends and receives, in numbers, in the settings of the papers' own claims.
+"""What one device sends and receives in a round, counted in numbers, for the settings of which papers state costs.
 
-Every figure comes from a method's closed form and a network's shapes, made without numbers (on torch's meta
-device); the closed forms are checked against what crosses by tests/methods/contract/test_cost.py.
+Every figure comes from a method's closed form and a network's shapes, made without values (on torch's meta
+device); the closed forms are checked against what is really sent by tests/methods/contract/test_cost.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Row:
     clients: int = 1
     prototypes: int = 0  # of a device and of everybody, where a method has several a class
 
-    def words(self) -> str:
-        said = {"samples": self.examples, "clients": self.clients if self.examples else 0}
-        more = [f"{n:,} {name}" for name, n in {**said, "prototypes": self.prototypes}.items() if n]
+    def description(self) -> str:
+        counts = {"samples": self.examples, "clients": self.clients if self.examples else 0}
+        more = [f"{n:,} {name}" for name, n in {**counts, "prototypes": self.prototypes}.items() if n]
         return ", ".join([self.network + ("+mlp" if self.head == "mlp" else ""), *more])
 
 
@@ -119,14 +119,14 @@ def text(line: Line, reference: Line) -> str:
     for own, other in ((line.up, reference.up), (line.down, reference.down)):
         total, whole = sum(own.values()), sum(other.values())
         cells += f"{total:>12,}{total / whole:>8.2%}"
-    first = f"  {line.row.method:9}{line.row.words():34}{cells}"
+    first = f"  {line.row.method:9}{line.row.description():34}{cells}"
     if line is reference:
         return first
     ways = {"up": line.up, "down": line.down}
     parts = [
         f"{way} {', '.join(f'{kind} {n:,}' for kind, n in kinds.items() if n)}" for way, kinds in ways.items()
     ]
-    return "\n".join([first, *(f"{'':13}{words}" for words in parts)])
+    return "\n".join([first, *(f"{'':13}{part}" for part in parts)])
 
 
 NOTE = (

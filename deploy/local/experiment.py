@@ -1,4 +1,4 @@
-"""An experiment: a whole federation on one machine, as one TOML file says it."""
+"""An experiment: a whole federation on one machine, described by one TOML file."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ OneMachine = Annotated[int, Within(1, MOST_DEVICES)]
 
 @dataclass(frozen=True)
 class SimulatedDevices:
-    """Which devices there are. One of three ways to say it; the first that is set holds."""
+    """Which devices there are, in one of three ways; the first that is set holds."""
 
     clients: dict[str, OneMachine] = field(default_factory=dict)  # domain -> how many devices share it
-    count: Annotated[int, Within(0, MOST_DEVICES)] = 0  # so many devices share the data, as data.split says
-    per_domain: OneMachine = 1  # so many for every domain of the source, or of [domains]
+    count: Annotated[int, Within(0, MOST_DEVICES)] = (
+        0  # so many devices share the data, divided by data.split
+    )
+    per_domain: OneMachine = 1  # so many for each domain of the source, or of [domains]
     networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
 
 
@@ -66,7 +68,7 @@ class BrokerChoice:
     """`auto` takes the system's Mosquitto where there is one, else the embedded broker."""
 
     kind: str = "auto"  # auto, mosquitto, embedded, external
-    tls: Literal["auto", "on", "off"] = "auto"  # auto: on where it is a Mosquitto that we start
+    tls: Literal["auto", "on", "off"] = "auto"  # auto: on where run starts a Mosquitto
     address: BrokerAddress = field(default_factory=BrokerAddress)  # for external
 
     def __post_init__(self) -> None:
@@ -74,8 +76,8 @@ class BrokerChoice:
         if self.kind not in kinds:
             raise ValueError(f"kind is {self.kind!r}, it must be one of {', '.join(kinds)}")
         if self.tls == "on" and self.kind in ("embedded", "external"):
-            words = "has none" if self.kind == "embedded" else "has what address.tls says"
-            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {words}; leave it out')
+            reason = "has none" if self.kind == "embedded" else "has what address.tls says"
+            raise ValueError(f'tls is "on", but a broker of kind {self.kind} {reason}; leave it out')
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Experiment:
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
-    policy: LocalRules | None = None  # by default everybody is waited for
+    policy: LocalRules | None = None  # default: every round waits for all devices
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Snapshots = field(default_factory=Snapshots)
     security: str = "sealed"  # or "off": signed still, but the broker can read it

@@ -22,6 +22,7 @@ from protofleet.deploy.local.processes import EXIT_SECONDS, Processes
 from protofleet.deploy.local.progress import Progress
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml
+from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.address import BrokerAddress, preflight
 from protofleet.protocol.wire.class_names import Names
 from protofleet.protocol.wire.names import COORDINATOR
@@ -95,7 +96,8 @@ def write_settings(experiment: Experiment, broker: RunningBroker, runs: Path, na
 
 def _write(path: Path, settings: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(write_toml(encode(settings)))
+    # Whole or not at all: a run that was killed here must not be mistaken for one with other settings.
+    Disk(durable=False).replace(path, write_toml(encode(settings)).encode())
 
 
 def watch(experiment: Experiment, processes: Processes, progress: Progress) -> None:

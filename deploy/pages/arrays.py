@@ -20,11 +20,8 @@ from protofleet.methods.contract.wants import Want, table_of
 from protofleet.protocol.wire.messages import Wanted
 
 PAGE: Final = DOCS / "protocol.md"
-C, D, N = (
-    7,
-    48,
-    35,
-)  # classes, width of the embedding, examples: no other number of the tables is one of these
+# Classes, width of the embedding, examples: no other number of the tables is one of these.
+C, D, N = 7, 48, 35
 LETTERS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
@@ -33,7 +30,7 @@ Question: TypeAlias = tuple[str, Payload, tuple[Wanted, ...]]  # phase, what is 
 
 
 def questions(method: str) -> Iterator[Question]:
-    """What a server half puts to its cohort in two rounds and at the end, answered with the least that it takes."""
+    """What a server half asks its cohort in two rounds and at the end; the answers are the least that it accepts."""
     plan = Plan(method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=quick(method))
     server = plan.server_half()
     for number in (1, 2):
@@ -52,7 +49,7 @@ def _round(server: ServerHalf) -> Iterator[Question]:
 
 
 def quick(method: str) -> dict[str, int]:
-    """Settings that spare work and change no array."""
+    """Settings that save work and change no array."""
     known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
     return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
 

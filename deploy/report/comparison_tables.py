@@ -55,13 +55,11 @@ def final_table(groups: Sequence[Group]) -> Table:
         ]
         for group, final, all_over in zip(groups, finals, pooled, strict=True)
     ]  # fmt: skip
-    note = (
-        "With several seeds: mean ± sample standard deviation. mean: of the domains, each as much as another."
-    )
+    note = "With several seeds: mean ± sample standard deviation. mean: of the domains, all with the same weight."
     if more:
         note += " pooled: right answers of all devices over all their test images."
     if not all(run.complete(group.view) for group in groups for run in group.runs):
-        note += " A domain that sat a round out counts with what was last measured of it."
+        note += " A domain that missed a round counts with its last measurement."
     head = ["run", "method", "view", "seeds", *domains, "mean", *more]
     return Table("Accuracy after the last round, %", note, head, rows)
 

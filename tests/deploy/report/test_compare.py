@@ -22,13 +22,13 @@ UP, DOWN = 100, 40  # payload bytes of a round
 
 def finished(
     folder, name, test, *, validation=None, method="fedavg", reports="global", seed=1, domains=DOMAINS,
-    settings="", up=UP, elements=None, **more,
+    settings="", up=UP, measured=None, **more,
 ):  # fmt: skip
     """A run on the disk. `test` are mean accuracies in the order of measurement, the last evaluation included."""
     rounds = len(test) - 1
     lines = []
     for i, value in enumerate(test):
-        present = elements[i] if elements else domains
+        present = measured[i] if measured else domains
         seen = {domain: value + (0.05 if domain == domains[0] else -0.05) for domain in present}
         chosen = dict.fromkeys(present, (validation or test)[i])
         extra = {view: dict.fromkeys(present, value / 2) for view in more.get("views", ())}
@@ -191,14 +191,14 @@ def test_other_domains_are_dashes_and_means_are_of_the_own_ones(tmp_path):
     assert (a["photo"], b["photo"], b["street"]) == ("-", "65.0", "-") and a["mean"] == b["mean"] == "60.0"
 
 
-def test_a_domain_that_sat_a_round_out_counts_with_what_was_last_measured(tmp_path):
-    elements = [("mnist",), ("street",), ("mnist",), ("mnist",)]
-    run = finished(tmp_path / "a", "a", [0.9, 0.3, 0.8, 0.6], reports="personal", elements=elements)
+def test_a_domain_that_missed_a_round_counts_with_its_last_measurement(tmp_path):
+    measured = [("mnist",), ("street",), ("mnist",), ("mnist",)]
+    run = finished(tmp_path / "a", "a", [0.9, 0.3, 0.8, 0.6], reports="personal", measured=measured)
     (group,) = read_groups([run])
     points = group.runs[0].points("personal")
     assert [p.rounds for p in points] == [2, 3, 3]  # before round 2 street is unknown
     assert [p.accuracy["mean"] for p in points] == pytest.approx([(0.95 + 0.25) / 2, 0.55, 0.45])
-    assert "last measured" in tables([group], None, 0.9)[0].note
+    assert "last measurement" in tables([group], None, 0.9)[0].note
     whole = finished(tmp_path / "b", "b", [0.9, 0.3])
     assert "last measured" not in tables(read_groups([whole]), None, 0.9)[0].note
 
@@ -211,10 +211,10 @@ def test_a_curve_is_drawn_where_all_seeds_have_been_measured(tmp_path):
             f"a-s{i}",
             [0.2, 0.3, 0.4, 0.5],
             seed=i,
-            elements=elements,
+            measured=measured,
             reports="personal",
         )
-        for i, elements in enumerate(both)
+        for i, measured in enumerate(both)
     ]
     over_rounds, _ = pictures_of(page_of(runs))
     assert len(over_rounds.find("{*}polyline").get("points").split()) == 2  # rounds 2 and 3
