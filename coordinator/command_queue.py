@@ -10,7 +10,7 @@ from typing import Final
 from protofleet.coordinator.round.events import Accept, Close, Command, Save
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.protocol.storage.disk import is_full, is_held, lacks
+from protofleet.protocol.storage.disk import PAUSED, is_full, is_held, lacks
 from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
@@ -49,8 +49,8 @@ class CommandQueue:
         """In the log once."""
         if not self.full:
             log.error(
-                "the disk that holds %s is full (%s): nothing new is begun until there is room",
-                self._spool.folder, why,
+                "the disk that holds %s is full (%s): nothing new is begun %s",
+                self._spool.folder, why, PAUSED,
             )  # fmt: skip
         self.full = why
 

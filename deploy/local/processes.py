@@ -7,11 +7,10 @@ import subprocess
 from pathlib import Path
 from typing import IO
 
-from protofleet.protocol.storage.disk import LITTLE
+from protofleet.protocol.storage.disk import LITTLE, PAUSED
 from protofleet.runtime import children
 
 EXIT_SECONDS = 10.0
-DISK_FULL = "until there is room"  # how a log of a process whose disk is full ends
 
 
 class Processes:
@@ -57,7 +56,7 @@ class Processes:
         return self._last_line(name).removeprefix("protofleet: ") or "its log is empty"
 
     def disk_problem(self) -> str:
-        waiting = any(self._last_line(name).endswith(DISK_FULL) for name in self._children)
+        waiting = any(self._last_line(name).endswith(PAUSED) for name in self._children)
         if not waiting and shutil.disk_usage(self.folder).free >= LITTLE:
             return ""
         return f"the disk that holds {self.folder} is full; make room and run the same command again"

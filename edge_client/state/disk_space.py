@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from protofleet.edge_client.state.device import DeviceState
+from protofleet.protocol.storage.disk import PAUSED
 
 log = logging.getLogger("protofleet.device")
 
@@ -28,7 +29,7 @@ class DiskSpaceCheck:
     def short(self, why: str) -> None:
         if not self.full:
             log.error(
-                "the disk that holds %s is full (%s): no work is taken on until there is room",
-                self._state.folder, why,
+                "the disk that holds %s is full (%s): no work is taken on %s",
+                self._state.folder, why, PAUSED,
             )  # fmt: skip
         self.full = why

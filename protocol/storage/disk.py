@@ -12,6 +12,7 @@ from typing import Final
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
+PAUSED: Final = "until there is room"  # ends the log line of a program whose disk is full; `run` looks for it
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14  # SQLite's, of which Python 3.10 has no names
 
