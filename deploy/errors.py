@@ -1,4 +1,10 @@
-"""What ends a run before its time."""
+"""How a command ends when it fails."""
+
+from typing import Final
+
+FAILED: Final = 1
+MISUSED: Final = 2  # the command or its settings cannot be used
+DIVERGED: Final = 4
 
 
 class RunError(RuntimeError):

@@ -1,10 +1,10 @@
-"""Which errors are a person's to mend, and with which exit code. Everything else is ours."""
+"""Which exceptions a user or operator can act on, and their exit codes. All others are bugs of ours."""
 
 from __future__ import annotations
 
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.spool.spool import RunMismatchError
-from protofleet.deploy.errors import RunError
+from protofleet.deploy.errors import DIVERGED, FAILED, MISUSED, RunError
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.state.device import TakenOverError
 from protofleet.protocol.security.keyfiles import KeyFileError
@@ -14,8 +14,6 @@ from protofleet.protocol.storage.disk import is_full, is_held
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.runtime.metrics_page import MetricsError
-
-FAILED, MISUSED, DIVERGED = 1, 2, 4
 
 
 def exit_code(error: Exception) -> int | None:
@@ -31,7 +29,7 @@ def exit_code(error: Exception) -> int | None:
                 f"the disk is full: {error.filename or error.strerror}; make room and run it again",
             )
             return FAILED
-        case _ if is_full(error):  # SQLite's words say so
+        case _ if is_full(error):  # SQLite says so in its message
             return FAILED
         case _ if is_held(error):
             error.args = (

@@ -1,4 +1,4 @@
-"""The command line: one file for each group of sub-commands, and how mistakes are said.
+"""The command line: one file for each group of sub-commands, and the exit codes of mistakes.
 
 May import: everything.
 """

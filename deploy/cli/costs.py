@@ -13,7 +13,7 @@ import torch
 
 from protofleet.methods.contract.catalog import load
 from protofleet.methods.contract.cost import Sizes
-from protofleet.methods.nets import catalog as nets
+from protofleet.methods.nets.catalog import build
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def lines(setting: Setting) -> Iterator[Line]:
 
 def sizes(setting: Setting, row: Row) -> Sizes:
     with torch.device("meta"):
-        model = nets.build(
+        model = build(
             row.network, classes=setting.classes, image=setting.image,
             feature_size=row.feature_size, head=row.head,
         )  # fmt: skip

@@ -49,9 +49,9 @@ def methods(options: argparse.Namespace) -> int:
 
 
 def networks(options: argparse.Namespace) -> int:
-    from protofleet.methods.nets import catalog as nets
+    from protofleet.methods.nets.catalog import names
 
-    print("\n".join(nets.names()))
+    print("\n".join(names()))
     return 0
 
 

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from protofleet.deploy.cli.parser import parser
+from protofleet.deploy.errors import FAILED, MISUSED
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.plain import plain
 from protofleet.runtime.children import end_with_parent
 from protofleet.runtime.logs import end_plainly, log_plainly
-
-# Any other exception is a bug of ours and keeps its traceback.
-FAILED, MISUSED = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from protofleet.deploy.exit_codes import exit_code
 
         if (known := exit_code(error)) is None:
-            raise
+            raise  # a bug of ours keeps its traceback
         return print_error(error, known)
     return code
 

@@ -1,4 +1,4 @@
-"""Runs on this machine: an experiment, its processes, a sweep of them, what is seen meanwhile.
+"""Runs on this machine: an experiment, its processes, their progress, sweeps of many runs.
 
 May import: everything.
 """

@@ -14,8 +14,7 @@ from typing import IO
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls, find_broker
 from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
-from protofleet.deploy.errors import RunError
-from protofleet.deploy.exit_codes import DIVERGED
+from protofleet.deploy.errors import DIVERGED, RunError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.local.processes import EXIT_SECONDS, Processes

@@ -1,4 +1,4 @@
-"""What has come of runs: a page, charts, tables, comparisons.
+"""Results of runs: a page, charts, tables, comparisons.
 
 May import: deploy, coordinator.observe, protocol.*.
 """
