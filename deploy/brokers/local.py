@@ -93,8 +93,8 @@ def _mosquitto() -> BrokerProgram | None:
     path = shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(FOLDERS))
     if path is None:
         return None
-    told = subprocess.run([path, "-h"], capture_output=True, text=True, timeout=STOP_SECONDS).stdout
-    version = re.search(r"version (\S+)", told)
+    help_text = subprocess.run([path, "-h"], capture_output=True, text=True, timeout=STOP_SECONDS).stdout
+    version = re.search(r"version (\S+)", help_text)
     description = f"mosquitto {version[1] if version else '?'} (system)"
     return BrokerProgram("mosquitto", (path, "-c"), description, PLAIN, " running")
 

@@ -24,7 +24,7 @@ class Row:
     feature_size: int | None = None
     examples: int = 0
     clients: int = 1
-    prototypes: int = 0  # of a device and of everybody, where a method has several a class
+    prototypes: int = 0  # of a device and of all devices, where a method has several per class
 
     def description(self) -> str:
         counts = {"samples": self.examples, "clients": self.clients if self.examples else 0}

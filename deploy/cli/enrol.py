@@ -156,7 +156,7 @@ def _listening(step: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--plain-port", type=OPTIONAL_PORT, help="without TLS, for 127.0.0.1; 0: none (default)"
     )
-    text = "whom Mosquitto becomes when root starts it (default: mosquitto, where root says this)"
+    text = "the user that Mosquitto changes to when root starts it (default: mosquitto, if root runs this)"
     group.add_argument("--user", help=text)
 
 

@@ -1,4 +1,4 @@
-"""`protofleet methods NAME`: what its file says first, and its settings with their defaults."""
+"""`protofleet methods NAME`: the first lines of its file, and its settings with their defaults."""
 
 from __future__ import annotations
 

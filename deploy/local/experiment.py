@@ -168,9 +168,9 @@ class Experiment:
     @cached_property
     def rules(self) -> LocalRules:
         """The first round waits for all devices: else the cohort would depend on which of them started fastest."""
-        everybody = len(self.shards)
-        rules = self.policy or LocalRules(quorum=everybody, settle_seconds=0.0)
-        return replace(rules, gather=rules.gather or everybody)
+        all_devices = len(self.shards)
+        rules = self.policy or LocalRules(quorum=all_devices, settle_seconds=0.0)
+        return replace(rules, gather=rules.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:
         """Domain -> its data, where the domains are of several sources."""
@@ -179,7 +179,7 @@ class Experiment:
         if self.devices.count and not self.devices.clients:
             raise ValueError(
                 f"devices.count is {self.devices.count}, for devices that share one source, but [domains] has "
-                f"{len(self.domains)}; say devices.clients or devices.per_domain"
+                f"{len(self.domains)}; set devices.clients or devices.per_domain"
             )
         if strange := sorted(self.devices.clients.keys() - self.domains.keys()):
             raise ValueError(

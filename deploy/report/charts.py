@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Okabe and Ito's palette, told apart by every kind of colour vision, and four more that keep apart from it,
+# Okabe and Ito's palette, distinguishable with every kind of colour vision, and four more, distinct from it,
 # from black and from white.
 COLOURS = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#8C6D31", "#6F3FE0", "#99CC66",

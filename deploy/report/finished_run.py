@@ -50,7 +50,7 @@ def read_run(folder: Path) -> FinishedRun:
 def require_keys(folder: Path, summary: Mapping[str, Any], needed: Sequence[str]) -> None:
     if missing := [name for name in needed if name not in summary]:
         raise RunError(
-            f"{folder / 'summary.json'} does not say {missing[0]!r}; it is no summary of a finished run"
+            f"{folder / 'summary.json'} has no {missing[0]!r}: it is not the summary of a finished run"
         )
 
 

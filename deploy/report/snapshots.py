@@ -31,7 +31,7 @@ class ClassPoints:
     kind: str
     points: Array  # [G, D]
     labels: Array  # [G]
-    sizes: Array  # [G], in any unit; all 1 where nothing was said
+    sizes: Array  # [G], in any unit; all 1 where the file has none
     device: str = ""  # that made them; the server, where it is empty
 
 

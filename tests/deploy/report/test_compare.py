@@ -258,7 +258,7 @@ def test_settings_that_change_no_result_and_seeds_of_the_data_make_no_other_expe
 def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
     with pytest.raises(RunError, match="holds no finished run"):
         read_groups([*runs, tmp_path])
-    for content, words in (("{", "cannot be read"), ("[]", "no summary"), ("{}", "does not say 'name'")):
+    for content, words in (("{", "cannot be read"), ("[]", "no summary"), ("{}", "has no 'name'")):
         (runs[0] / "summary.json").write_text(content)
         with pytest.raises(RunError, match=words):
             read_groups(runs)
