@@ -65,7 +65,21 @@ def test_every_setting_is_in_the_documents(cls):
     assert missing in ([], ["broker_words"])
 
 
-def test_the_documents_link_to_what_exists():
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
-            assert (path.parent / target).exists(), f"{path.name} links to {target}"
+def linked_pages():
+    named = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/protocol/golden/README.md")
+    return [*(ROOT / name for name in named), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def sections(page):
+    """The names by which the sections of a page are linked to."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    heads = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.strip().lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", linked_pages(), ids=lambda page: page.name)
+def test_the_documents_link_to_what_exists(page):
+    for target, section in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not section or section in sections(linked), f"{page.name} links to {target}#{section}"
