@@ -15,6 +15,7 @@ from protofleet.coordinator.observe.journal import read_rounds
 from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
 
 __all__ = ["place"]  # a fixture
+ROUNDS = 10
 SEED = int(
     os.environ.get("PROTOFLEET_TEST_SEED", time.time_ns() % 100_000)
 )  # another moment in every session
@@ -48,7 +49,7 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
         "run",
         "small.toml",
         "--set",
-        "rounds=6",
+        f"rounds={ROUNDS}",
         "--set",
         "method.name=fedpall",
         "--set",
@@ -60,17 +61,19 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
         command(*arguments), cwd=place, env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    wait_for_rounds(place, 1)
-    time.sleep(random.Random(SEED).random() * 1.5)  # anywhere in what is left of it, mostly
+    dice = random.Random(SEED)
+    wait_for_rounds(place, dice.randrange(1, 5))
+    time.sleep(dice.random() * 0.5)  # any moment of a round is to be met, and five more are to come
     family = children(run.pid)
     run.send_signal(signal.SIGKILL)
     run.wait()
     assert wait_until(lambda: not any(alive(child) for child in family)), "its processes end with it"
     again = protofleet(*arguments, "--resume", cwd=place, timeout=200)
-    if "is finished" not in again.stderr:  # on a fast machine it may have come to its end
-        assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
+    assert "is finished" not in again.stderr, f"it was over before it was killed; PROTOFLEET_TEST_SEED={SEED}"
+    assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
+    assert lines(place)[-1]["round"] == ROUNDS + 1 and any(line["resumed"] for line in lines(place))
     assert bits(place / "runs" / "small") == bits(place / "whole" / "small"), f"PROTOFLEET_TEST_SEED={SEED}"
-    assert [line["round"] for line in lines(place)] == list(range(1, 8))
+    assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
     for one, other in zip(lines(place), read_rounds(place / "whole" / "small" / "rounds.jsonl"), strict=True):
         assert sum(one["payload"]["up"].values()) >= sum(other["payload"]["up"].values()), "none is lost"
 
