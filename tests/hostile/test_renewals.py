@@ -1,6 +1,7 @@
 """Words of before, under keys that are the same: neither a renewal nor a clock that is wrong once makes them news."""
 
 import json
+import signal
 import time
 
 import pytest
@@ -36,6 +37,42 @@ def kept_of_an_earlier_run(f, ahead=0.0):
     return said_to(f, "real", "welcome")
 
 
+def is_not_taken_back_to_spring(f, device, kept):
+    """It is told all that the earlier run's coordinator said, by a broker that kept it, and stays in this run."""
+    tell_again(f, "real", kept)
+    f.wait_until(
+        lambda: "stale_epoch" in f.log_of(device) or run_on_disk(f) != "summer", "it to hear of spring"
+    )
+    assert run_on_disk(f) == "summer"
+
+
+def farewells_of(f, device):
+    """What it says when it is ended, in good order, after a round."""
+    f.wait_until(f.rounds, "a round")
+    device.say(signal.SIGTERM)
+    f.wait_for_end(device)
+    byes = f.proxy.frames("bye", "real", down=False)
+    assert byes
+    return byes
+
+
+def are_of_a_stale_boot(f, coordinator, byes):
+    """The coordinator hears an earlier start's farewells again, and nobody leaves for them."""
+    left = f.log_of(coordinator).count("real leaves")
+    for bye in byes:
+        f.proxy.tell(COORDINATOR, bye.topic, bye.data)
+    f.wait_until(
+        lambda: rejected(f, "stale_boot") or f.log_of(coordinator).count("real leaves") > left,
+        "the coordinator to hear its farewell again",
+    )
+    assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
+
+
+def two_more_rounds(f):
+    at = len(f.rounds())
+    f.wait_until(lambda: len(f.rounds()) > at + 1, "two more rounds")
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restarted):
     with Federation(
@@ -52,11 +89,7 @@ def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restar
             real.kill()
             real, before = f.device("real"), hellos(f, "real")
             until_connected(f, "real", before + 1)
-        tell_again(f, "real", kept)
-        f.wait_until(
-            lambda: "stale_epoch" in f.log_of(real) or run_on_disk(f) != "summer", "it to hear of spring"
-        )
-        assert run_on_disk(f) == "summer"
+        is_not_taken_back_to_spring(f, real, kept)
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
 
@@ -64,25 +97,12 @@ def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restar
 def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(tmp_path):
     with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
         coordinator, first = f.coordinator(), f.device("real")
-        f.wait_until(f.rounds, "a round")
-        first.say(15)
-        f.wait_for_end(first)
-        byes = f.proxy.frames("bye", "real", down=False)
-        assert byes
+        byes = farewells_of(f, first)
         f.device("real")
-        at = len(f.rounds())
-        f.wait_until(lambda: len(f.rounds()) > at + 1, "it to take part again")
+        two_more_rounds(f)
         renew(f.fleet.authority(), "real")
-        for bye in byes:
-            f.proxy.tell(COORDINATOR, bye.topic, bye.data)
-        left = f.log_of(coordinator).count("real leaves")
-        f.wait_until(
-            lambda: rejected(f, "stale_boot") or f.log_of(coordinator).count("real leaves") > left,
-            "the coordinator to hear its farewell again",
-        )
-        assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
-        at = len(f.rounds())
-        f.wait_until(lambda: len(f.rounds()) > at + 1, "rounds after it")
+        are_of_a_stale_boot(f, coordinator, byes)
+        two_more_rounds(f)
 
 
 def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_start_news(
@@ -92,24 +112,12 @@ def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_sta
     clock = Dial(tmp_path / "clock", -2 * DAY)
     with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
         coordinator, first = f.coordinator(planted=clock.planted), f.device("real", ahead=-2 * DAY)
-        f.wait_until(f.rounds, "a round")
-        first.say(15)
-        f.wait_for_end(first)
-        byes = f.proxy.frames("bye", "real", down=False)
-        assert byes
+        byes = farewells_of(f, first)
         clock.turn(0.0)
         f.device("real")
-        at = len(f.rounds())
-        f.wait_until(lambda: len(f.rounds()) > at + 1, "it to take part again")
+        two_more_rounds(f)
         clock.turn(-2 * DAY)
-        left = f.log_of(coordinator).count("real leaves")
-        for bye in byes:
-            f.proxy.tell(COORDINATOR, bye.topic, bye.data)
-        f.wait_until(
-            lambda: rejected(f, "stale_boot") or f.log_of(coordinator).count("real leaves") > left,
-            "the coordinator to hear its farewell again",
-        )
-        assert rejected(f, "stale_boot") and f.log_of(coordinator).count("real leaves") == left
+        are_of_a_stale_boot(f, coordinator, byes)
 
 
 def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkeypatch):
@@ -126,10 +134,6 @@ def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkey
             real.kill()
             before, real = hellos(f, "real"), f.device("real", ahead=ahead)
             until_connected(f, "real", before + 1)
-        tell_again(f, "real", kept)
-        f.wait_until(
-            lambda: "stale_epoch" in f.log_of(real) or run_on_disk(f) != "summer", "it to hear of spring"
-        )
-        assert run_on_disk(f) == "summer"
+        is_not_taken_back_to_spring(f, real, kept)
         f.proxy.passes = lambda frame: True
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
