@@ -1,0 +1,68 @@
+"""What observers see of a run cannot be used to change it."""
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from protofleet.coordinator.observe.view import RunView
+from tests.support.small_federation import simulation
+
+READ = [name for name, what in vars(RunView).items() if isinstance(what, property)]
+ASKED = {"answers": (2, "train"), "traffic": (), "traffic_before": (2,), "missing": ()}
+COPIES = ("traffic", "missing", "departures", "traffic_before")  # may be changed, and change nothing
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    run = simulation(tmp_path_factory.mktemp("run"), "fedavg")
+    run.run(until=lambda: run.service.run.machine.round == 2 and bool(run.service.run.machine.answered))
+    return run.service.run
+
+
+def changeable(value, seen=""):
+    """What in it could be assigned to or put something into."""
+    match value:
+        case None | bool() | int() | float() | str() | bytes() | Enum() | Path():
+            return []
+        case tuple() | frozenset():
+            return [found for inner in value for found in changeable(inner, seen)]
+        case MappingProxyType():
+            return [found for inner in value.values() for found in changeable(inner, f"{seen}[...]")]
+    if dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:
+        return []
+    return [f"{seen}: {type(value).__name__}"]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read_of_a_run_cannot_be_assigned_to_and_is_itself_unchangeable(run, name):
+    with pytest.raises(AttributeError):
+        setattr(run.view, name, None)
+    assert name in COPIES or changeable(getattr(run.view, name), name) == []
+
+
+@pytest.mark.parametrize("name", [*ASKED, "departures"])
+def test_a_copy_can_be_changed_without_changing_the_run(run, name):
+    def asked():
+        found = getattr(run.view, name)
+        return found(*ASKED[name]) if name in ASKED else found
+
+    before = repr(asked())
+    match asked():
+        case MappingProxyType() as found:
+            assert changeable(found, name) == []
+        case Mapping() as found:
+            found.clear()
+        case list() as found:
+            found.append(None)
+        case meter:
+            meter.payload.clear()
+    assert repr(asked()) == before
+
+
+def test_the_view_has_no_method_but_those_that_are_tried_here():
+    methods = {name for name, what in vars(RunView).items() if callable(what) and not name.startswith("_")}
+    assert methods == ASKED.keys()
