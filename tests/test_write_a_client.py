@@ -9,7 +9,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from tests.protocol import hpke
 from tests.protocol.golden.vectors import case_of, load, plain
@@ -146,13 +146,13 @@ def test_it_seals_blocks_in_the_bytes_of_the_vector(name):
 
 
 def test_it_reads_the_keys_that_enrolment_leaves(tmp_path):
-    fleet = enrol_fleet(tmp_path, "lab", ["board-7"])
-    keys = device.read_keys(fleet.party("board-7") / CURRENT)
+    fleet = enrol_federation(tmp_path, "lab", ["board-7"])
+    keys = device.read_keys(fleet.folder_of("board-7") / CURRENT)
     assert (keys.federation, keys.name) == ("lab", "board-7")
-    theirs = device.read_record(fleet.party("coordinator") / CURRENT / "identity.record")
+    theirs = device.read_record(fleet.folder_of("coordinator") / CURRENT / "identity.record")
     assert theirs[3] == keys.holders[2] == keys.coordinator_signs.public_bytes_raw()
     assert theirs[4] == keys.coordinator_receives.public_bytes_raw()
-    found = load_enrolled(fleet.party("board-7") / CURRENT, time.time())
+    found = load_enrolled(fleet.folder_of("board-7") / CURRENT, time.time())
     assert keys.holders[0] == found.record.serial.to_bytes(8, "little")
     assert keys.holders[1] == found.record.sign and keys.since == found.record.not_before
 

@@ -29,9 +29,9 @@ def _step(steps: Subparsers, name: str, text: str, at_root: bool = False) -> arg
 
 
 def _run(options: argparse.Namespace) -> int:
-    from protofleet.deploy.enrol.commands import JOBS
+    from protofleet.deploy.enrol.commands import COMMANDS
 
-    code: int = JOBS[options.step](options)
+    code: int = COMMANDS[options.step](options)
     return code
 
 

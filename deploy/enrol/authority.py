@@ -25,9 +25,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.enrol import certificates
 from protofleet.deploy.enrol.certificates import DER, PEM
-from protofleet.deploy.enrol.lock import Claim
+from protofleet.deploy.enrol.lock import RegisterLock
 from protofleet.deploy.enrol.register import CHECK, REGISTER, Entry, Register, load_register, save_register
-from protofleet.deploy.enrol.requests import REQUEST, Request
+from protofleet.deploy.enrol.request import REQUEST, Request
 from protofleet.protocol.security.keyfiles import read_identity, read_tls, write_file, write_private
 from protofleet.protocol.security.records import (
     RECORD,
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class Root:
     number: int
     key: Ed25519PrivateKey
-    tls: certificates.Authority
+    tls: certificates.TlsCa
 
     @property
     def public(self) -> bytes:
@@ -74,7 +74,7 @@ class Authority:
     """Opened where the root's private keys are. `durable=False` spares the fsyncs of a simulated fleet."""
 
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self.durable, self._clock, self._claim = folder, durable, clock, Claim(folder)
+        self.folder, self.durable, self._clock, self._claim = folder, durable, clock, RegisterLock(folder)
         self.register, self._waiting = load_register(folder), False
         if self.register.listed is None:  # what its lists have said, under this version, cannot be known
             self.register = self.register.with_lists(self.now())
@@ -89,13 +89,13 @@ class Authority:
         held = first_roots(read_armoured(ROOTS, path))
         if held.version < self.register.roots_version:
             known = {*held.keys, *(root.public for root in self.roots)}
-            kept = [_load_root(self.folder, number) for number in _kept(self.folder)]
+            kept = [_load_root(self.folder, number) for number in _kept_roots(self.folder)]
             self.save([root for root in kept if root.public in known])
         self.destroy_ended()
 
     def destroy_ended(self) -> None:
         """The private keys of roots before those that hold; only when the statement of that is on the disk."""
-        for number in _kept(self.folder):
+        for number in _kept_roots(self.folder):
             if number < self.register.roots[0]:
                 for name in PRIVATE_KEYS:
                     (self.folder / "roots" / str(number) / name).unlink(missing_ok=True)
@@ -127,9 +127,9 @@ class Authority:
             raise SettingsError(f"{days:g} days outlive root {root.number}; rotate it first, or take fewer")
         serial = max(self.register.last_serial + 1, 1000 * now)  # grows, whatever backup was restored
         entry = Entry(serial, request.name, request.part, root.number, since, until, asked)
-        csr = certificates.read_request(request.csr, request.name)
-        validity = (_date(since), _date(until))
-        cert = certificates.issue(root.tls, csr, request.name, request.hosts, serial, validity)
+        csr = certificates.read_csr(request.csr, request.name)
+        validity = (_utc(since), _utc(until))
+        cert = certificates.issue_for_request(root.tls, csr, request.name, request.hosts, serial, validity)
         record = b"" if request.part == "broker" else self._record(request, entry, root)
         self.register = self.register.with_entry(entry)
         return Issued(entry, record, cert.public_bytes(DER))
@@ -139,8 +139,8 @@ class Authority:
         now, root = self.now(), self.roots[0]
         serial = max(self.register.last_serial + 1, 1000 * now)
         entry = Entry(serial, name, CHECK, root.number, now - SKEW, now + seconds, "")
-        validity = (_date(entry.not_before), _date(entry.not_after))
-        cert = certificates.sign(root.tls, key, name, (), serial, validity)
+        validity = (_utc(entry.not_before), _utc(entry.not_after))
+        cert = certificates.issue_certificate(root.tls, key, name, (), serial, validity)
         self.register = self.register.with_entry(entry).without_old_checks(now)
         return serial, cert.public_bytes(PEM)
 
@@ -222,7 +222,7 @@ class Authority:
     def crl(self) -> bytes:
         """A list of each authority that holds: Mosquitto refuses everybody whose authority has none."""
         # A version may be ahead of the clock, after many in one second or a clock that was wrong for a while.
-        made, serials = _date(min(self.register.version, self.now() + SKEW // 2)), self.register.listed or ()
+        made, serials = _utc(min(self.register.version, self.now() + SKEW // 2)), self.register.listed or ()
         return b"".join(certificates.revocation_list(root.tls, serials, made) for root in self.roots)
 
     def authorities(self) -> bytes:
@@ -251,18 +251,18 @@ def make_root(folder: Path, federation: str, number: int, years: float, now: flo
     if fresh.exists():  # of a command that was killed
         shutil.rmtree(fresh)
     fresh.mkdir(parents=True, mode=0o700)
-    until = _date(int(now + years * 365.25 * DAY))
-    tls = certificates.new_authority(federation, number, _date(int(now)), until)
+    until = _utc(int(now + years * 365.25 * DAY))
+    tls = certificates.new_tls_ca(federation, number, _utc(int(now)), until)
     write_private(fresh / "root.key", Ed25519PrivateKey.generate(), durable)
     write_private(fresh / "tls-ca.key", tls.key, durable)
     write_file(fresh / "tls-ca.crt", tls.cert.public_bytes(PEM), durable=durable)
-    _put_aside(place)
+    _move_aside(place)
     fresh.rename(place)
     if durable:
         sync(place.parent)
 
 
-def _put_aside(place: Path) -> None:
+def _move_aside(place: Path) -> None:
     """A root that the register does not know: a killed command's, or one that came after an older register."""
     if place.exists():
         names = (place.with_name(f"{place.name}.unused-{i}") for i in itertools.count(1))
@@ -271,7 +271,7 @@ def _put_aside(place: Path) -> None:
         log.warning("%s is not in the register; it is kept as %s", place, aside.name)
 
 
-def _kept(folder: Path) -> list[int]:
+def _kept_roots(folder: Path) -> list[int]:
     """Numbers of the roots whose private keys are here, or one of them."""
     places = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
     return sorted(int(p.name) for p in places if any((p / name).exists() for name in PRIVATE_KEYS))
@@ -285,18 +285,18 @@ def _load_root(folder: Path, number: int) -> Root:
         cert = x509.load_pem_x509_certificate((place / "tls-ca.crt").read_bytes())
     except (OSError, ValueError) as error:
         raise SettingsError(f"{place / 'tls-ca.crt'} cannot be used: {error}") from None
-    return Root(number, key, certificates.Authority(cert, ca))
+    return Root(number, key, certificates.TlsCa(cert, ca))
 
 
-def root_names(authority: Authority) -> str:
+def describe_roots(authority: Authority) -> str:
     return ", ".join(f"{root.number} ({signer(root.public).hex()})" for root in authority.roots)
 
 
-def _date(seconds: int) -> dt.datetime:
+def _utc(seconds: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.timezone.utc)
 
 
-def renumbered(register: Register, roots: tuple[int, ...], now: int) -> Register:
+def with_roots(register: Register, roots: tuple[int, ...], now: int) -> Register:
     """Another set of roots, which every party has to hear of, and so other lists."""
     version = max(
         register.roots_version + 1, now

@@ -25,7 +25,7 @@ PublicKey: TypeAlias = ec.EllipticCurvePublicKey
 
 
 @dataclass(frozen=True, slots=True)
-class Authority:
+class TlsCa:
     cert: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
@@ -34,18 +34,18 @@ def new_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def new_authority(federation: str, number: int, now: dt.datetime, until: dt.datetime) -> Authority:
+def new_tls_ca(federation: str, number: int, now: dt.datetime, until: dt.datetime) -> TlsCa:
     key = new_key()
     name = _name(f"{federation} broker CA {number}")
     built = _builder(name, name, key.public_key(), number, now - SKEW, until)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     built = built.add_extension(_usage(signs_certificates=True), critical=True)
     built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    return Authority(built.sign(key, hashes.SHA256()), key)
+    return TlsCa(built.sign(key, hashes.SHA256()), key)
 
 
-def issue(
-    authority: Authority,
+def issue_for_request(
+    authority: TlsCa,
     request: x509.CertificateSigningRequest,
     name: str,
     hosts: Sequence[str],
@@ -53,11 +53,11 @@ def issue(
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
     """Of the request only the public key is taken."""
-    return sign(authority, _public_key(request), name, hosts, serial, validity)
+    return issue_certificate(authority, _public_key(request), name, hosts, serial, validity)
 
 
-def sign(
-    authority: Authority,
+def issue_certificate(
+    authority: TlsCa,
     key: PublicKey,
     name: str,
     hosts: Sequence[str],
@@ -73,17 +73,17 @@ def sign(
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
     built = built.add_extension(issuer, critical=False)
     if hosts:
-        names = x509.SubjectAlternativeName([alternative(host) for host in hosts])
+        names = x509.SubjectAlternativeName([alternative_name(host) for host in hosts])
         built = built.add_extension(names, critical=False)
     return built.sign(authority.key, hashes.SHA256())
 
 
-def request_certificate(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
+def new_csr(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
     built = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
     return built.sign(key, hashes.SHA256()).public_bytes(DER)
 
 
-def read_request(data: bytes, name: str) -> x509.CertificateSigningRequest:
+def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
     """Raises ValueError where it is none, is made out to another name, or its signature is not its own."""
     try:
         request = x509.load_der_x509_csr(data)
@@ -98,7 +98,7 @@ def read_request(data: bytes, name: str) -> x509.CertificateSigningRequest:
     return request
 
 
-def revocation_list(authority: Authority, serials: Iterable[int], made: dt.datetime) -> bytes:
+def revocation_list(authority: TlsCa, serials: Iterable[int], made: dt.datetime) -> bytes:
     """PEM. OpenSSL prefers, of two lists that Mosquitto holds, the one with the later date, and refuses everybody
     while that date is still to come: so it is put back by as much as a clock may be behind. It ends with the
     authority, for a list that has ended shuts everybody out; how new it is, the operator who copies it knows."""
@@ -111,7 +111,7 @@ def revocation_list(authority: Authority, serials: Iterable[int], made: dt.datet
     return built.sign(authority.key, hashes.SHA256()).public_bytes(PEM)
 
 
-def alternative(host: str) -> x509.GeneralName:
+def alternative_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -129,7 +129,7 @@ def common_name(name: x509.Name) -> str:
     return str(found[0].value) if len(found) == 1 else ""
 
 
-def same_key(cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
+def has_key(cert: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> bool:
     return public_bytes(cert.public_key()) == public_bytes(key.public_key())
 
 

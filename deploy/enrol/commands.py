@@ -12,15 +12,21 @@ from typing import Final
 
 from cryptography import x509
 
-from protofleet.deploy.enrol import disconnect as cutting
-from protofleet.deploy.enrol import operator, party
-from protofleet.deploy.enrol.approvals import claim_of, roots_within
+from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
+from protofleet.deploy.enrol.approval import unverified_approval, unverified_roots
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
 from protofleet.deploy.enrol.certificates import hosts_of
-from protofleet.deploy.enrol.fleet import LOOPBACK, YEARS, SimulatedFleet, enrol_fleet, join, tls_files
-from protofleet.deploy.enrol.listening import flags, tell_broker, wanted
+from protofleet.deploy.enrol.local_federation import (
+    LOOPBACK,
+    YEARS,
+    LocalFederation,
+    enrol,
+    enrol_federation,
+    tls_files,
+)
+from protofleet.deploy.enrol.mosquitto_conf import given_flags, wanted_listener, write_conf
 from protofleet.deploy.enrol.register import Entry
-from protofleet.deploy.enrol.requests import REQUEST
+from protofleet.deploy.enrol.request import REQUEST
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.records import day
 from protofleet.protocol.security.statements import (
@@ -45,67 +51,64 @@ def make_root(o: Options) -> int:
 
 
 def request(o: Options) -> int:
-    made, _ = party.make_request(o.folder, _name(o.federation), _name(o.name), tuple(o.host), o.new_keys)
-    path = o.folder / party.PENDING / REQUEST
+    federation, name = _name(o.federation), _name(o.name)
+    made, data = key_folder.make_request(o.folder, federation, name, tuple(o.host), o.new_keys)
+    path = o.folder / key_folder.PENDING / REQUEST
     print(f"request of the {made.part} {made.name}: {path} (send it to the operator)")
-    print(
-        f"fingerprint: {operator.Asked(made, read_armoured(REQUEST, path)).fingerprint} (tell it another way)"
-    )
+    print(f"fingerprint: {fingerprint(data)} (tell the operator over another channel)")
     return 0
 
 
 def approve(o: Options) -> int:
     authority = Authority(o.root)
-    asked = operator.look_at(authority, read_armoured(REQUEST, o.request), o.name, o.part)
+    asked = lifecycle.review_request(authority, read_armoured(REQUEST, o.request), o.name, o.part)
     r = asked.request
     hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
     print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
-    if not _vouched(o, asked.fingerprint, "request"):
-        raise StatementError(
-            Why.WRONG_KEYS, "not approved: the fingerprint is not the one you compared it with"
-        )
-    operator.approve(authority, asked, o.days, o.replace)
+    if not _confirmed(o, asked.fingerprint, "request"):
+        raise StatementError(Why.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
+    lifecycle.approve(authority, asked, o.days, o.replace)
     if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
             f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` gives this device its record"
         )
-    _tell_approval(authority, r.name)
+    _print_approval(authority, r.name)
     return 0
 
 
 def install(o: Options) -> int:
-    data = party.read_approval_file(o.approval)
-    claimed = claim_of(data)
+    data = key_folder.read_approval_file(o.approval)
+    claimed = unverified_approval(data)
     if claimed.part == "broker":
-        wanted(o, o.folder)
-    elif given := flags(o):
+        wanted_listener(o, o.folder)
+    elif given := given_flags(o):
         raise SettingsError(
             f"{given}: for a broker's mosquitto.conf, and {claimed.name} is a {claimed.part}; where its broker is "
             "stands in its settings: [broker] host and port"
         )
-    _demand_known(o, data)
-    done = party.install(o.folder, data, lambda seen: _vouched(o, seen, "root"), time.time())
+    _check_fingerprint(o, data)
+    done = key_folder.install(o.folder, data, lambda seen: _confirmed(o, seen, "root"), time.time())
     approval = done.approval
     print(f"{approval.name} is enrolled in {approval.federation} until {done.until}: {done.folder}")
     if approval.part == "broker":
-        tell_broker(o, o.folder)
+        write_conf(o, o.folder)
     else:
-        _tell_settings(o.folder)
+        _print_tls_settings(o.folder)
     return 0
 
 
 def coordinator(o: Options) -> int:
     authority = Authority(o.root)
-    _join(authority, o.folder, COORDINATOR, o.days)
-    _tell_settings(o.folder)
+    _enrol_here(authority, o.folder, COORDINATOR, o.days)
+    _print_tls_settings(o.folder)
     return 0
 
 
 def broker(o: Options) -> int:
     authority = Authority(o.root)
-    wanted(o, o.folder)
-    _join(authority, o.folder, _name(o.name), o.days, tuple(o.host))
-    tell_broker(o, o.folder)
+    wanted_listener(o, o.folder)
+    _enrol_here(authority, o.folder, _name(o.name), o.days, tuple(o.host))
+    write_conf(o, o.folder)
     return 0
 
 
@@ -116,16 +119,16 @@ def fleet(o: Options) -> int:
     if not names:
         raise SettingsError("no device is named; give names, or --count")
     federation = _federation_of(o)
-    wanted(o, SimulatedFleet(o.folder).party("broker"))
-    made = enrol_fleet(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
+    wanted_listener(o, LocalFederation(o.folder).folder_of("broker"))
+    made = enrol_federation(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
     print(f"{len(names)} devices, a coordinator and a broker of {federation}: {o.folder}")
-    tell_broker(o, made.party("broker"))
+    write_conf(o, made.folder_of("broker"))
     return 0
 
 
 def _federation_of(o: Options) -> str:
     """Of a fleet that is there already, whose broker's certificate is made out to the hosts that it was."""
-    made = SimulatedFleet(o.folder)
+    made = LocalFederation(o.folder)
     if not made.root.exists():
         return o.federation or "protofleet"
     found = made.authority().federation
@@ -153,7 +156,7 @@ def show(o: Options) -> int:
             f"{entry.name:20} {entry.part:12} {entry.state(now):8} until {until} {entry.serial}{root}{reason}"
         )
     if len(register.roots) > 1:
-        print(operator.finish_advice(authority))
+        print(lifecycle.rotation_status(authority))
     return 0
 
 
@@ -164,12 +167,12 @@ def renew(o: Options) -> int:
     names, code = o.names or [entry.name for entry in _due(authority, o.due)], 0
     for name in names:
         try:
-            operator.renew(authority, name, o.days)
+            lifecycle.renew(authority, name, o.days)
         except StatementError as error:  # what one party once sent in keeps nothing from the others
             print(f"protofleet: {name} is not renewed: {error}", file=sys.stderr)
             code = 1
         else:
-            _tell_approval(authority, name)
+            _print_approval(authority, name)
     if not names:
         print(f"nobody has to be renewed within {o.due:g} days")
     return code
@@ -178,9 +181,9 @@ def renew(o: Options) -> int:
 def revoke(o: Options) -> int:
     authority = Authority(o.root)
     if o.broker is not None:
-        print(cutting.revoke_and_cut(authority, o.name, o.reason, o.broker))
+        print(disconnect.revoke_and_disconnect(authority, o.name, o.reason, o.broker))
         return 0
-    operator.revoke(authority, o.name, o.reason)
+    lifecycle.revoke(authority, o.name, o.reason)
     print(f"{o.name} is revoked; now the brokers have to hear of it:")
     for entry in authority.register.holding(authority.now()):
         if entry.part == "broker":
@@ -197,10 +200,10 @@ def cut(o: Options) -> int:
     if not colon or not port.isdigit():
         raise SettingsError(f"{o.address!r} is not of the form HOST:PORT")
     authority = Authority(o.root)
-    if o.name not in operator.gone(authority, authority.now()):
+    if o.name not in lifecycle.revoked_names(authority, authority.now()):
         raise SettingsError(f"{o.name} is not revoked; `enrol revoke` comes first")
-    cutting.cut(authority, o.name, _address(host, int(port)))
-    print(f"{o.name} is cut off from {o.address}")
+    disconnect.disconnect(authority, o.name, _address(host, int(port)))
+    print(f"{o.name} is disconnected from {o.address}")
     return 0
 
 
@@ -211,13 +214,13 @@ def rotate(o: Options) -> int:
     if o.force and not o.finish:
         raise SettingsError("--force goes with --finish: it leaves behind who has not followed")
     if o.finish:
-        operator.finish_rotation(authority, o.force)
+        lifecycle.finish_rotation(authority, o.force)
         print("the old root has ended, its private keys are destroyed; every approval was written anew:")
         print(
             f"  install {o.root / 'approvals'}/* where they belong, the broker's last; then restart Mosquitto"
         )
         return 0
-    operator.begin_rotation(authority, YEARS if o.years is None else o.years)
+    lifecycle.begin_rotation(authority, YEARS if o.years is None else o.years)
     print(f"root {authority.roots[-1].number} is introduced; fingerprint: {authority.fingerprint}")
     print(
         f"  1. install the approvals of the brokers and the coordinator ({o.root / 'approvals'}) and restart"
@@ -225,7 +228,7 @@ def rotate(o: Options) -> int:
     print("     Mosquitto: both have to know the new root before anybody uses it")
     print("  2. enrol renew the devices and install; then the coordinator, then the brokers")
     print("  3. enrol rotate --finish")
-    print(operator.finish_advice(authority))
+    print(lifecycle.rotation_status(authority))
     return 0
 
 
@@ -234,16 +237,18 @@ def _due(authority: Authority, days: float) -> list[Entry]:
     return [e for e in authority.register.holding(authority.now()) if e.not_after <= limit]
 
 
-def _join(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
+def _enrol_here(
+    authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()
+) -> None:
     if (folder / CURRENT).exists():
         raise SettingsError(
             f"{folder} holds enrolled keys already; `enrol renew {name}` and `enrol install`, which takes all else"
         )
-    join(authority, folder, name, days, hosts)
+    enrol(authority, folder, name, days, hosts)
     print(f"{name} is enrolled in {authority.federation}: {folder / CURRENT}")
 
 
-def _vouched(o: Options, seen: str, whose: str) -> bool:
+def _confirmed(o: Options, seen: str, whose: str) -> bool:
     print(f"fingerprint of the {whose}: {seen}")
     if o.fingerprint:
         return same_fingerprint(o.fingerprint, seen)
@@ -256,17 +261,17 @@ def _vouched(o: Options, seen: str, whose: str) -> bool:
     return input("Is it the one that you were told? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _demand_known(o: Options, data: bytes) -> None:
+def _check_fingerprint(o: Options, data: bytes) -> None:
     """A fingerprint that is said holds, also where the root is known and nobody is asked for one."""
     if not o.fingerprint or not (o.folder / CURRENT).exists():
         return
-    roots = load_trust(o.folder / CURRENT).with_roots(roots_within(data)).roots.keys
+    roots = load_trust(o.folder / CURRENT).with_roots(unverified_roots(data)).roots.keys
     if not any(same_fingerprint(o.fingerprint, fingerprint(key)) for key in roots):
         words = f"the root that {o.folder} knows has another fingerprint than --fingerprint: {fingerprint(roots[-1])}"
         raise StatementError(Why.UNKNOWN_ROOT, words)
 
 
-def _tell_approval(authority: Authority, name: str) -> None:
+def _print_approval(authority: Authority, name: str) -> None:
     entry = authority.register.latest(name)
     assert entry is not None
     path = authority.folder / "approvals" / f"{name}.approval"
@@ -275,7 +280,7 @@ def _tell_approval(authority: Authority, name: str) -> None:
         print(f"for the coordinator: {authority.folder / 'records' / name}.record")
 
 
-def _tell_settings(folder: Path) -> None:
+def _print_tls_settings(folder: Path) -> None:
     files = tls_files(folder)
     print(f'settings: [broker] tls = {{ ca = "{files.ca}", cert = "{files.cert}", key = "{files.key}" }}')
 
@@ -294,7 +299,7 @@ def _name(name: str, check: Callable[[str], str] = valid_name) -> str:
         raise SettingsError(str(error)) from None
 
 
-JOBS: Final[Mapping[str, Callable[[Options], int]]] = {
+COMMANDS: Final[Mapping[str, Callable[[Options], int]]] = {
     "root": make_root, "request": request, "approve": approve, "install": install, "coordinator": coordinator,
     "broker": broker, "fleet": fleet, "list": show, "renew": renew, "revoke": revoke, "cut": cut, "rotate": rotate,
 }  # fmt: skip

@@ -1,9 +1,8 @@
-"""Making a running Mosquitto forget somebody.
+"""Ending the connection of a revoked name at a running Mosquitto.
 
-At SIGHUP Mosquitto reads its list of revoked certificates and its rules again, and asks the list about those
-who connect from then on. Whoever is connected stays so: with the rule that denies him all topics he is mute
-and deaf, but there. A second connection under his name ends his, and his return is refused by the list.
-(Seen on 2.0.11.)
+At SIGHUP Mosquitto reads its list of revoked certificates and its access rules again, and checks the list for new
+connections only. A client that is connected stays so, with rules that deny it all topics. A second connection with
+the same client id ends the first one, and the list refuses it when it comes back. (Seen on 2.0.11.)
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from cryptography import x509
 from protofleet.deploy.brokers.mosquitto import CONF, PID
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import hosts_of, new_key
-from protofleet.deploy.enrol.operator import revoke
-from protofleet.deploy.enrol.party import expecting, install, read_approval_file
+from protofleet.deploy.enrol.key_folder import expect_fingerprint, install, read_approval_file
+from protofleet.deploy.enrol.lifecycle import revoke
 from protofleet.protocol.security.keyfiles import write_file, write_private
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
@@ -35,23 +34,23 @@ CHECK_SECONDS: Final = 600
 RELOAD_SECONDS: Final = 10.0
 
 
-def revoke_and_cut(authority: Authority, name: str, reason: str, folder: Path) -> str:
+def revoke_and_disconnect(authority: Authority, name: str, reason: str, folder: Path) -> str:
     """Revoke, tell the broker whose enrolled files are in `folder` on this machine, and end the connection."""
     broker_name(authority, folder)
     address = address_of(folder)
-    with check_files(authority, f"check-{secrets.token_hex(4)}") as (serial, canary):
+    with short_lived_files(authority, f"check-{secrets.token_hex(4)}") as (serial, canary):
         entries = revoke(authority, name, reason, also=[serial])
         install_broker(authority, folder)
         reload(folder)
         wait_until_refused(replace(address, tls=canary))
-    cut(authority, name, address)
-    return f"{name} is revoked ({len(entries)} certificates) and cut off from {address}"
+    disconnect(authority, name, address)
+    return f"{name} is revoked ({len(entries)} certificates) and disconnected from {address}"
 
 
 def install_broker(authority: Authority, folder: Path) -> None:
     name = broker_name(authority, folder)
     data = read_approval_file(authority.folder / "approvals" / f"{name}.approval")
-    install(folder, data, expecting(authority.fingerprint), authority.now(), authority.durable)
+    install(folder, data, expect_fingerprint(authority.fingerprint), authority.now(), authority.durable)
 
 
 def broker_name(authority: Authority, folder: Path) -> str:
@@ -64,11 +63,11 @@ def broker_name(authority: Authority, folder: Path) -> str:
     raise SettingsError(f"no broker of this federation is enrolled in {folder}; `enrol broker` does that")
 
 
-def cut(authority: Authority, name: str, address: BrokerAddress) -> None:
-    """End the connection under this name, and forget what waits for it at the broker."""
-    with check_files(authority, name) as (_, files):
+def disconnect(authority: Authority, name: str, address: BrokerAddress) -> None:
+    """End the connection under this name, and drop what is queued for it at the broker."""
+    with short_lived_files(authority, name) as (_, files):
         if problem := preflight(replace(address, tls=files)):
-            raise BrokerError(f"{name} could not be cut off: {problem}; restart the broker")
+            raise BrokerError(f"{name} could not be disconnected: {problem}; restart the broker")
 
 
 def reload(folder: Path) -> None:
@@ -78,7 +77,7 @@ def reload(folder: Path) -> None:
         pid = int(path.read_text())
         comm = Path(f"/proc/{pid}/comm")
         if comm.parent.parent.is_dir() and "mosquitto" not in comm.read_text():
-            raise ProcessLookupError  # somebody else has that process id by now
+            raise ProcessLookupError  # the process id was given to another program
         os.kill(pid, signal.SIGHUP)
     except PermissionError:
         words = "runs as another user; the new files are in place, tell it to reload"
@@ -102,7 +101,7 @@ def address_of(folder: Path) -> BrokerAddress:
 
 
 @contextlib.contextmanager
-def check_files(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles]]:
+def short_lived_files(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles]]:
     """A key and a certificate in that name, for ourselves and for as long as the block lasts."""
     key = new_key()
     serial, cert = authority.issue_check(name, key.public_key(), CHECK_SECONDS)

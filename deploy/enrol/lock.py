@@ -14,8 +14,8 @@ from protofleet.protocol.settings.reader import SettingsError
 LOCK: Final = "lock"
 
 
-class Claim:
-    """On the register, as it was when it was read. The lock is held while something is written, never longer."""
+class RegisterLock:
+    """Optimistic: held while something is written, never longer; refused where the register is not as it was read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._held = folder, False
@@ -31,7 +31,7 @@ class Claim:
             fcntl.flock(file, fcntl.LOCK_EX)
             if self._register() != self._known:
                 raise SettingsError(
-                    f"somebody else has changed {self._folder} in the meantime; nothing was written, run it again"
+                    f"another command has changed {self._folder} in the meantime; nothing was written, run it again"
                 )
             self._held = True
             try:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from protofleet.deploy.enrol import disconnect as cutting
+from protofleet.deploy.enrol import disconnect
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.operator import revoke as revoke_name
+from protofleet.deploy.enrol.lifecycle import revoke as revoke_name
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.checks import Check, Use, examine, failures
 from protofleet.deploy.fleet.device.facts import SCRIPT, read_facts
@@ -228,7 +228,7 @@ def _revoke(authority: Authority, name: str, reason: str, broker: Path | str) ->
     if (latest := authority.register.latest(name)) is not None and latest.revoked_at:
         _say(name, "is revoked already")
     elif broker:
-        _say(name, cutting.revoke_and_cut(authority, name, reason, Path(broker)))
+        _say(name, disconnect.revoke_and_disconnect(authority, name, reason, Path(broker)))
     else:
         revoke_name(authority, name, reason)
         _say(name, f"is revoked; brokers hear of it by their approvals in {authority.folder / 'approvals'}")

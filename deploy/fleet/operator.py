@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.enrol import disconnect as cutting
+from protofleet.deploy.enrol import disconnect
 from protofleet.deploy.enrol.authority import ROOTS_FILE, Authority
-from protofleet.deploy.enrol.operator import Asked, approve, look_at, refresh, renew, same_keys
-from protofleet.deploy.enrol.requests import REQUEST
+from protofleet.deploy.enrol.lifecycle import (
+    ReviewedRequest,
+    approve,
+    reissue_approvals,
+    renew,
+    review_request,
+    same_keys,
+)
+from protofleet.deploy.enrol.request import REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
 from protofleet.deploy.fleet.device.unit import digest, mark_of, unit_of
@@ -141,11 +148,11 @@ class Operator:
                 approve(self._authority, asked, replace=self._replace)
             return (Path(self.fleet.root) / "approvals" / f"{name}.approval").read_text()
 
-    def _asked(self, name: str, request: str) -> Asked:
+    def _asked(self, name: str, request: str) -> ReviewedRequest:
         """A device may ask for nothing but to be this device; what it sends harms no other device's deployment."""
         try:
             data = from_armour(REQUEST, request.encode(), f"the request of {name}")
-            return look_at(self._authority, data, name, "device")
+            return review_request(self._authority, data, name, "device")
         except StatementError as error:
             raise RunError(f"{name} was not approved: {error}") from None
 
@@ -154,17 +161,17 @@ class Operator:
         with self._lock:
             if not any(e.name == name and e.revoked_at for e in self._authority.register.entries):
                 return ""
-            refresh(self._authority, "broker")
+            reissue_approvals(self._authority, "broker")
             if not self.fleet.broker:
                 where = Path(self.fleet.root) / "approvals"
                 return (
                     f"it was revoked before: install the brokers' approvals from {where} and let them reload"
                 )
-            cutting.install_broker(self._authority, Path(self.fleet.broker))
-            cutting.reload(Path(self.fleet.broker))
+            disconnect.install_broker(self._authority, Path(self.fleet.broker))
+            disconnect.reload(Path(self.fleet.broker))
             return "it was revoked before; the broker lets the name in again"
 
-    def _known(self, name: str, asked: Asked) -> bool:
+    def _known(self, name: str, asked: ReviewedRequest) -> bool:
         """These very keys were approved before. Revoked ones are good for nothing ever again."""
         latest = self._authority.register.latest(name)
         if latest is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from protofleet.deploy.enrol.fleet import tls_files
+from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.bounds import MANY, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (

@@ -13,7 +13,7 @@ from typing import IO
 
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls, find_broker
-from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet, enrol_fleet
+from protofleet.deploy.enrol.local_federation import BROKER, LocalFederation, enrol_federation
 from protofleet.deploy.errors import DIVERGED, RunError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
@@ -54,7 +54,7 @@ class RunningBroker:
 
     address: BrokerAddress
     description: str
-    fleet: SimulatedFleet | None = None  # whose certificates it takes
+    fleet: LocalFederation | None = None  # whose certificates it takes
 
     def address_for(self, name: str) -> BrokerAddress:
         """With the TLS files of this device or coordinator."""
@@ -72,14 +72,14 @@ def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroke
         return
     fleet = enrol_all(experiment, folder)
     tls = choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto"
-    mutual_tls = MutualTls(fleet.party(BROKER), fleet.tls(COORDINATOR)) if tls else None
+    mutual_tls = MutualTls(fleet.folder_of(BROKER), fleet.tls(COORDINATOR)) if tls else None
     kind = "mosquitto" if choice.tls == "on" else choice.kind
     with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls) as broker:
         yield RunningBroker(broker.address, broker.describe(), fleet if tls else None)
 
 
-def enrol_all(experiment: Experiment, folder: Path) -> SimulatedFleet:
-    return enrol_fleet(folder / "enrolled", experiment.name, experiment.shards)
+def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
+    return enrol_federation(folder / "enrolled", experiment.name, experiment.shards)
 
 
 def write_settings(experiment: Experiment, broker: RunningBroker, runs: Path, names: Names) -> None:

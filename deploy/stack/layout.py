@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.enrol.fleet import BROKER, SimulatedFleet
+from protofleet.deploy.enrol.local_federation import BROKER, LocalFederation
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.protocol.wire.names import COORDINATOR
 
@@ -58,8 +58,8 @@ class Stack:
         return not self.together and len(self.devices) <= APART
 
     @property
-    def fleet(self) -> SimulatedFleet:
-        return SimulatedFleet(self.folder / "enrolled")
+    def fleet(self) -> LocalFederation:
+        return LocalFederation(self.folder / "enrolled")
 
     @property
     def run(self) -> Path:

@@ -16,7 +16,13 @@ from typing import Any, Final
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.brokers import rabbitmq
 from protofleet.deploy.brokers.mosquitto import Listening
-from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet, join, tls_files, write_settings
+from protofleet.deploy.enrol.local_federation import (
+    BROKER,
+    enrol,
+    enrol_federation,
+    tls_files,
+    write_mosquitto_conf,
+)
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.deploy.stack.layout import (
@@ -72,15 +78,15 @@ def _check_same_run(stack: Stack) -> None:
 
 
 def _enrol(stack: Stack) -> None:
-    fleet = enrol_fleet(stack.folder / "enrolled", stack.experiment.name, stack.devices, HOSTS)
-    write_settings(fleet.party(BROKER), Listening(PORT))
-    _rewrite_for_container(fleet.party(BROKER))
+    fleet = enrol_federation(stack.folder / "enrolled", stack.experiment.name, stack.devices, HOSTS)
+    write_mosquitto_conf(fleet.folder_of(BROKER), Listening(PORT))
+    _rewrite_for_container(fleet.folder_of(BROKER))
     if stack.cluster:
         _cluster(stack)
     probe = fleet.folder / PROBE
-    join(fleet.authority(), probe, PROBE, 3650)
+    enrol(fleet.authority(), probe, PROBE, 3650)
     inside = (
-        fleet.party(BROKER) / PROBE
+        fleet.folder_of(BROKER) / PROBE
     )  # its certificate alone: with its other keys the broker could speak as a device
     inside.mkdir(exist_ok=True, mode=0o700)
     for name in (TLS_CA, TLS_CERT, TLS_KEY):
@@ -89,7 +95,7 @@ def _enrol(stack: Stack) -> None:
 
 def _cluster(stack: Stack) -> None:
     """What three nodes of RabbitMQ find: all the same certificate, and a cookie by which they know each other."""
-    folder, inside = stack.fleet.party(BROKER), Path("/broker")
+    folder, inside = stack.fleet.folder_of(BROKER), Path("/broker")
     _write(
         folder / "rabbitmq.conf",
         rabbitmq.settings(inside / CURRENT, inside / "definitions.json", NODES, PORT),
@@ -186,7 +192,7 @@ def devices_file(stack: Stack) -> dict[str, Any]:
 def _volumes(stack: Stack, name: str, home: Path) -> list[str]:
     return [
         f"{stack.toml(name).absolute()}:{home}/settings.toml:ro",
-        f"{stack.fleet.party(name).absolute()}:{home}/enrolled:ro",
+        f"{stack.fleet.folder_of(name).absolute()}:{home}/enrolled:ro",
         f"{stack.state(name).absolute()}:{home}/state",
     ]
 

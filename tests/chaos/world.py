@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls
-from protofleet.deploy.enrol.fleet import BROKER, enrol_fleet
+from protofleet.deploy.enrol.local_federation import BROKER, enrol_federation
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
 from protofleet.protocol.settings.reader import encode, write_toml
 from protofleet.protocol.transport.address import BrokerAddress
@@ -104,9 +104,9 @@ class World:
         self.logs.mkdir(parents=True)
         self.disks: dict[str, SmallDisk] = {}
         hosts = ("localhost", "127.0.0.1", HUB)
-        self.fleet = enrol_fleet(folder / "enrolled", experiment.name, experiment.shards, hosts)
-        (self.fleet.party(BROKER) / "data").mkdir(exist_ok=True)
-        mutual_tls = MutualTls(self.fleet.party(BROKER), self.fleet.tls(COORDINATOR))
+        self.fleet = enrol_federation(folder / "enrolled", experiment.name, experiment.shards, hosts)
+        (self.fleet.folder_of(BROKER) / "data").mkdir(exist_ok=True)
+        mutual_tls = MutualTls(self.fleet.folder_of(BROKER), self.fleet.tls(COORDINATOR))
         self.broker = LocalBroker(self.logs, "mosquitto", port=port, extra_lines=STORE, mutual_tls=mutual_tls)
         self.processes = {COORDINATOR: self._coordinator()}
         for name in experiment.shards:
@@ -177,7 +177,7 @@ class World:
 
     def wipe_broker(self) -> None:
         self.broker.kill()
-        for path in (self.fleet.party(BROKER) / "data").iterdir():
+        for path in (self.fleet.folder_of(BROKER) / "data").iterdir():
             path.unlink() if path.is_file() else shutil.rmtree(path)
 
     def signal_broker(self, number: signal.Signals) -> None:
@@ -191,7 +191,7 @@ class World:
     def _coordinator(self) -> Process:
         address = self._address(COORDINATOR)
         made = coordinator_settings(self.experiment, address, self.folder, "chaos")
-        enrolled, records = self.fleet.party(COORDINATOR), self.fleet.root / "records"
+        enrolled, records = self.fleet.folder_of(COORDINATOR), self.fleet.root / "records"
         made = replace(
             made, folder=str(self.folder / COORDINATOR), enrolled=str(enrolled), devices=str(records)
         )
@@ -200,7 +200,7 @@ class World:
     def _device(self, name: str) -> Process:
         made = device_settings(self.experiment, name, self._address(name), self.folder)
         place = self.folder / "devices" / name
-        made = replace(made, folder=str(place), enrolled=str(self.fleet.party(name)))
+        made = replace(made, folder=str(place), enrolled=str(self.fleet.folder_of(name)))
         return self._process(name, "device", place, encode(made))
 
     def _process(self, name: str, job: str, place: Path, settings: dict[str, object]) -> Process:

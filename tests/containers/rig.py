@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.deploy.brokers.mosquitto import Listening
-from protofleet.deploy.enrol.fleet import write_settings
+from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.deploy.fleet.settings import merged
 from protofleet.protocol.settings.reader import write_toml
 from tests.containers.devices import Bench, FakeDevice
@@ -35,7 +35,7 @@ class Rig:
         self.cli("enrol", "coordinator", "--root", "root", "--folder", "coordinator")
         self.cli("enrol", "broker", self.gateway, "127.0.0.1", "--root", "root", "--folder", "broker",
                  "--port", str(self.port))  # fmt: skip
-        write_settings(folder / "broker", Listening(self.port, "0.0.0.0", 0, getpass.getuser()))
+        write_mosquitto_conf(folder / "broker", Listening(self.port, "0.0.0.0", 0, getpass.getuser()))
         self.fleet()
 
     def cli(self, *words: str, check: bool = True, seconds: float = 900) -> Done:

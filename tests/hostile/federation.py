@@ -15,7 +15,7 @@ from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings, Rules
 from protofleet.deploy.brokers.local import LocalBroker
-from protofleet.deploy.enrol.fleet import SimulatedFleet
+from protofleet.deploy.enrol.local_federation import LocalFederation
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.methods.contract.plan import Network
@@ -59,7 +59,7 @@ class Federation:
         self.folder, self.settings = folder, settings
         made = start_enrolled(folder / "enrolled", *devices, more=broker)
         self.name: str = made.federation
-        self.fleet: SimulatedFleet = made.fleet
+        self.fleet: LocalFederation = made.fleet
         self.broker: LocalBroker = made.broker
         self.processes: list[Process] = []
         self.raw_devices: list[Device] = []
@@ -95,7 +95,7 @@ class Federation:
         made = CoordinatorSettings(
             **{"name": RUN, "rounds": 3, "classes": CLASSES, "size": SIZE, "threads": 1, "seed": 1,
                "network": Network("mlp"), "folder": str(self.folder / "runs"), **given},
-            federation=self.name, enrolled=str(self.fleet.party(COORDINATOR)),
+            federation=self.name, enrolled=str(self.fleet.folder_of(COORDINATOR)),
             devices=str(self.fleet.root / "records"), broker=self.address(COORDINATOR),
         )  # fmt: skip
         self.metrics_port = made.metrics_port
@@ -120,7 +120,7 @@ class Federation:
             pictures(data, seed=len(self.processes))
         made = DeviceSettings(
             name=name, federation=self.name, folder=str(self.folder / "devices" / name), threads=1,
-            enrolled=str(self.fleet.party(name)), broker=self.address(name), compute="cpu",
+            enrolled=str(self.fleet.folder_of(name)), broker=self.address(name), compute="cpu",
             data=DataSettings(source="folder", root=str(data), size=self.settings.get("size", SIZE), split="iid"),
             **{"stays": False, **more},
         )  # fmt: skip
@@ -133,10 +133,10 @@ class Federation:
         return made.start()
 
     def credentials(self, name: str) -> Credentials:
-        place, address = self.fleet.party(name), self.address(name)
+        place, address = self.fleet.folder_of(name), self.address(name)
         mine, peer = (
             load_enrolled(place / CURRENT, time.time()),
-            load_enrolled(self.fleet.party(COORDINATOR) / CURRENT, time.time()),
+            load_enrolled(self.fleet.folder_of(COORDINATOR) / CURRENT, time.time()),
         )
         assert address.tls and address.tls.cert and address.tls.key
         return Credentials(

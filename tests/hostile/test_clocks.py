@@ -4,8 +4,8 @@ import time
 
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.operator import approve, look_at, refresh, renew, revoke
-from protofleet.deploy.enrol.party import install, make_request, read_approval_file
+from protofleet.deploy.enrol.key_folder import install, make_request, read_approval_file
+from protofleet.deploy.enrol.lifecycle import approve, reissue_approvals, renew, review_request, revoke
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.device import Device, honest
 from tests.hostile.federation import Federation
@@ -33,7 +33,7 @@ class Dial:
 
 def installed(f, name, approval):
     authority = f.fleet.authority()
-    install(f.fleet.party(name), approval, lambda seen: True, authority.now(), durable=False)
+    install(f.fleet.folder_of(name), approval, lambda seen: True, authority.now(), durable=False)
 
 
 def renewed(f, name):
@@ -44,9 +44,9 @@ def enrolled_anew(f, name):
     """After its key was stolen."""
     authority = f.fleet.authority()
     revoke(authority, name, "stolen")
-    _, data = make_request(f.fleet.party(name), authority.federation, name, (), fresh=True, durable=False)
-    installed(f, name, approve(authority, look_at(authority, data, name)))
-    refresh(authority, COORDINATOR)
+    _, data = make_request(f.fleet.folder_of(name), authority.federation, name, (), fresh=True, durable=False)
+    installed(f, name, approve(authority, review_request(authority, data, name)))
+    reissue_approvals(authority, COORDINATOR)
     installed(f, COORDINATOR, read_approval_file(authority.folder / "approvals" / f"{COORDINATOR}.approval"))
 
 

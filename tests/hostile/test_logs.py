@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from protofleet.coordinator.config import Rules
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.enrolment import CURRENT, KnownRecords, load_enrolled
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
@@ -69,8 +69,8 @@ def test_a_device_writes_little_of_what_a_hostile_broker_says(tmp_path):
 
 
 def test_names_that_nobody_knows_are_neither_logged_nor_kept(tmp_path, caplog):
-    fleet = enrol_fleet(tmp_path / "enrolled", "meadow", ["a"])
-    trust = load_enrolled(fleet.party(COORDINATOR) / CURRENT, time.time()).trust
+    fleet = enrol_federation(tmp_path / "enrolled", "meadow", ["a"])
+    trust = load_enrolled(fleet.folder_of(COORDINATOR) / CURRENT, time.time()).trust
     known = KnownRecords(fleet.root / "records", trust)
     with caplog.at_level(logging.DEBUG):
         assert [name for name in (f"invented-{number}" for number in range(1000)) if name in known] == []
@@ -78,8 +78,8 @@ def test_names_that_nobody_knows_are_neither_logged_nor_kept(tmp_path, caplog):
 
 
 def test_a_record_that_is_spoilt_is_said_once_and_ends_nobody(tmp_path, caplog):
-    fleet = enrol_fleet(tmp_path / "enrolled", "meadow", ["a", "b"])
-    trust = load_enrolled(fleet.party(COORDINATOR) / CURRENT, time.time()).trust
+    fleet = enrol_federation(tmp_path / "enrolled", "meadow", ["a", "b"])
+    trust = load_enrolled(fleet.folder_of(COORDINATOR) / CURRENT, time.time()).trust
     known = KnownRecords(fleet.root / "records", trust)
     (fleet.root / "records" / "b.record").write_bytes(b"\xff nonsense")
     assert [known.get("b") for _ in range(5)] == [None] * 5

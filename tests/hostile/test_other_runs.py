@@ -102,7 +102,7 @@ def test_what_a_run_has_taught_a_device_is_in_no_other_run_though_it_has_the_sam
 
 def smallest(f, name):
     """The device that docs/write-a-client.md goes through."""
-    address, keys = f.address(name), f.fleet.party(name) / CURRENT
+    address, keys = f.address(name), f.fleet.folder_of(name) / CURRENT
     given = [address.host, address.port, keys, f.folder / name, CLASSES, 10]
     made = Process(name, [sys.executable, "-I", str(EXAMPLE), *map(str, given)], f.folder / f"{name}.log")
     f.processes.append(made)

@@ -8,7 +8,7 @@ import pytest
 
 from protofleet.coordinator.config import Rules
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.operator import renew
+from protofleet.deploy.enrol.lifecycle import renew
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_clocks import DAY, Dial, rejected, renewed

@@ -16,7 +16,7 @@ from paho.mqtt.properties import Properties
 
 from protofleet.coordinator.round.events import Accept
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError
@@ -107,9 +107,9 @@ def secured(tmp_path, federation):
     brokers = []
 
     def make(*more, network=None):
-        fleet = enrol_fleet(tmp_path / "enrolled", federation, DEVICES)
+        fleet = enrol_federation(tmp_path / "enrolled", federation, DEVICES)
         try:
-            mutual_tls = MutualTls(fleet.party("broker"), fleet.tls(COORDINATOR))
+            mutual_tls = MutualTls(fleet.folder_of("broker"), fleet.tls(COORDINATOR))
             broker = LocalBroker(tmp_path / "logs", "mosquitto", extra_lines=more, mutual_tls=mutual_tls)
         except BrokerError as error:
             missing(error)

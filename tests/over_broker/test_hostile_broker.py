@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Stop
 from protofleet.protocol.wire.reasons import Reason
@@ -96,7 +96,7 @@ def test_a_broker_that_was_taken_over_changes_nothing_and_reads_nothing(
     tmp_path, broker, federation, honest, method
 ):
     """Over TLS with the broker's own key: the parties cannot tell it from the honest one."""
-    fleet = enrol_fleet(tmp_path / "enrolled", federation, DEVICES)
+    fleet = enrol_federation(tmp_path / "enrolled", federation, DEVICES)
     with malicious_broker(broker.address, fleet.tls("broker"), seed=3, rate=0.3, pace=PACE) as taken_over:
         made = Federation(tmp_path / "run", broker.address, federation, method)
         made.coordinators_inbox = made.devices_inbox = HastyInbox

@@ -192,5 +192,5 @@ def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tm
 
 
 def receivers(f):
-    parties = {name: load_enrolled(f.fleet.party(name) / CURRENT, time.time()) for name in OURS}
+    parties = {name: load_enrolled(f.fleet.folder_of(name) / CURRENT, time.time()) for name in OURS}
     return {name: mine.receive.public_key().public_bytes_raw() for name, mine in parties.items()}

@@ -11,8 +11,8 @@ import msgpack
 import pytest
 
 from protofleet.coordinator.config import Rules
-from protofleet.deploy.enrol.operator import renew
-from protofleet.deploy.enrol.party import install
+from protofleet.deploy.enrol.key_folder import install
+from protofleet.deploy.enrol.lifecycle import renew
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
@@ -50,7 +50,7 @@ def fleet(tmp_path_factory):
 
 
 def foreign(fleet, called, classes=CLASSES):
-    address, keys = fleet.address("foreign"), fleet.fleet.party("foreign") / CURRENT
+    address, keys = fleet.address("foreign"), fleet.fleet.folder_of("foreign") / CURRENT
     given = [address.host, address.port, keys, fleet.folder / f"foreign-{called}", classes, EXAMPLES]
     command = [sys.executable, "-I", str(EXAMPLE), *map(str, given)]
     made = Process(f"foreign {called}", command, fleet.folder / f"foreign-{called}.log")
@@ -94,7 +94,7 @@ class Ear:
 
     def __init__(self, fleet, deaf):
         self.deaf, self.heard, self.raw = deaf, [], []
-        place = fleet.fleet.party(COORDINATOR) / CURRENT
+        place = fleet.fleet.folder_of(COORDINATOR) / CURRENT
         self.secret = load_enrolled(place, time.time()).receive
         fleet.proxy.passes = self.passes
 
@@ -163,7 +163,7 @@ def hellos(f):
 
 
 def contents(f, receiver, frames):
-    secret = load_enrolled(f.fleet.party(receiver) / CURRENT, time.time()).receive
+    secret = load_enrolled(f.fleet.folder_of(receiver) / CURRENT, time.time()).receive
     return [wire.opened(frame.data, secret)[1] for frame in frames]
 
 
@@ -239,7 +239,7 @@ def test_a_renewal_lets_it_count_its_boots_anew(tmp_path):
         assert f.wait_for_end(device) == 1 and "enrol renew foreign" in f.log_of(device), f.log_of(device)
         authority = f.fleet.authority()
         approval = renew(authority, "foreign")
-        install(f.fleet.party("foreign"), approval, lambda seen: True, authority.now(), durable=False)
+        install(f.fleet.folder_of("foreign"), approval, lambda seen: True, authority.now(), durable=False)
         f.device("one")
         device.start()
         assert f.wait_for_end(coordinator) == 0 and f.wait_for_end(device) == 0, f.log_of(device)

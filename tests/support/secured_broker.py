@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls
-from protofleet.deploy.enrol.fleet import SimulatedFleet, enrol_fleet
+from protofleet.deploy.enrol.local_federation import LocalFederation, enrol_federation
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
 
@@ -20,7 +20,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 class Enrolled:
     """A fleet and the broker that takes nobody else."""
 
-    fleet: SimulatedFleet
+    fleet: LocalFederation
     federation: str
     broker: LocalBroker
 
@@ -31,8 +31,8 @@ class Enrolled:
 def start_enrolled(folder: Path, *devices: str, more: Sequence[str] = ()) -> Enrolled:
     """The caller stops its broker. `more` are further lines of its settings."""
     federation = f"f{uuid.uuid4().hex[:8]}"
-    fleet = enrol_fleet(folder, federation, devices)
-    mutual_tls = MutualTls(fleet.party("broker"), fleet.tls(COORDINATOR))
+    fleet = enrol_federation(folder, federation, devices)
+    mutual_tls = MutualTls(fleet.folder_of("broker"), fleet.tls(COORDINATOR))
     broker = LocalBroker(folder / "logs", "mosquitto", mutual_tls=mutual_tls, extra_lines=more)
     broker.start()
     return Enrolled(fleet, federation, broker)

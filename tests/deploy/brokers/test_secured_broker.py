@@ -12,11 +12,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization as s
 
 from protofleet.deploy.brokers.mosquitto import Listening, secured_settings
-from protofleet.deploy.enrol import disconnect as cutting
-from protofleet.deploy.enrol import operator, party
+from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.certificates import PEM, new_key, sign
-from protofleet.deploy.enrol.fleet import enrol_fleet, join, tls_files
+from protofleet.deploy.enrol.certificates import PEM, issue_certificate, new_key
+from protofleet.deploy.enrol.local_federation import enrol, enrol_federation, tls_files
 from protofleet.protocol.security.keyfiles import write_file, write_private
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected
@@ -87,7 +86,7 @@ def certificate(standing, folder, since, until, authority=None):
     """Files of d1 with other dates, or of another authority."""
     root = (authority or standing.fleet.authority()).roots[0]
     key, now = new_key(), dt.datetime.now(dt.timezone.utc)
-    cert = sign(root.tls, key.public_key(), "d1", (), 5, (now + since, now + until))
+    cert = issue_certificate(root.tls, key.public_key(), "d1", (), 5, (now + since, now + until))
     write_private(folder / "key", key)
     write_file(folder / "cert", cert.public_bytes(PEM))
     return replace(standing.fleet.tls("d1"), cert=str(folder / "cert"), key=str(folder / "key"))
@@ -104,7 +103,7 @@ def test_without_a_certificate_nobody_is_taken(standing):
 
 
 def test_a_certificate_of_another_root_is_not_taken(standing, tmp_path):
-    other = enrol_fleet(tmp_path, standing.federation, ["d1"])
+    other = enrol_federation(tmp_path, standing.federation, ["d1"])
     stranger = replace(other.tls("d1"), ca=standing.fleet.tls("d1").ca)
     assert_both_say(
         replace(standing.broker.address, tls=stranger), "it does not know who signed our certificate (CN=d1"
@@ -112,7 +111,7 @@ def test_a_certificate_of_another_root_is_not_taken(standing, tmp_path):
 
 
 def test_a_broker_of_another_root_is_not_trusted(standing, tmp_path):
-    other = enrol_fleet(tmp_path, standing.federation, ["d1"])
+    other = enrol_federation(tmp_path, standing.federation, ["d1"])
     assert_both_say(
         replace(standing.broker.address, tls=other.tls("d1")),
         "its certificate is not trusted", "another federation's broker? compare tls.ca",
@@ -168,7 +167,7 @@ def test_a_device_cannot_pass_for_the_broker(standing, impostor):
 
 
 def test_a_broker_reached_by_a_name_that_it_does_not_carry_is_not_trusted(standing, impostor, tmp_path):
-    join(standing.fleet.authority(), tmp_path / "b2", "b2", 1, ("broker.example",))
+    enrol(standing.fleet.authority(), tmp_path / "b2", "b2", 1, ("broker.example",))
     port = impostor(tls_files(tmp_path / "b2"))
     for host in ("127.0.0.1", "localhost"):
         address = replace(standing.address("d1"), port=port, host=host)
@@ -177,7 +176,7 @@ def test_a_broker_reached_by_a_name_that_it_does_not_carry_is_not_trusted(standi
 
 def test_a_plain_client_is_not_taken_and_there_is_no_plain_port(standing):
     assert_both_say(replace(standing.broker.address, tls=None), "TLS")
-    conf = (standing.fleet.party("broker") / "mosquitto.conf").read_text()
+    conf = (standing.fleet.folder_of("broker") / "mosquitto.conf").read_text()
     assert conf.count("\nlistener ") == 1 and "allow_anonymous true" not in conf
 
 
@@ -227,8 +226,10 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     thief, honest = join_as("d1", subscriptions=topics.device_subscriptions("d1")), join_as("d2")
     thief.mqtt.publish(topics.up("d1"), b"before")
     assert coordinator.frame(topics.up("d1")) == b"before"
-    said = cutting.revoke_and_cut(secured.fleet.authority(), "d1", "stolen", secured.fleet.party("broker"))
-    assert said.startswith("d1 is revoked (1 certificates) and cut off from 127.0.0.1:")
+    said = disconnect.revoke_and_disconnect(
+        secured.fleet.authority(), "d1", "stolen", secured.fleet.folder_of("broker")
+    )
+    assert said.startswith("d1 is revoked (1 certificates) and disconnected from 127.0.0.1:")
     # 2.0.11 hangs up without a word, and the next connection is refused; later ones say that another has come.
     lost = thief.next(Disconnected, lambda item: item.final or "has been revoked" in item.reason)
     assert "CERTIFICATE_REVOKED" in lost.reason or "another process has connected" in lost.reason
@@ -237,7 +238,9 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     assert coordinator.next(Arrived) == Arrived(topics.up("d2"), b"still here")
     assert_both_say(secured.address("d1"), "has been revoked; enrol again")
     again = secured.fleet.authority()
-    second = cutting.revoke_and_cut(again, "d2", "", secured.fleet.party("broker"))  # within the same second
+    second = disconnect.revoke_and_disconnect(
+        again, "d2", "", secured.fleet.folder_of("broker")
+    )  # within the same second
     assert second.startswith("d2 is revoked")
     assert_both_say(secured.address("d2"), "has been revoked")
 
@@ -248,30 +251,32 @@ def test_after_the_minutes_of_a_check_everybody_takes_the_next_approval_and_the_
 
     def take_next_approvals(authority):
         for name in (COORDINATOR, "broker", "d2"):
-            operator.renew(authority, name)
-            data = party.read_approval_file(fleet.root / "approvals" / f"{name}.approval")
-            party.install(fleet.party(name), data, lambda seen: False, authority.now(), durable=False)
+            lifecycle.renew(authority, name)
+            data = key_folder.read_approval_file(fleet.root / "approvals" / f"{name}.approval")
+            key_folder.install(
+                fleet.folder_of(name), data, lambda seen: False, authority.now(), durable=False
+            )
 
-    cutting.revoke_and_cut(fleet.authority(), "d1", "stolen", fleet.party("broker"))
+    disconnect.revoke_and_disconnect(fleet.authority(), "d1", "stolen", fleet.folder_of("broker"))
     take_next_approvals(fleet.authority())
-    later = Authority(fleet.root, durable=False, clock=lambda: time.time() + cutting.CHECK_SECONDS + 1)
+    later = Authority(fleet.root, durable=False, clock=lambda: time.time() + disconnect.CHECK_SECONDS + 1)
     take_next_approvals(later)
-    cutting.reload(fleet.party("broker"))
+    disconnect.reload(fleet.folder_of("broker"))
     assert_both_say(secured.address("d1"), "has been revoked; enrol again")
     assert preflight(secured.address("d2")) is None
 
 
 def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secured, join_as):
     """Between the reload and the cut: this is what 2.0.11 leaves open otherwise."""
-    topics, broker = Topics(secured.federation), secured.fleet.party("broker")
+    topics, broker = Topics(secured.federation), secured.fleet.folder_of("broker")
     coordinator = join_as(COORDINATOR)
     thief = join_as("d1", subscriptions=topics.device_subscriptions("d1"))
     authority = secured.fleet.authority()
-    with cutting.check_files(authority, "check") as (serial, canary):
-        operator.revoke(authority, "d1", "", also=[serial])
-        cutting.install_broker(authority, broker)
-        cutting.reload(broker)
-        cutting.wait_until_refused(replace(secured.broker.address, tls=canary))
+    with disconnect.short_lived_files(authority, "check") as (serial, canary):
+        lifecycle.revoke(authority, "d1", "", also=[serial])
+        disconnect.install_broker(authority, broker)
+        disconnect.reload(broker)
+        disconnect.wait_until_refused(replace(secured.broker.address, tls=canary))
     coordinator.mqtt.publish(topics.down("d1"), b"secret")
     coordinator.mqtt.publish(topics.round, b"secret")
     coordinator.mqtt.close()
@@ -283,18 +288,20 @@ def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secure
 def test_a_renewal_is_used_at_the_next_connection_and_stops_nobody(secured, join_as):
     topics, fleet = Topics(secured.federation), secured.fleet
     device = join_as("d1", subscriptions=[topics.round])
-    old = party.current_serial(fleet.party("d1"))
+    old = key_folder.current_serial(fleet.folder_of("d1"))
     authority = fleet.authority()
-    party.make_request(fleet.party("d1"), secured.federation, "d1", (), fresh=True, durable=False)
-    asked = operator.look_at(authority, party.read_armoured("request", fleet.party("d1") / "pending/request"))
-    data = operator.approve(authority, asked, replace=True)
-    party.install(fleet.party("d1"), data, lambda seen: False, authority.now(), durable=False)
+    key_folder.make_request(fleet.folder_of("d1"), secured.federation, "d1", (), fresh=True, durable=False)
+    asked = lifecycle.review_request(
+        authority, key_folder.read_armoured("request", fleet.folder_of("d1") / "pending/request")
+    )
+    data = lifecycle.approve(authority, asked, replace=True)
+    key_folder.install(fleet.folder_of("d1"), data, lambda seen: False, authority.now(), durable=False)
     coordinator = join_as(COORDINATOR)
     coordinator.mqtt.publish(topics.round, b"go on")
     assert device.frame(topics.round) == b"go on"  # on the old connection
     authority.revoke({old}, "replaced")  # so that the old certificate cannot be what it comes back with
-    operator.refresh(authority, "broker")
-    cutting.install_broker(authority, fleet.party("broker"))
+    lifecycle.reissue_approvals(authority, "broker")
+    disconnect.install_broker(authority, fleet.folder_of("broker"))
     secured.broker.kill()
     secured.broker.start()
     device.next(Disconnected)
@@ -313,10 +320,14 @@ def test_files_that_are_replaced_again_and_again_are_always_of_one_set(secured):
     reader.start()
     authority = fleet.authority()
     for _ in range(8):
-        party.make_request(fleet.party("d1"), secured.federation, "d1", (), fresh=True, durable=False)
-        data = party.read_armoured("request", fleet.party("d1") / "pending/request")
-        approval = operator.approve(authority, operator.look_at(authority, data), replace=True)
-        party.install(fleet.party("d1"), approval, lambda seen: False, authority.now(), durable=False)
+        key_folder.make_request(
+            fleet.folder_of("d1"), secured.federation, "d1", (), fresh=True, durable=False
+        )
+        data = key_folder.read_armoured("request", fleet.folder_of("d1") / "pending/request")
+        approval = lifecycle.approve(authority, lifecycle.review_request(authority, data), replace=True)
+        key_folder.install(
+            fleet.folder_of("d1"), approval, lambda seen: False, authority.now(), durable=False
+        )
     stop.set()
     reader.join()
     assert problems and set(problems) == {None}
@@ -327,25 +338,27 @@ def test_two_roots_work_side_by_side_and_the_old_one_ends(secured):
 
     def hand_out(*names):
         for name in names:
-            data = party.read_approval_file(fleet.root / "approvals" / f"{name}.approval")
-            party.install(fleet.party(name), data, lambda seen: False, authority.now(), durable=False)
+            data = key_folder.read_approval_file(fleet.root / "approvals" / f"{name}.approval")
+            key_folder.install(
+                fleet.folder_of(name), data, lambda seen: False, authority.now(), durable=False
+            )
 
     def restart():
         secured.broker.stop()
         secured.broker.start()
 
-    authority = operator.begin_rotation(fleet.authority(), years=1)
+    authority = lifecycle.begin_rotation(fleet.authority(), years=1)
     hand_out("broker", COORDINATOR)
     restart()
-    operator.renew(authority, "d1")
+    lifecycle.renew(authority, "d1")
     hand_out("d1")
     for name in (COORDINATOR, "d1", "d2"):  # d1 by the new root, d2 by the old one
         assert preflight(secured.address(name)) is None
     for name in ("d2", COORDINATOR, "broker"):
-        operator.renew(authority, name)
+        lifecycle.renew(authority, name)
         hand_out(name)
-    authority = operator.finish_rotation(Authority(fleet.root, durable=False), force=False)
-    kept = (fleet.party("d2") / "set1").rename(fleet.folder / "kept")
+    authority = lifecycle.finish_rotation(Authority(fleet.root, durable=False), force=False)
+    kept = (fleet.folder_of("d2") / "set1").rename(fleet.folder / "kept")
     hand_out("broker", COORDINATOR, "d1", "d2")
     restart()
     for name in (COORDINATOR, "d1", "d2"):
@@ -355,7 +368,7 @@ def test_two_roots_work_side_by_side_and_the_old_one_ends(secured):
 
 
 def test_a_device_enrolled_later_needs_no_word_to_the_broker(secured):
-    join(secured.fleet.authority(), secured.fleet.party("d3"), "d3", 1)
+    enrol(secured.fleet.authority(), secured.fleet.folder_of("d3"), "d3", 1)
     assert preflight(secured.address("d3")) is None
 
 
@@ -366,9 +379,9 @@ def test_a_plain_port_is_there_only_where_it_was_asked_for_and_only_on_the_loopb
 
 
 def test_a_broker_that_does_not_run_is_named_when_it_shall_reload(tmp_path):
-    fleet = enrol_fleet(tmp_path, "lab", ["d1"])
+    fleet = enrol_federation(tmp_path, "lab", ["d1"])
     with pytest.raises(BrokerError, match="no Mosquitto runs by"):
-        cutting.reload(fleet.party("broker"))
-    (fleet.party("broker") / "mosquitto.pid").write_text("1")  # somebody else's
+        disconnect.reload(fleet.folder_of("broker"))
+    (fleet.folder_of("broker") / "mosquitto.pid").write_text("1")  # somebody else's
     with pytest.raises(BrokerError, match="no Mosquitto runs by"):
-        cutting.reload(fleet.party("broker"))
+        disconnect.reload(fleet.folder_of("broker"))

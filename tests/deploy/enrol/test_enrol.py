@@ -10,11 +10,11 @@ import pytest
 from cryptography import x509
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol import operator, party
-from protofleet.deploy.enrol.approvals import APPROVAL
+from protofleet.deploy.enrol import key_folder, lifecycle
+from protofleet.deploy.enrol.approval import APPROVAL
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
-from protofleet.deploy.enrol.fleet import enrol_fleet, join
-from protofleet.deploy.enrol.requests import REQUEST, read_request_file
+from protofleet.deploy.enrol.local_federation import enrol, enrol_federation
+from protofleet.deploy.enrol.request import REQUEST, read_request
 from protofleet.protocol.security.enrolment import KnownRecords, load_coordinator, load_enrolled, load_trust
 from protofleet.protocol.security.keyfiles import KeyFileError, private_pem
 from protofleet.protocol.security.statements import StatementError, Why, armoured, read_armoured
@@ -130,34 +130,36 @@ def test_a_request_changed_on_its_way_is_refused(lab, tmp_path):
     data = read_armoured(REQUEST, tmp_path / "d1/pending/request")
     for at in range(len(data)):
         changed = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
-        assert why(read_request_file, changed) in (Why.MALFORMED, Why.BAD_SIGNATURE, Why.UNKNOWN_ROOT)
+        assert why(read_request, changed) in (Why.MALFORMED, Why.BAD_SIGNATURE, Why.UNKNOWN_ROOT)
 
 
 def test_an_approval_changed_on_its_way_is_refused_and_changes_nothing(lab, tmp_path):
     lab("approve d1/pending/request --root root --yes")
-    data = party.read_approval_file(tmp_path / "root/approvals/d1.approval")
-    wanted = party.expecting(Authority(tmp_path / "root").fingerprint)
+    data = key_folder.read_approval_file(tmp_path / "root/approvals/d1.approval")
+    wanted = key_folder.expect_fingerprint(Authority(tmp_path / "root").fingerprint)
     for at in range(0, len(data), 23):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        assert why(party.install, tmp_path / "d1", changed, wanted, time.time()) in (
+        assert why(key_folder.install, tmp_path / "d1", changed, wanted, time.time()) in (
             Why.MALFORMED, Why.BAD_SIGNATURE, Why.UNKNOWN_ROOT,
         )  # fmt: skip
         assert not (tmp_path / "d1/current").exists()
-    party.install(tmp_path / "d1", data, wanted, time.time())
+    key_folder.install(tmp_path / "d1", data, wanted, time.time())
 
 
 def test_another_federations_operator_and_another_devices_approval_are_refused(lab, tmp_path):
     other = make_authority(tmp_path / "other", "elsewhere", 1)
     data = read_armoured(REQUEST, tmp_path / "d1/pending/request")
-    assert why(operator.look_at, other, data) == Why.WRONG_FEDERATION
+    assert why(lifecycle.review_request, other, data) == Why.WRONG_FEDERATION
     lab("approve d1/pending/request --root root --yes")
     lab(f"request d2 --federation {FEDERATION} --folder d2")
     code, said = lab("install root/approvals/d1.approval --folder d2 --yes")
     assert code == 2 and "made out to keys that are not in d2" in said
     lab("install root/approvals/d1.approval --folder d1 --yes")
     evil = make_authority(tmp_path / "evil", FEDERATION, 1)
-    forged = operator.approve(evil, operator.look_at(evil, data))
-    assert why(party.install, tmp_path / "d1", forged, lambda seen: True, time.time()) == Why.UNKNOWN_ROOT
+    forged = lifecycle.approve(evil, lifecycle.review_request(evil, data))
+    assert (
+        why(key_folder.install, tmp_path / "d1", forged, lambda seen: True, time.time()) == Why.UNKNOWN_ROOT
+    )
 
 
 def test_a_name_that_is_taken_gets_other_keys_only_by_a_word_of_its_own(lab, tmp_path):
@@ -223,12 +225,12 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
 
 
 def test_records_that_change_while_a_run_goes_on_are_seen(tmp_path):
-    fleet = enrol_fleet(tmp_path, FEDERATION, ["d1"])
+    fleet = enrol_federation(tmp_path, FEDERATION, ["d1"])
     now = [time.time()]
-    trust = load_trust(fleet.party("coordinator") / "current")
+    trust = load_trust(fleet.folder_of("coordinator") / "current")
     known = KnownRecords(fleet.root / "records", trust, clock=lambda: now[0])
     assert list(known) == ["d1"] and "d2" not in known and "../d1" not in known
-    join(fleet.authority(), fleet.party("d2"), "d2", 30)
+    enrol(fleet.authority(), fleet.folder_of("d2"), "d2", 30)
     assert sorted(known) == ["d1", "d2"]
     now[0] += 31 * DAY
     assert list(known) == ["d1"] and why(known.admitted, "d2") == Why.EXPIRED
@@ -317,20 +319,20 @@ def test_a_mistake_is_one_line(lab, line, words):
 
 
 def test_nothing_prints_a_private_key(tmp_path):
-    request, _ = party.make_request(tmp_path, FEDERATION, "d1", (), fresh=True)
-    keys = party.load_keys(tmp_path / "pending")
+    request, _ = key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True)
+    keys = key_folder.load_keys(tmp_path / "pending")
     for key in (keys.identity, keys.receive, keys.tls):
         body = b"".join(private_pem(key).splitlines()[1:-1]).decode()
         assert body not in f"{keys!r}{request!r}" and len(body) > 40
 
 
 def test_a_fleet_of_one_folder_is_enrolled_once_and_grows(tmp_path):
-    first = enrol_fleet(tmp_path, FEDERATION, ["d1"])
-    before = (first.party("d1") / "current/tls.key").read_bytes()
-    again = enrol_fleet(tmp_path, FEDERATION, ["d1", "d2"])
-    assert (again.party("d1") / "current/tls.key").read_bytes() == before
+    first = enrol_federation(tmp_path, FEDERATION, ["d1"])
+    before = (first.folder_of("d1") / "current/tls.key").read_bytes()
+    again = enrol_federation(tmp_path, FEDERATION, ["d1", "d2"])
+    assert (again.folder_of("d1") / "current/tls.key").read_bytes() == before
     for name in ("d1", "d2", "coordinator"):
-        assert load_enrolled(again.party(name) / "current", time.time()).record.name == name
+        assert load_enrolled(again.folder_of(name) / "current", time.time()).record.name == name
 
 
 def test_a_damaged_register_is_named(lab, tmp_path):
@@ -349,33 +351,33 @@ def test_an_armoured_approval_is_not_taken_for_a_request(tmp_path):
 def test_of_two_operators_in_one_folder_the_one_who_is_behind_writes_nothing(tmp_path):
     make_authority(tmp_path / "root", "lab", 1, durable=False)
     one, other = Authority(tmp_path / "root", durable=False), Authority(tmp_path / "root", durable=False)
-    join(one, tmp_path / "d1", "d1", 30)
+    enrol(one, tmp_path / "d1", "d1", 30)
     third = Authority(tmp_path / "root", durable=False)
-    join(one, tmp_path / "d2", "d2", 30)
+    enrol(one, tmp_path / "d2", "d2", 30)
     written = {path: path.read_bytes() for path in (tmp_path / "root").rglob("*") if path.is_file()}
     with pytest.raises(
-        SettingsError, match="somebody else has changed .*root in the meantime; nothing was written"
+        SettingsError, match="another command has changed .*root in the meantime; nothing was written"
     ):
-        join(other, tmp_path / "d3", "d3", 30)
+        enrol(other, tmp_path / "d3", "d3", 30)
     with pytest.raises(SettingsError, match="run it again"):
-        operator.revoke(third, "d1", "lost")
+        lifecycle.revoke(third, "d1", "lost")
     assert written == {path: path.read_bytes() for path in (tmp_path / "root").rglob("*") if path.is_file()}
-    join(Authority(tmp_path / "root", durable=False), tmp_path / "d3", "d3", 30)
+    enrol(Authority(tmp_path / "root", durable=False), tmp_path / "d3", "d3", 30)
 
 
 def test_operators_who_work_at_the_same_time_lose_nothing(tmp_path):
     make_authority(tmp_path / "root", "lab", 1, durable=False)
 
-    def enrol(name):
+    def enrolled(name):
         while True:
             try:
-                return join(Authority(tmp_path / "root", durable=False), tmp_path / name, name, 30)
+                return enrol(Authority(tmp_path / "root", durable=False), tmp_path / name, name, 30)
             except SettingsError as error:
                 assert "in the meantime" in str(error)
 
     names = {f"d{i}" for i in range(8)}
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(enrol, sorted(names)))
+        list(pool.map(enrolled, sorted(names)))
     register = Authority(tmp_path / "root").register
     assert {entry.name for entry in register.entries} == names
     assert len({entry.serial for entry in register.entries}) == 8

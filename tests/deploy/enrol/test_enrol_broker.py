@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol import disconnect as cutting
-from protofleet.deploy.enrol.fleet import tls_files
+from protofleet.deploy.enrol import disconnect
+from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, preflight
 from tests.support.enrol import enrol_in
 from tests.support.secured_broker import free_port
@@ -63,7 +63,7 @@ def test_a_broker_that_is_enrolled_by_whoever_starts_it_runs_with_no_further_wor
     assert "broker: mosquitto -c broker/mosquitto.conf" in said
     assert answers(lab, port) is None
     if os.geteuid() == 0:
-        assert conf(lab)[0] == "user mosquitto" and "to whom broker belongs now" in said
+        assert conf(lab)[0] == "user mosquitto" and "which owns broker now" in said
 
 
 @pytest.mark.slow
@@ -89,7 +89,7 @@ def test_settings_that_somebody_has_changed_are_never_written_over(lab):
     path.write_text(path.read_text() + "# ours\n")
     said = enrol_in(lab, f"{install} --listen 10.0.0.2 --plain-port 1884", code=2)
     assert (
-        "--listen, --plain-port cannot be put into it: change it there, or move it away and say this" in said
+        "--listen, --plain-port cannot be put into it: change it there, or move it away and run this" in said
     )
     enrol_in(lab, install)
     assert conf(lab)[-1] == "# ours"
@@ -138,7 +138,7 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
     monkeypatch.setattr(os, "geteuid", lambda: 54_321)
     assert main(["enrol", "fleet", str(lab / "all"), "d1", "--user", "nobody"]) == 2
     told = capsys.readouterr().err
-    assert "only root can give it its files: say this as root, or leave --user out" in told
+    assert "only root can give it its files: run this as root, or leave --user out" in told
     assert len(told.splitlines()) == 1 and not (lab / "all").exists()
 
 
@@ -146,7 +146,7 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
 def test_a_folder_that_mosquitto_cannot_get_at_is_named_with_the_way_out(lab):
     (lab / "closed").mkdir(mode=0o700)
     said = enrol_in(lab, "broker localhost --root root --folder closed/broker")
-    assert f"mosquitto, who may not enter {lab / 'closed'} (mode 0700): let it in (chmod o+x" in said
+    assert f"mosquitto, which may not enter {lab / 'closed'} (mode 0700): let it in (chmod o+x" in said
 
 
 def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypatch):
@@ -159,4 +159,4 @@ def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypa
 
     monkeypatch.setattr(os, "kill", refused)
     with pytest.raises(BrokerError, match=rf"tell it to reload: kill -HUP {os.getpid()}, as root"):
-        cutting.reload(lab / "broker")
+        disconnect.reload(lab / "broker")

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol import operator, party
-from protofleet.deploy.enrol.approvals import Approval, issue_approval, read_approval
+from protofleet.deploy.enrol import key_folder, lifecycle
+from protofleet.deploy.enrol.approval import Approval, issue_approval, read_approval
 from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.fleet import join
-from protofleet.deploy.enrol.requests import REQUEST, new_request
+from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.deploy.enrol.request import REQUEST, new_request
 from protofleet.protocol.security.enrolment import load_trust
 from protofleet.protocol.security.records import RECORD
 from protofleet.protocol.security.statements import (
@@ -42,8 +42,8 @@ def folder(tmp_path, monkeypatch):
     """With a root, a coordinator and a request of d1."""
     monkeypatch.chdir(tmp_path)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
-    join(authority, tmp_path / "coordinator", "coordinator", 30)
-    party.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
+    enrol(authority, tmp_path / "coordinator", "coordinator", 30)
+    key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
     return tmp_path
 
 
@@ -75,7 +75,7 @@ def why(call, *arguments, **options):
 
 def request_of(folder, **other):
     """The fields of the request that waits in a folder, some of them others', signed again with its keys."""
-    keys = party.load_keys(folder / "pending")
+    keys = key_folder.load_keys(folder / "pending")
     made, _ = new_request(FEDERATION, "d1", (), keys)
     found = {
         "name": "d1",
@@ -96,18 +96,18 @@ def request_of(folder, **other):
 
 @pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
 def test_a_request_with_a_receive_key_of_small_order_is_refused(tmp_path, key):
-    party.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
     body, identity = request_of(tmp_path, receive=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
-    assert why(operator.look_at, authority, state(REQUEST, body, [identity])) is Why.MALFORMED
+    assert why(lifecycle.review_request, authority, state(REQUEST, body, [identity])) is Why.MALFORMED
 
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
 def test_a_request_that_anybody_could_have_signed_is_refused(tmp_path, key):
-    party.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
     body, _ = request_of(tmp_path, sign=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
-    said = why(operator.look_at, authority, signed_by_nobody(REQUEST, body, key))
+    said = why(lifecycle.review_request, authority, signed_by_nobody(REQUEST, body, key))
     assert said in (Why.MALFORMED, Why.BAD_SIGNATURE)
     assert authority.register.entries == ()
 
@@ -126,8 +126,8 @@ def test_the_operator_is_told_in_one_line_and_nothing_is_issued(lab, tmp_path):
 def weak_from_before(root, folder):
     """d1 as an earlier release enrolled it: request, record and register speak of a receive key of small order."""
     authority = Authority(root, durable=False)
-    asked = operator.look_at(authority, read_armoured(REQUEST, folder / "pending" / REQUEST))
-    operator.approve(authority, asked)
+    asked = lifecycle.review_request(authority, read_armoured(REQUEST, folder / "pending" / REQUEST))
+    lifecycle.approve(authority, asked)
     body, identity = request_of(folder, receive=RECEIVE[0])
     authority.write("requests/d1.request", armoured(REQUEST, state(REQUEST, body, [identity])))
     made = body_of(RECORD, read_armoured(RECORD, root / "records/d1.record"), [authority.roots[0].public])
@@ -174,11 +174,11 @@ def csr_of(key, version=0):
     ],
 )
 def test_a_tls_part_that_is_none_is_one_line(tmp_path, make, words):
-    party.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
     body, identity = request_of(tmp_path, csr=make())
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     with pytest.raises(StatementError, match=words):
-        operator.look_at(authority, state(REQUEST, body, [identity]))
+        lifecycle.review_request(authority, state(REQUEST, body, [identity]))
 
 
 # -- what is approved, and for what
@@ -219,8 +219,8 @@ def test_a_request_is_approved_for_the_name_that_was_said_and_no_other(lab, tmp_
 def stranger(tmp_path, keys_of, signed_by, approved_by):
     """An approval of d1's own request, with a record of the stranger's, and roots of his choice around the honest."""
     evil = make_authority(tmp_path / "evil", FEDERATION, 1, durable=False)
-    asked = operator.look_at(evil, read_armoured(REQUEST, tmp_path / "d1/pending" / REQUEST))
-    made = read_approval(operator.approve(evil, asked), [evil.roots[0].public])
+    asked = lifecycle.review_request(evil, read_armoured(REQUEST, tmp_path / "d1/pending" / REQUEST))
+    made = read_approval(lifecycle.approve(evil, asked), [evil.roots[0].public])
     honest = Authority(tmp_path / "root", durable=False)
     both = {"honest": honest.roots[0], "evil": evil.roots[0]}
     roots = Roots(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.deploy.enrol.fleet import enrol_fleet, join
-from protofleet.deploy.enrol.operator import revoke
-from protofleet.deploy.enrol.party import install, read_approval_file
+from protofleet.deploy.enrol.key_folder import install, read_approval_file
+from protofleet.deploy.enrol.lifecycle import revoke
+from protofleet.deploy.enrol.local_federation import enrol, enrol_federation
 from protofleet.protocol.security.enrolment import KnownRecords, load_trust
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
@@ -16,16 +16,16 @@ from tests.support.small_federation import POLICY, simulation
 
 @pytest.fixture
 def fleet(tmp_path):
-    return enrol_fleet(tmp_path / "fleet", "lab", ["a", "b"])
+    return enrol_federation(tmp_path / "fleet", "lab", ["a", "b"])
 
 
 def of_coordinator(fleet, federation="lab"):
     records = fleet.root / "records"
-    return credentials.of_coordinator(str(fleet.party(COORDINATOR)), federation, "", str(records))
+    return credentials.of_coordinator(str(fleet.folder_of(COORDINATOR)), federation, "", str(records))
 
 
 def of_device(fleet, name, federation="lab"):
-    return credentials.of_device(str(fleet.party(name)), federation, name, "", "")
+    return credentials.of_device(str(fleet.folder_of(name)), federation, name, "", "")
 
 
 def test_enrolled_parties_know_each_other_and_nobody_else(fleet):
@@ -48,7 +48,7 @@ def test_an_enrolment_for_another_name_or_federation_is_refused_in_words(fleet):
     ):
         of_device(fleet, "a", "sea")
     with pytest.raises(SettingsError, match=r"the enrolment of b in lab, the settings are for a in lab"):
-        credentials.of_device(str(fleet.party("b")), "lab", "a", "", "")
+        credentials.of_device(str(fleet.folder_of("b")), "lab", "a", "", "")
 
 
 def test_a_folder_that_nobody_has_enrolled_is_refused_in_words(tmp_path):
@@ -59,7 +59,7 @@ def test_a_folder_that_nobody_has_enrolled_is_refused_in_words(tmp_path):
 def test_a_device_that_joins_while_a_run_goes_on_is_known_at_once(fleet):
     _, ring = of_coordinator(fleet)
     assert "c" not in ring
-    join(fleet.authority(), fleet.party("c"), "c", 30.0)
+    enrol(fleet.authority(), fleet.folder_of("c"), "c", 30.0)
     assert "c" in ring
 
 
@@ -69,7 +69,7 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_at_on
     kept.mkdir()
     for name in "ab":
         (kept / f"{name}.record").write_bytes((fleet.root / "records" / f"{name}.record").read_bytes())
-    folder = fleet.party(COORDINATOR)
+    folder = fleet.folder_of(COORDINATOR)
     ring = KnownRecords(kept, load_trust(folder / "current"), follow=folder)
     assert "a" in ring and "b" in ring
     authority = fleet.authority()

@@ -20,7 +20,7 @@ KILLER = """
 import os, shutil, signal, sys
 from pathlib import Path
 from protofleet.deploy.cli import main as cli
-from protofleet.deploy.enrol import commands as jobs
+from protofleet.deploy.enrol import commands
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
 

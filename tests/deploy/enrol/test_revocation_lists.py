@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofleet.deploy.enrol import operator, party
+from protofleet.deploy.enrol import key_folder, lifecycle
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
-from protofleet.deploy.enrol.fleet import join
+from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.enrol.register import load_register, save_register
 from protofleet.protocol.security.enrolment import load_trust
 from protofleet.protocol.security.records import Revocations
@@ -26,8 +26,8 @@ FEDERATION = "lab"
 def folder(tmp_path):
     """With a root, a coordinator and a request of d1."""
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
-    join(authority, tmp_path / "coordinator", "coordinator", 30)
-    party.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
+    enrol(authority, tmp_path / "coordinator", "coordinator", 30)
+    key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
     return tmp_path
 
 
@@ -72,7 +72,7 @@ class Years:
 
     def enrol(self, days):
         self.names += 1
-        join(self.opened(), self.folder.parent / f"p{self.names}", f"p{self.names}", days)
+        enrol(self.opened(), self.folder.parent / f"p{self.names}", f"p{self.names}", days)
 
     def revoke(self, canary):
         authority = self.opened()
@@ -81,10 +81,10 @@ class Years:
             return
         also = []
         if canary:
-            key = party.load_keys(self.folder.parent / name / "current").tls.public_key()
+            key = key_folder.load_keys(self.folder.parent / name / "current").tls.public_key()
             also = [authority.issue_check("check", key, 600)[0]]
             authority.save()
-        operator.revoke(authority, name, "", also)
+        lifecycle.revoke(authority, name, "", also)
 
     def save_copy(self):
         shutil.rmtree(self.copy, ignore_errors=True)

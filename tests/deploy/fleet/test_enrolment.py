@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.enrol import party
+from protofleet.deploy.enrol import key_folder
 from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.fleet import join
-from protofleet.deploy.enrol.requests import REQUEST
+from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.deploy.enrol.request import REQUEST
 from protofleet.protocol.security.statements import Writer, armoured, state
 from protofleet.protocol.settings.reader import write_toml
 from tests.support.small_order import RECEIVE
@@ -53,10 +53,10 @@ done
 
 def asked(folder, name, hosts=(), receive=b""):
     """A request as a board whose process was taken over makes it: for anything, with its own keys."""
-    made, _ = party.make_request(folder, "lab", name, tuple(hosts), fresh=True, durable=False)
+    made, _ = key_folder.make_request(folder, "lab", name, tuple(hosts), fresh=True, durable=False)
     if not receive:
         return (folder / "pending/request").read_text()
-    keys = party.load_keys(folder / "pending")
+    keys = key_folder.load_keys(folder / "pending")
     fields = Writer().text("lab").text(name).text("device").blobs([]).blob(made.sign).blob(receive)
     return armoured(REQUEST, state(REQUEST, fields.blob(made.csr).done(), [keys.identity]))
 
@@ -64,7 +64,7 @@ def asked(folder, name, hosts=(), receive=b""):
 def operators_machine(folder, requests):
     """A root, a fleet of these boards, and an `ssh` and `rsync` of ours."""
     authority = make_authority(folder / "root", "lab", 1, durable=False)
-    join(authority, folder / "coordinator", "coordinator", 30)
+    enrol(authority, folder / "coordinator", "coordinator", 30)
     (folder / "facts").write_text(FACTS.format(now=int(time.time())))
     for place in ("requests", "wheels", "bin"):
         (folder / place).mkdir()

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.operator import begin_rotation, finish_rotation
+from protofleet.deploy.enrol.lifecycle import begin_rotation, finish_rotation
 from protofleet.deploy.fleet.device import verify
 from protofleet.deploy.fleet.execute import Performer, StepError
 from protofleet.deploy.fleet.manifest import files_of, issue_manifest

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.local.run import broker_of_run, claim_folder
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
@@ -53,7 +53,7 @@ def test_the_embedded_broker_knows_no_certificates_and_says_so(tmp_path, embedde
 
 def test_a_device_that_bears_the_brokers_name_is_told(tmp_path):
     with pytest.raises(SettingsError, match="cannot be called 'broker'"):
-        enrol_fleet(tmp_path, "tiny", ["d1", "broker"])
+        enrol_federation(tmp_path, "tiny", ["d1", "broker"])
 
 
 def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):

@@ -8,7 +8,7 @@ import pytest
 
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.pages.metrics import PAGE, meaning, written
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceMetrics
@@ -33,7 +33,7 @@ def shown(tmp_path_factory):
     metrics, device = Metrics(run.service.run.view), DeviceMetrics(next(iter(run.agents.values())), board)
     keep_journal(run.service.run, [metrics])
     run.run()
-    tls = enrol_fleet(folder / "enrolled", "metrics", ["d"]).tls("d")
+    tls = enrol_federation(folder / "enrolled", "metrics", ["d"]).tls("d")
     metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
     return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
 

@@ -51,7 +51,7 @@ def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
         assert device.enrolled == "/protofleet/enrolled" and device.stays and device.metrics_port == 9100
         assert device.metrics_host == told.metrics_host == "0.0.0.0"
         assert device.broker.tls.key == "/protofleet/enrolled/current/tls.key"
-        assert (stack.fleet.party(name) / "current" / "tls.key").exists()
+        assert (stack.fleet.folder_of(name) / "current" / "tls.key").exists()
 
 
 def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
@@ -74,7 +74,7 @@ def test_private_files_are_for_their_owner_alone(stack):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
 def test_what_root_writes_belongs_to_the_containers_user_except_the_operators_root(stack):
-    assert (stack.fleet.party("mnist") / "current" / "tls.key").stat().st_uid == 10001
+    assert (stack.fleet.folder_of("mnist") / "current" / "tls.key").stat().st_uid == 10001
     assert {p.stat().st_uid for p in stack.fleet.root.rglob("*")} == {0}
 
 
@@ -86,7 +86,7 @@ def test_prometheus_is_told_where_each_device_is(stack):
 
 
 def test_the_same_stack_is_prepared_again_and_keeps_its_keys(stack):
-    key = stack.fleet.party("mnist") / "current" / "tls.key"
+    key = stack.fleet.folder_of("mnist") / "current" / "tls.key"
     password, before = (stack.folder / "grafana" / "password").read_text(), key.read_bytes()
     prepare(stack)
     assert key.read_bytes() == before and (stack.folder / "grafana" / "password").read_text() == password

@@ -3,7 +3,7 @@
 import pytest
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides, OverridesFile
 from protofleet.edge_client.host.sensors import Sensors
@@ -17,13 +17,13 @@ from tests.support.small_federation import simulation
 
 class Lab:
     def __init__(self, folder):
-        self.fleet = enrol_fleet(folder / "fleet", "lab", ["a", "b"])
+        self.fleet = enrol_federation(folder / "fleet", "lab", ["a", "b"])
         self.folder, self.path = folder, folder / "tuning"
         self.now = self.fleet.authority().now() + 10.0
         self.seen = []
 
     def tuner(self):
-        own = self.fleet.party("a")
+        own = self.fleet.folder_of("a")
         state = self.folder / "state"
         return OverridesFile(self.path, own, "a", state, self.seen.append, clock=lambda: self.now)
 
@@ -103,7 +103,7 @@ def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, 
 
 
 def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
-    lab.say(by=enrol_fleet(tmp_path / "other", "lab", ["a"]))
+    lab.say(by=enrol_federation(tmp_path / "other", "lab", ["a"]))
     lab.tuner().look()
     assert lab.seen == [] and "signed by root" in caplog.text
     lab.path.write_text("paused = true\n")
@@ -160,7 +160,7 @@ def test_limits_of_training_and_the_log_follow(tmp_path):
 
 def test_a_slip_is_found_before_anything_is_sent(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    enrol_fleet(tmp_path / "fleet", "lab", ["a"])
+    enrol_federation(tmp_path / "fleet", "lab", ["a"])
     (tmp_path / "fleet.toml").write_text('root = "fleet/root"\n[hosts.a]\naddress = "192.0.2.1"\n')
     assert main(["deploy", "tune", "--set", "pause=true"]) == 2
     assert "did you mean paused" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.enrol.fleet import enrol_fleet
+from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.fleet.device import probe
 from protofleet.edge_client.host.loaded_settings import load_settings
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, issue_settings
@@ -19,7 +19,7 @@ TEXT = 'name = "a"\nfederation = "lab"\nfolder = "{folder}"\nthreads = 2\n'
 
 @pytest.fixture
 def fleet(tmp_path):
-    return enrol_fleet(tmp_path / "fleet", "lab", ["a", "b"])
+    return enrol_federation(tmp_path / "fleet", "lab", ["a", "b"])
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def signed(fleet, tmp_path):
         path = tmp_path / "device.settings"
         path.write_text(armoured(SETTINGS, change(issue_settings(told, (by or fleet.authority()).keys))))
         assert is_signed(path)
-        return load_settings(path, str(fleet.party("a")), [])
+        return load_settings(path, str(fleet.folder_of("a")), [])
 
     return read
 
@@ -45,7 +45,7 @@ def why(call, **options):
 def test_a_device_takes_what_its_root_has_signed(signed, fleet):
     given = signed(version=7)
     assert (given.version, given.settings.name, given.settings.threads) == (7, "a", 2)
-    assert given.settings.enrolled == str(fleet.party("a"))
+    assert given.settings.enrolled == str(fleet.folder_of("a"))
 
 
 def test_plain_settings_need_no_signature(tmp_path):
@@ -60,7 +60,7 @@ def test_one_changed_bit_is_found(signed):
 
 
 def test_another_federation_s_root_is_not_believed(signed, tmp_path):
-    other = enrol_fleet(tmp_path / "other", "lab", ["a"]).authority()
+    other = enrol_federation(tmp_path / "other", "lab", ["a"]).authority()
     assert why(signed, by=other) is Why.UNKNOWN_ROOT
 
 
@@ -99,9 +99,9 @@ def started(folder, *words):
 def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off(signed, fleet, tmp_path):
     signed()
     path = tmp_path / "device.settings"
-    mine = f'security = "off"\nenrolled = "{fleet.party("a")}"\n'
+    mine = f'security = "off"\nenrolled = "{fleet.folder_of("a")}"\n'
     path.write_text(mine + TEXT.format(folder=tmp_path / "begun"))
-    code, said = started(tmp_path, str(path), "--enrolled", str(fleet.party("a")))
+    code, said = started(tmp_path, str(path), "--enrolled", str(fleet.folder_of("a")))
     assert code == 2 and len(said.splitlines()) == 1, said
     assert (
         "device.settings is not signed, and with --enrolled only settings are taken that the root of" in said
@@ -109,7 +109,7 @@ def test_who_carries_settings_cannot_take_the_signature_off_and_turn_sealing_off
     assert not (tmp_path / "begun").exists()
     path.write_text("\n" * 300 + path.read_text())  # beyond what is looked at for the signature's first line
     with pytest.raises(SettingsError, match="is not signed"):
-        load_settings(path, str(fleet.party("a")), [])
+        load_settings(path, str(fleet.folder_of("a")), [])
 
 
 def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
@@ -117,7 +117,7 @@ def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
 ):
     (tmp_path / "plain").write_text('name = "a"\n')
     monkeypatch.setattr(probe, "SETTINGS", tmp_path / "plain")
-    monkeypatch.setattr(probe, "KEYS", fleet.party("a"))
+    monkeypatch.setattr(probe, "KEYS", fleet.folder_of("a"))
     assert probe.main(["settings", str(tmp_path / "plain")]) == 1
     assert "is not signed" in capsys.readouterr().err
     probe.tell_enrolment(connected=False)

@@ -1,7 +1,7 @@
-"""On the machine that joins: keys are made here and stay here; a request goes out, an approval comes in.
+"""The folder of keys of a device, coordinator or broker: a request goes out of it, an approval is installed in it.
 
-<folder>/pending/    keys and the request that was made of them, until it is approved
-<folder>/v<serial>/  what came of it; <folder>/current is a link to the newest
+<folder>/pending/  private keys, which never leave this machine, and the request for them, until it is approved
+<folder>/set<N>/   the same keys with what was approved; <folder>/current is a link to the newest set
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.deploy.brokers.mosquitto import REVOKED, RULES
 from protofleet.deploy.enrol import certificates
-from protofleet.deploy.enrol.approvals import APPROVAL, Approval, read_approval, roots_within
+from protofleet.deploy.enrol.approval import APPROVAL, Approval, read_approval, unverified_roots
 from protofleet.deploy.enrol.certificates import PEM
-from protofleet.deploy.enrol.requests import REQUEST, PrivateKeys, Request, new_request
+from protofleet.deploy.enrol.request import REQUEST, PrivateKeys, Request, new_request
 from protofleet.protocol.security.enrolment import (
     CURRENT,
     IDENTITY_KEY,
@@ -57,13 +57,13 @@ from protofleet.protocol.storage.disk import sync
 from protofleet.protocol.wire.names import COORDINATOR
 
 PENDING: Final = "pending"
-KEPT: Final = 2  # sets of files: who is just reading the one before shall find all of it
+KEPT_SETS: Final = 2  # a process that still reads the previous set finds all of it
 
-Confirm = Callable[[str], bool]  # shown the fingerprint of a root that nobody vouches for
+Confirm = Callable[[str], bool]  # given the fingerprint of a root that is new here: is it the right one?
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class Installation:
     approval: Approval
     folder: Path
     until: str
@@ -72,7 +72,7 @@ class Installed:
 def make_request(
     folder: Path, federation: str, name: str, hosts: tuple[str, ...], fresh: bool, durable: bool = True
 ) -> tuple[Request, bytes]:
-    """Keys that are here are used again, unless they shall be fresh. They wait beside those in use."""
+    """With the keys that are here, or fresh ones, which wait in `pending` beside those in use."""
     pending, current = folder / PENDING, folder / CURRENT
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -101,38 +101,38 @@ def load_keys(folder: Path) -> PrivateKeys:
 
 def install(
     folder: Path, data: bytes, confirm: Confirm, now: float, durable: bool = True, federation: str = ""
-) -> Installed:
-    """Believe an approval, or raise StatementError with nothing changed; then put it to use at one moment."""
-    trust, approval = believed(folder, data, confirm)
+) -> Installation:
+    """Verify an approval, or raise StatementError with nothing changed; then switch to it in one step."""
+    trust, approval = verified_approval(folder, data, confirm)
     if federation and approval.federation != federation:
         words = f"the approval is for federation {approval.federation}, not for {federation}"
         raise StatementError(Why.WRONG_FEDERATION, words)
     if current_serial(folder) > approval.serial:
         words = f"approval {approval.serial} is older than {current_serial(folder)}, which is installed"
         raise StatementError(Why.SUPERSEDED, words)
-    keys, source = _keys_of(folder, approval, trust, now)
+    keys, source = _matching_keys(folder, approval, trust, now)
     target = _next_set(folder)
-    _fill(target, approval, keys, trust, durable)
-    _give_like(folder, target)
-    _point(folder, target.name, durable)
-    _tidy(folder, source)
+    _write_set(target, approval, keys, trust, durable)
+    _own_like_folder(folder, target)
+    _switch_current(folder, target.name, durable)
+    _remove_used(folder, source)
     cert = x509.load_der_x509_certificate(approval.cert)
-    return Installed(approval, folder / CURRENT, f"{cert.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
+    return Installation(approval, folder / CURRENT, f"{cert.not_valid_after_utc:%Y-%m-%d %H:%M} UTC")
 
 
-def believed(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
-    """What the roots that we hold have signed; the first time, a person compares the root's fingerprint."""
-    told = roots_within(data)
+def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
+    """Signed by a root that is known here; the first time, a person compares the root's fingerprint."""
+    claimed = unverified_roots(data)
     if (folder / CURRENT).exists():
-        trust = load_trust(folder / CURRENT).with_roots(told)
+        trust = load_trust(folder / CURRENT).with_roots(claimed)
         approval = read_approval(data, trust.roots.keys)
     else:
-        trust = _compared(first_roots(told), confirm)
-        approval = read_approval(data, trust.roots.keys[-1:])  # all of it by the very root that was compared
+        trust = _confirmed_root(first_roots(claimed), confirm)
+        approval = read_approval(data, trust.roots.keys[-1:])  # signed by the very root that was compared
     return trust.with_revocations(approval.revoked), approval
 
 
-def _compared(roots: Roots, confirm: Confirm) -> Trust:
+def _confirmed_root(roots: Roots, confirm: Confirm) -> Trust:
     if not confirm(fingerprint(roots.keys[-1])):
         raise StatementError(Why.UNKNOWN_ROOT, "the root's fingerprint is not the one you compared it with")
     return Trust(roots, Revocations(roots.federation))
@@ -144,20 +144,20 @@ def current_serial(folder: Path) -> int:
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number if path.exists() else 0
 
 
-def _keys_of(folder: Path, approval: Approval, trust: Trust, now: float) -> tuple[PrivateKeys, Path]:
+def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -> tuple[PrivateKeys, Path]:
     """The private keys here that the approval was made out to, and where they are."""
     for place in (folder / PENDING, folder / CURRENT):
         if not (place / TLS_KEY).exists():
             continue
         keys = load_keys(place)
-        if _fits(keys, approval, trust, now):
+        if _matches_keys(keys, approval, trust, now):
             return keys, place
     words = f"the approval of {approval.name} is made out to keys that are not in {folder}"
     raise StatementError(Why.WRONG_KEYS, f"{words}; was another request approved?")
 
 
-def _fits(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bool:
-    if not certificates.same_key(x509.load_der_x509_certificate(approval.cert), keys.tls):
+def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bool:
+    if not certificates.has_key(x509.load_der_x509_certificate(approval.cert), keys.tls):
         return False
     if not approval.record:  # a broker has none
         return True
@@ -166,7 +166,7 @@ def _fits(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bo
     return (record.sign, record.receive) == mine
 
 
-def _fill(place: Path, approval: Approval, keys: PrivateKeys, trust: Trust, durable: bool) -> None:
+def _write_set(place: Path, approval: Approval, keys: PrivateKeys, trust: Trust, durable: bool) -> None:
     place.mkdir(mode=0o700)
     write_private(place / IDENTITY_KEY, keys.identity, durable)
     write_private(place / RECEIVE_KEY, keys.receive, durable)
@@ -189,15 +189,15 @@ def _fill(place: Path, approval: Approval, keys: PrivateKeys, trust: Trust, dura
         write_file(place / RULES, approval.rules.encode(), PRIVATE, durable)
 
 
-def _give_like(folder: Path, target: Path) -> None:
-    """Root installs for a service that runs as somebody else: whoever owns the folder owns what is in it."""
+def _own_like_folder(folder: Path, target: Path) -> None:
+    """Root may install for a service that runs as another user: the folder's owner owns all that is in it."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         for path in (target, *target.iterdir()):
             os.chown(path, owner.st_uid, owner.st_gid)
 
 
-def _point(folder: Path, name: str, durable: bool) -> None:
+def _switch_current(folder: Path, name: str, durable: bool) -> None:
     link = folder / ".current"
     link.unlink(missing_ok=True)
     link.symlink_to(name)
@@ -206,23 +206,23 @@ def _point(folder: Path, name: str, durable: bool) -> None:
         sync(folder)
 
 
-def _tidy(folder: Path, used: Path) -> None:
-    """Forget what is used up: private keys that no certificate in use belongs to any more."""
+def _remove_used(folder: Path, used: Path) -> None:
+    """Keys whose request was approved are in a set now; sets before the last ones have other certificates."""
     if used.name == PENDING:
         shutil.rmtree(used)
-    for place in _sets(folder)[:-KEPT]:
+    for place in _all_sets(folder)[:-KEPT_SETS]:
         shutil.rmtree(place)
 
 
-def _sets(folder: Path) -> list[Path]:
+def _all_sets(folder: Path) -> list[Path]:
     return sorted((p for p in folder.glob("set*") if p.name[3:].isdigit()), key=lambda p: int(p.name[3:]))
 
 
 def _next_set(folder: Path) -> Path:
-    """Where the next set of files is written. What lies behind `current` was broken off while being written."""
+    """Where the next set of files is written. A set newer than `current` was interrupted while it was written."""
     current = folder / CURRENT
     number = int(current.readlink().name[3:]) if current.is_symlink() else 0
-    for place in _sets(folder):
+    for place in _all_sets(folder):
         if int(place.name[3:]) > number:
             shutil.rmtree(place)
     return folder / f"set{number + 1}"
@@ -232,6 +232,6 @@ def read_approval_file(path: Path) -> bytes:
     return read_armoured(APPROVAL, path)
 
 
-def expecting(wanted: str) -> Confirm:
-    """For scripts: the fingerprint that the operator told by another way."""
+def expect_fingerprint(wanted: str) -> Confirm:
+    """For scripts: the fingerprint that the operator has told them over another channel."""
     return lambda seen: same_fingerprint(seen, wanted)

@@ -1,6 +1,6 @@
-"""A broker's mosquitto.conf: written once, as its operator may change it. The files that it names change beside it.
+"""A broker's mosquitto.conf: written once, for its operator may change it; the files that it names are renewed.
 
-Whatever is said of it is looked at before anything is made, so that a mistake leaves nothing half done.
+The options are checked before anything is written, so that a mistake leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.deploy.brokers.mosquitto import CONF, Listening, secured_settings
-from protofleet.deploy.enrol import disconnect as cutting
-from protofleet.deploy.enrol.fleet import write_settings
+from protofleet.deploy.enrol import disconnect
+from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerError
 
-MOSQUITTO: Final = "mosquitto"  # whom Mosquitto becomes by itself
+MOSQUITTO: Final = "mosquitto"  # the user that Mosquitto becomes when root starts it
 OPTIONS: Final = {"port": "port", "listen": "host", "plain_port": "plain_port", "user": "user"}
 
 
-def said(o: argparse.Namespace) -> dict[str, Any]:
-    """What was said of it, by the fields of Listening."""
+def given_options(o: argparse.Namespace) -> dict[str, Any]:
+    """Options that were given, by the fields of Listening."""
     return {name: value for key, name in OPTIONS.items() if (value := getattr(o, key)) is not None}
 
 
-def flags(o: argparse.Namespace) -> str:
+def given_flags(o: argparse.Namespace) -> str:
     return ", ".join(f"--{key.replace('_', '-')}" for key in OPTIONS if getattr(o, key) is not None)
 
 
-def wanted(o: argparse.Namespace, folder: Path) -> Listening | None:
-    """What is to be written; None where it stays as it is."""
-    given, path = said(o), folder / CONF
+def wanted_listener(o: argparse.Namespace, folder: Path) -> Listening | None:
+    """The settings to be written; None where the file stays as it is."""
+    given, path = given_options(o), folder / CONF
     if user := given.get("user"):
-        _demand_user(user)
+        _check_user(user)
     if not path.exists():
         return replace(Listening(user=_default_user()), **given)
-    before = written(folder)
+    before = written_listener(folder)
     if given and before is None:
         raise SettingsError(
-            f"{path} is not as it was written for this folder, so {flags(o)} cannot be put into it: change it there, "
-            "or move it away and say this again"
+            f"{path} is not as it was written for this folder, so {given_flags(o)} cannot be put into it: "
+            "change it there, or move it away and run this again"
         )
     after = replace(before, **given) if before else None
     return after if after != before else None
 
 
-def written(folder: Path) -> Listening | None:
-    """What its mosquitto.conf was written from; None where somebody has changed it."""
+def written_listener(folder: Path) -> Listening | None:
+    """The settings that mosquitto.conf was written from; None where somebody has changed it."""
     text = (folder / CONF).read_text()
     listeners = re.findall(r"^listener (\d+) (\S+)$", text, re.MULTILINE)
     user = re.match(r"user (\S+)\n", text)
@@ -62,22 +62,22 @@ def written(folder: Path) -> Listening | None:
     return found if secured_settings(folder, found) == text else None
 
 
-def tell_broker(o: argparse.Namespace, folder: Path) -> None:
-    listening, new = wanted(o, folder), not (folder / CONF).exists()
+def write_conf(o: argparse.Namespace, folder: Path) -> None:
+    listening, new = wanted_listener(o, folder), not (folder / CONF).exists()
     if listening is None:
         _reload(folder)
         return
-    write_settings(folder, listening)
-    _give_to(folder, listening.user)
+    write_mosquitto_conf(folder, listening)
+    _chown(folder, listening.user)
     again = "" if new else " (start it again: it does not take this at a reload)"
     print(f"broker: mosquitto -c {folder / CONF}{again}")
     if os.geteuid() == 0:
-        _tell_user(folder, listening.user)
+        _explain_access(folder, listening.user)
 
 
 def _reload(folder: Path) -> None:
     try:
-        cutting.reload(folder)
+        disconnect.reload(folder)
         print(f"the Mosquitto of {folder} reads its files again")
     except BrokerError as error:
         print(error)
@@ -85,20 +85,20 @@ def _reload(folder: Path) -> None:
 
 def _default_user() -> str:
     """Root's files are for root alone, and Mosquitto that root starts becomes another user."""
-    return MOSQUITTO if os.geteuid() == 0 and _known(MOSQUITTO) else ""
+    return MOSQUITTO if os.geteuid() == 0 and _user_exists(MOSQUITTO) else ""
 
 
-def _demand_user(user: str) -> None:
-    if not _known(user):
+def _check_user(user: str) -> None:
+    if not _user_exists(user):
         raise SettingsError(f"there is no user {user} on this machine")
     if os.geteuid() not in (0, pwd.getpwnam(user).pw_uid):
         raise SettingsError(
-            f"--user {user} is for a Mosquitto that root starts, and only root can give it its files: say this as "
+            f"--user {user} is for a Mosquitto that root starts, and only root can give it its files: run this as "
             "root, or leave --user out and start Mosquitto as the user that you are"
         )
 
 
-def _known(user: str) -> bool:
+def _user_exists(user: str) -> bool:
     try:
         pwd.getpwnam(user)
     except KeyError:
@@ -106,7 +106,7 @@ def _known(user: str) -> bool:
     return True
 
 
-def _give_to(folder: Path, user: str) -> None:
+def _chown(folder: Path, user: str) -> None:
     """Mosquitto reads its files again as the user that it has become."""
     if user and os.geteuid() == 0:
         for path in (folder, *folder.rglob("*")):
@@ -114,23 +114,23 @@ def _give_to(folder: Path, user: str) -> None:
                 shutil.chown(path, user)
 
 
-def _tell_user(folder: Path, user: str) -> None:
+def _explain_access(folder: Path, user: str) -> None:
     if not user:
         print(
-            f"  started by root, Mosquitto becomes another user, who cannot read {folder}: when it is installed "
-            f"here, say `enrol install` of the broker's approval with --user {MOSQUITTO}"
+            f"  started by root, Mosquitto becomes another user, which cannot read {folder}: when it is installed "
+            f"here, run `enrol install` of the broker's approval with --user {MOSQUITTO}"
         )
-    elif barred := _barred(folder, user):
+    elif barred := _barred_folder(folder, user):
         mode = barred.stat().st_mode & 0o777
         print(
-            f"  started by root, it becomes {user}, who may not enter {barred} (mode {mode:04o}): let it in "
-            f"(chmod o+x {barred}), or move {folder} elsewhere, remove its {CONF} and say `enrol install` there"
+            f"  started by root, it becomes {user}, which may not enter {barred} (mode {mode:04o}): let it in "
+            f"(chmod o+x {barred}), or move {folder} elsewhere, remove its {CONF} and run `enrol install` there"
         )
     else:
-        print(f"  started by root, it becomes {user}, to whom {folder} belongs now")
+        print(f"  started by root, it becomes {user}, which owns {folder} now")
 
 
-def _barred(folder: Path, user: str) -> Path | None:
+def _barred_folder(folder: Path, user: str) -> Path | None:
     """The first folder above it that the user may not enter."""
     who = pwd.getpwnam(user)
     groups = os.getgrouplist(user, who.pw_gid)

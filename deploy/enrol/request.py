@@ -1,4 +1,4 @@
-"""What a party that wants to join says of itself: public keys and a proof that it holds the private ones."""
+"""A request to join, by a device, coordinator or broker: its public keys, with a proof of the private ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.deploy.enrol import certificates
-from protofleet.deploy.enrol.certificates import read_request, request_certificate
+from protofleet.deploy.enrol.certificates import new_csr, read_csr
 from protofleet.protocol.security.records import KEY
 from protofleet.protocol.security.statements import (
     Reader,
@@ -58,21 +58,21 @@ class Request:
     def __post_init__(self) -> None:
         valid_name(self.federation)
         valid_name(self.name)
-        if self.part not in PARTS or part_of(self.name, self.hosts) != self.part:
+        if self.part not in PARTS or part_by_name(self.name, self.hosts) != self.part:
             raise ValueError(f"{self.name!r} with {len(self.hosts)} host names cannot be a {self.part!r}")
         for host in self.hosts:
             if not host or len(host) > 253 or not host.isprintable() or set(host) & set(" /,*"):
                 raise ValueError(f"{host!r} is neither a host name nor an address")
-            certificates.alternative(host)
+            certificates.alternative_name(host)
         check_keys(self.sign, self.receive)
-        read_request(self.csr, self.name)
+        read_csr(self.csr, self.name)
 
     @property
     def csr_key(self) -> bytes:
-        return certificates.public_bytes(read_request(self.csr, self.name).public_key())
+        return certificates.public_bytes(read_csr(self.csr, self.name).public_key())
 
 
-def part_of(name: str, hosts: tuple[str, ...]) -> Part:
+def part_by_name(name: str, hosts: tuple[str, ...]) -> Part:
     if hosts:
         return "broker"
     return "coordinator" if name == COORDINATOR else "device"
@@ -83,13 +83,13 @@ def new_request(
 ) -> tuple[Request, bytes]:
     sign = keys.identity.public_key().public_bytes_raw()
     receive = keys.receive.public_key().public_bytes_raw()
-    csr = request_certificate(valid_name(name), keys.tls)
-    made = Request(federation, name, part_of(name, hosts), hosts, sign, receive, csr)
+    csr = new_csr(valid_name(name), keys.tls)
+    made = Request(federation, name, part_by_name(name, hosts), hosts, sign, receive, csr)
     fields = Writer().text(federation).text(name).text(made.part).blobs([host.encode() for host in hosts])
     return made, state(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
 
 
-def read_request_file(data: bytes) -> Request:
+def read_request(data: bytes) -> Request:
     """The request, if it is whole and its sender holds the keys that it names."""
     fields = Reader(REQUEST, unverified_body(REQUEST, data))
     federation, name, part = fields.text(), fields.text(), fields.text()

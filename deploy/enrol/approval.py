@@ -8,7 +8,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.deploy.enrol.requests import PARTS, Part
+from protofleet.deploy.enrol.request import PARTS, Part
 from protofleet.protocol.security.records import MAX_RECORD, MAX_SERIALS
 from protofleet.protocol.security.statements import (
     Reader,
@@ -54,13 +54,13 @@ def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
     return _read(body_of(APPROVAL, data, roots))
 
 
-def roots_within(data: bytes) -> bytes:
-    """The statement about the roots that an approval brings along; the approval itself is not believed yet."""
-    return claim_of(data).roots
+def unverified_roots(data: bytes) -> bytes:
+    """The statement about the roots in an approval that was not verified yet."""
+    return unverified_approval(data).roots
 
 
-def claim_of(data: bytes) -> Approval:
-    """What an approval says, whoever has made it: good for refusing, and for nothing else."""
+def unverified_approval(data: bytes) -> Approval:
+    """What an approval says, whoever has made it: a reason to refuse it, and never to accept it."""
     return _read(unverified_body(APPROVAL, data))
 
 

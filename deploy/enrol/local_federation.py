@@ -1,4 +1,4 @@
-"""A whole federation enrolled on one machine, for simulations and tests: every party's folder under one."""
+"""A whole federation enrolled on one machine, for simulations, stacks and tests: all folders of keys under one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Final
 
 from protofleet.deploy.brokers.mosquitto import CONF, Listening, secured_settings
 from protofleet.deploy.enrol.authority import Authority, make_authority
-from protofleet.deploy.enrol.operator import DAYS, approve, look_at
-from protofleet.deploy.enrol.party import install, make_request
+from protofleet.deploy.enrol.key_folder import install, make_request
+from protofleet.deploy.enrol.lifecycle import DAYS, approve, review_request
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
 from protofleet.protocol.security.keyfiles import write_file
 from protofleet.protocol.security.statements import same_fingerprint
@@ -24,38 +24,38 @@ YEARS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedFleet:
+class LocalFederation:
     folder: Path
 
     @property
     def root(self) -> Path:
         return self.folder / "root"
 
-    def party(self, name: str) -> Path:
+    def folder_of(self, name: str) -> Path:
         return self.folder / name if name in (BROKER, COORDINATOR) else self.folder / "devices" / name
 
     def tls(self, name: str) -> TlsFiles:
-        return tls_files(self.party(name))
+        return tls_files(self.folder_of(name))
 
     def authority(self) -> Authority:
         return Authority(self.root, durable=False)
 
 
 def tls_files(folder: Path) -> TlsFiles:
-    """What goes into [broker] tls of a party that is enrolled in this folder."""
+    """What goes into [broker] tls of whoever is enrolled in this folder."""
     place = folder / CURRENT
     return TlsFiles(str(place / TLS_CA), str(place / TLS_CERT), str(place / TLS_KEY))
 
 
-def enrol_fleet(
+def enrol_federation(
     folder: Path,
     federation: str,
     devices: Iterable[str],
     hosts: tuple[str, ...] = LOOPBACK,
     days: float = DAYS,
-) -> SimulatedFleet:
-    """Whoever is enrolled already stays as he is; the coordinator comes before the devices, which need its record."""
-    made = SimulatedFleet(folder)
+) -> LocalFederation:
+    """What is enrolled already stays; the coordinator comes before the devices, whose approvals hold its record."""
+    made = LocalFederation(folder)
     names = [valid_device(name) for name in devices]
     if BROKER in names:
         raise SettingsError(
@@ -66,20 +66,20 @@ def enrol_fleet(
     else:
         authority = make_authority(made.root, federation, YEARS, durable=False)
     with authority.at_once():
-        join(authority, made.party(BROKER), BROKER, days, hosts)
+        enrol(authority, made.folder_of(BROKER), BROKER, days, hosts)
         for name in (COORDINATOR, *names):
-            join(authority, made.party(name), name, days)
+            enrol(authority, made.folder_of(name), name, days)
     return made
 
 
-def join(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
+def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tuple[str, ...] = ()) -> None:
     """Request, approval and installation in one step: both ends are on this machine."""
     if (folder / CURRENT).exists():
         return
     made, data = make_request(
         folder, authority.federation, name, hosts, fresh=False, durable=authority.durable
     )
-    approval = approve(authority, look_at(authority, data, name, made.part), days)
+    approval = approve(authority, review_request(authority, data, name, made.part), days)
     wanted = authority.fingerprint
 
     def confirm(seen: str) -> bool:
@@ -88,7 +88,7 @@ def join(authority: Authority, folder: Path, name: str, days: float, hosts: tupl
     install(folder, approval, confirm, authority.now(), authority.durable)
 
 
-def write_settings(folder: Path, listening: Listening) -> Path:
+def write_mosquitto_conf(folder: Path, listening: Listening) -> Path:
     """A broker's mosquitto.conf beside its enrolled files."""
     path = folder / CONF
     (folder / "data").mkdir(exist_ok=True, mode=0o700)
