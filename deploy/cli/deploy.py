@@ -67,9 +67,9 @@ def _step(steps: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
 
 
 def deploy(options: argparse.Namespace) -> int:
-    from protofleet.deploy.fleet.commands import JOBS
+    from protofleet.deploy.fleet import commands
 
-    return JOBS[options.step](options)
+    return commands.run(options.step, options)
 
 
 def doctor(options: argparse.Namespace) -> int:

@@ -28,7 +28,7 @@ class Reading:
     accuracy: dict[Series, float]
 
 
-def read(text: str) -> Reading:
+def parse_metrics(text: str) -> Reading:
     rounds, accuracy = 0, {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -40,16 +40,16 @@ def read(text: str) -> Reading:
     return Reading(rounds, accuracy)
 
 
-def fetch(url: str) -> Reading:
+def fetch_metrics(url: str) -> Reading:
     try:
         with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as answer:
-            return read(answer.read(MOST_BYTES).decode(errors="replace"))
+            return parse_metrics(answer.read(MOST_BYTES).decode(errors="replace"))
     except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
         words = "set care.metrics to the coordinator's, or care.accuracy_drop to 0 to go without"
         raise RunError(f"{url} says nothing of accuracy ({error}); {words}") from None
 
 
-def fallen(before: Reading, after: Reading, most: float) -> str:
+def worst_drop(before: Reading, after: Reading, most: float) -> str:
     """The worst that was lost, where it is more than may be; "" where nothing was."""
     lost = {s: value - after.accuracy[s] for s, value in before.accuracy.items() if s in after.accuracy}
     worst = max(lost, key=lambda series: lost[series], default=None)
@@ -60,18 +60,18 @@ def fallen(before: Reading, after: Reading, most: float) -> str:
     return f"accuracy of {domain} ({split}, {view}) has fallen from {was:.3f} to {now:.3f}, by more than {most:g}"
 
 
-def gone(before: Reading, after: Reading) -> str:
+def missing_domains(before: Reading, after: Reading) -> str:
     """What could not be judged; "" where all could. No reason to stop: devices are not in every cohort."""
     missing = sorted({domain for domain, _, _ in before.accuracy.keys() - after.accuracy.keys()})
     return f"accuracy of {', '.join(missing)} is not shown any more, and was not judged" if missing else ""
 
 
 @dataclass
-class Judge:
+class AccuracyCheck:
     """Knows how things were before the first wave."""
 
     care: Care
-    look: Callable[[str], Reading] = fetch
+    look: Callable[[str], Reading] = fetch_metrics
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _before: Reading | None = field(default=None, init=False)
@@ -92,6 +92,6 @@ class Judge:
             self.sleep(POLL_SECONDS)
             then, now = now, self.look(self.care.metrics)
             ended += now.rounds != then.rounds  # it counts from 0 again when it was started again
-        if words := fallen(self._before, now, self.care.accuracy_drop):
+        if words := worst_drop(self._before, now, self.care.accuracy_drop):
             return False, words
-        return True, gone(self._before, now)
+        return True, missing_domains(self._before, now)

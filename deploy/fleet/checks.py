@@ -41,7 +41,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Workload:
     """What the device is to do; a doctor without a fleet's file knows the defaults."""
 
     kind: str = "venv"  # or container
@@ -50,11 +50,11 @@ class Use:
     python: str = "python3"
 
 
-def examine(facts: Facts, use: Use, now: float) -> list[Check]:
+def run_checks(facts: Facts, use: Workload, now: float) -> list[Check]:
     """`now` is the clock of who asks."""
     checks = [
-        *_machine(facts, use), *_system(facts, use), *_room(facts, use), *_clock(facts, now), *_board(facts),
-        *_program(facts, use, now),
+        *_machine(facts, use), *_system(facts, use), *_capacity(facts, use), *_clock(facts, now), *_sensors(facts),
+        *_probe_results(facts, use, now),
     ]  # fmt: skip
     return [*checks, *(_engine(facts, use) if use.kind == "container" else ())]
 
@@ -63,7 +63,7 @@ def failures(checks: list[Check]) -> list[Check]:
     return [check for check in checks if check.verdict == "FAIL"]
 
 
-def _machine(f: Facts, use: Use) -> Iterator[Check]:
+def _machine(f: Facts, use: Workload) -> Iterator[Check]:
     known = f.arch in ARCHITECTURES
     yield Check(
         "architecture", "PASS" if known else "FAIL",
@@ -80,8 +80,8 @@ def _machine(f: Facts, use: Use) -> Iterator[Check]:
     yield Check("root", free, f"user id {f.uid}", "deploy as root, or as somebody who may `sudo -n`")  # type: ignore[arg-type]
 
 
-def _system(f: Facts, use: Use) -> Iterator[Check]:
-    yield _has(f, "rsync", "apt-get install rsync")
+def _system(f: Facts, use: Workload) -> Iterator[Check]:
+    yield _tool(f, "rsync", "apt-get install rsync")
     up = f.systemd_state in ("running", "degraded", "starting")
     state = f"systemd {f.systemd} is {f.systemd_state or 'silent'}" if f.systemd else "there is no systemd"
     yield Check(
@@ -90,12 +90,12 @@ def _system(f: Facts, use: Use) -> Iterator[Check]:
     if use.kind == "venv":
         yield from _python(f, use)
     else:
-        yield _has(
+        yield _tool(
             f, "python3", "apt-get install python3, of any version: it checks the signature of a release"
         )
 
 
-def _python(f: Facts, use: Use) -> Iterator[Check]:
+def _python(f: Facts, use: Workload) -> Iterator[Check]:
     version = tuple(int(part) for part in f.python.split(".")[:2]) if f.python else ()
     if not version:
         yield Check("python", "FAIL", "there is no python3", "apt-get install python3 python3-venv")
@@ -113,7 +113,7 @@ def _python(f: Facts, use: Use) -> Iterator[Check]:
     )  # fmt: skip
 
 
-def _room(f: Facts, use: Use) -> Iterator[Check]:
+def _capacity(f: Facts, use: Workload) -> Iterator[Check]:
     least = LEAST_DISK_WITH_TORCH if use.fetches_torch or use.kind == "container" else LEAST_DISK
     free = min(f.disk_free, f.state_free)
     full = free < (0.2 * GB if f.installed.release else least)
@@ -156,7 +156,7 @@ def _clock(f: Facts, now: float) -> Iterator[Check]:
     yield Check("clock", "WARN" if f.clock_synced is False else "PASS", words, "`timedatectl set-ntp true`")
 
 
-def _board(f: Facts) -> Iterator[Check]:
+def _sensors(f: Facts) -> Iterator[Check]:
     if f.temperatures:
         zone, most = max(f.temperatures, key=lambda pair: pair[1])
         verdict: Verdict = "FAIL" if most >= TOO_HOT else "WARN" if most >= HOT else "PASS"
@@ -174,7 +174,7 @@ def _board(f: Facts) -> Iterator[Check]:
         )  # fmt: skip
 
 
-def _program(f: Facts, use: Use, now: float) -> Iterator[Check]:
+def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
     probe = f.probe
     if probe is None:
         return
@@ -207,7 +207,7 @@ def _program(f: Facts, use: Use, now: float) -> Iterator[Check]:
         yield Check("certificate", verdict, words, "deploy again: it is renewed in its last 30 days")
 
 
-def _engine(f: Facts, use: Use) -> Iterator[Check]:
+def _engine(f: Facts, use: Workload) -> Iterator[Check]:
     if f.docker is None or not f.docker.version:
         words = (
             "there is no docker"
@@ -247,6 +247,6 @@ def _docker_version(version: str) -> Check:
     return Check("docker", "PASS", version)
 
 
-def _has(f: Facts, tool: str, fix: str) -> Check:
+def _tool(f: Facts, tool: str, fix: str) -> Check:
     there = tool in f.tools
     return Check(tool, "PASS" if there else "FAIL", "there" if there else f"there is no {tool}", fix)

@@ -1,8 +1,9 @@
-"""The steps of `protofleet deploy`, and what they say."""
+"""The commands of `protofleet deploy`: what each does to a fleet's devices, and what it prints."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import subprocess
 import sys
@@ -11,24 +12,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
-from protofleet.deploy.enrol import disconnect
+from protofleet.deploy.enrol import lifecycle
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.lifecycle import revoke as revoke_name
+from protofleet.deploy.enrol.disconnect import revoke_and_disconnect
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.fleet.checks import Check, Use, examine, failures
-from protofleet.deploy.fleet.device.facts import SCRIPT, read_facts
-from protofleet.deploy.fleet.execute import SCRIPT as REMOTE
-from protofleet.deploy.fleet.execute import checked, gather, place
-from protofleet.deploy.fleet.history import History
-from protofleet.deploy.fleet.operator import Operator
-from protofleet.deploy.fleet.plan import words_of
-from protofleet.deploy.fleet.rollout import Rollout, connected, rolled_back, use_of
-from protofleet.deploy.fleet.settings import Fleet, read_fleet
+from protofleet.deploy.fleet.checks import Check, Workload, failures, run_checks
+from protofleet.deploy.fleet.control_plane import ControlPlane
+from protofleet.deploy.fleet.deploy_log import DeployLog
+from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, read_facts
+from protofleet.deploy.fleet.execute import REMOTE_SCRIPT, demand_success, gather_facts, upload
+from protofleet.deploy.fleet.plan import describe
+from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back, workload_of
+from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.software import make_release
 from protofleet.deploy.fleet.ssh import Ssh
 from protofleet.deploy.fleet.status import status_line, status_title
@@ -36,20 +36,21 @@ from protofleet.protocol.settings.reader import SettingsError
 
 Options = argparse.Namespace
 T = TypeVar("T")
+Connect: TypeAlias = Callable[[Fleet, dict[str, Host]], AbstractContextManager[dict[str, Ssh]]]
 OK: Final = 0
 FAILED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """All that the steps work with."""
+class Deployment:
+    """A fleet's file, opened for one command."""
 
     fleet: Fleet
     rollout: Rollout
     hosts: dict[str, Ssh]
 
     def each(self, job: Callable[[Ssh], T]) -> Iterator[tuple[str, T | RunError]]:
-        """What comes of a job on every host, in their order; a host that cannot be worked on stops no other."""
+        """The result of a job on every host, in their order; a host that fails stops no other."""
 
         def tried(ssh: Ssh) -> T | RunError:
             try:
@@ -61,103 +62,111 @@ class Bench:
             yield from zip(self.hosts, pool.map(tried, self.hosts.values()), strict=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    run: Callable[[Deployment, Options], int]
+    changes: bool = False  # the fleet, so that only one may run at a time
+    needs_hosts: bool = False  # all of them is never meant by default
+
+
+def run(step: str, o: Options, connect: Connect = connections) -> int:
+    command = COMMANDS[step]
+    if command.needs_hosts and not o.hosts:
+        raise SettingsError(f"name the devices to {step}; all of them is not the default here")
+    with _opened(o, command.changes, connect) as deployment:
+        return command.run(deployment, o)
+
+
 @contextmanager
-def bench(o: Options, changes: bool = False) -> Iterator[Bench]:
+def _opened(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]:
     fleet = read_fleet(o.fleet)
     chosen = fleet.some(o.hosts)
-    with tempfile.TemporaryDirectory(prefix="protofleet-") as folder, _alone(o.fleet, changes):
+    lock = _only_one(o.fleet) if changes else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory(prefix="protofleet-") as folder, lock:
         release = make_release(fleet.software, Path(folder) / "wheels")
-        operator = Operator(fleet, release, _vouching(o), getattr(o, "replace", False))
+        control = ControlPlane(fleet, release, _confirming(o), getattr(o, "replace", False))
         for name in chosen:
-            operator.settings(name)  # a slip in the file is found before anything is touched
-        history = History(Path(fleet.log))
-        rollout = Rollout(fleet, operator, history, _say, getattr(o, "force", False))
-        with connected(fleet, chosen) as hosts:
-            yield Bench(fleet, rollout, hosts)
+            control.settings(name)  # a mistake in the file is found before anything is touched
+        rollout = Rollout(fleet, control, DeployLog(Path(fleet.log)), _print, getattr(o, "force", False))
+        with connect(fleet, chosen) as hosts:
+            yield Deployment(fleet, rollout, hosts)
 
 
-def plan(o: Options) -> int:
+def plan(d: Deployment, o: Options) -> int:
     code = OK
-    with bench(o) as b:
-        for name, planned in b.each(lambda ssh: b.rollout.plan(ssh)[2]):
-            if isinstance(planned, RunError):
-                code = FAILED
-                _say(name, str(planned))
-                continue
-            for step in planned:
-                _say(name, words_of(step))
-            if not planned:
-                _say(name, "nothing to do")
+    for name, planned in d.each(lambda ssh: d.rollout.plan(ssh)[2]):
+        if isinstance(planned, RunError):
+            code = FAILED
+            _print(name, str(planned))
+            continue
+        for step in planned:
+            _print(name, describe(step))
+        if not planned:
+            _print(name, "nothing to do")
     return code
 
 
-def apply(o: Options) -> int:
-    with bench(o, changes=True) as b:
-        outcomes = b.rollout.run(b.hosts)
+def apply(d: Deployment, o: Options) -> int:
+    outcomes = d.rollout.run(d.hosts)
     failed = [outcome for outcome in outcomes if outcome.problem]
     for outcome in failed:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
     changed = sum(1 for outcome in outcomes if outcome.changed)
-    untouched = len(b.hosts) - len(outcomes)
-    rest = f"; {untouched} not touched, as {b.rollout.stopped}" if untouched else ""
+    untouched = len(d.hosts) - len(outcomes)
+    rest = f"; {untouched} not touched, as {d.rollout.stopped}" if untouched else ""
     print(f"{len(outcomes)} devices: {changed} changed, {len(failed)} failed{rest}")
-    if b.rollout.stopped and not failed:
-        words = f"{b.rollout.stopped}; `protofleet deploy rollback NAME` takes a device back"
+    if d.rollout.stopped and not failed:
+        words = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` takes a device back"
         print(f"protofleet: {words}", file=sys.stderr)
-    return FAILED if failed or b.rollout.stopped else OK
+    return FAILED if failed or d.rollout.stopped else OK
 
 
-def status(o: Options) -> int:
+def status(d: Deployment, o: Options) -> int:
     code = OK
-    with bench(o) as b:
-        print(status_title())
-        for name, facts in b.each(gather):
-            if isinstance(facts, RunError):
-                code = FAILED
-                print(f"{name:16} {facts}")
-                continue
-            target = b.rollout.operator.target(name, facts)
-            line, well = status_line(name, facts, target.wanted)
-            code = code if well else FAILED
-            print(line)
+    print(status_title())
+    for name, facts in d.each(gather_facts):
+        if isinstance(facts, RunError):
+            code = FAILED
+            print(f"{name:16} {facts}")
+            continue
+        line, well = status_line(name, facts, d.rollout.control.target(name, facts).desired)
+        code = code if well else FAILED
+        print(line)
     return code
 
 
-def doctor(o: Options) -> int:
+def doctor(d: Deployment, o: Options) -> int:
     code = OK
-    with bench(o) as b:
-        for name, checks in b.each(lambda ssh: _examined(b, ssh)):
-            if isinstance(checks, RunError):
-                checks = [Check("ssh", "FAIL", str(checks), "until then nothing else can be asked")]
-            else:
-                checks = [
-                    Check("ssh", "PASS", "it takes our key, and its host key is the known one"),
-                    *checks,
-                ]
-            print(f"{name}:")
-            code = max(code, tell(checks, o.strict))
+    for name, checks in d.each(lambda ssh: _checked(d, ssh)):
+        if isinstance(checks, RunError):
+            checks = [Check("ssh", "FAIL", str(checks), "until then nothing else can be checked")]
+        else:
+            checks = [Check("ssh", "PASS", "it takes our key, and its host key is the known one"), *checks]
+        print(f"{name}:")
+        code = max(code, print_checks(checks, o.strict))
     return code
 
 
-def _examined(b: Bench, ssh: Ssh) -> list[Check]:
-    operator = b.rollout.operator
-    broker = operator.settings(ssh.name).broker
-    facts = gather(ssh, "deep", "", broker.host, str(broker.port))
-    return examine(facts, use_of(b.fleet, operator, ssh.name), time.time())
+def _checked(d: Deployment, ssh: Ssh) -> list[Check]:
+    control = d.rollout.control
+    broker = control.settings(ssh.name).broker
+    facts = gather_facts(ssh, "deep", "", broker.host, str(broker.port))
+    return run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
 
 def doctor_here(o: Options) -> int:
+    """`protofleet doctor`: of this very machine, without a fleet's file."""
     host, colon, port = o.broker.rpartition(":")
     if o.broker and (not colon or not port.isdigit()):
         raise SettingsError(f"--broker is {o.broker!r}, which is not of the form HOST:PORT")
-    command = ["sh", str(SCRIPT), "deep", sys.executable, host, port]
+    command = ["sh", str(FACTS_SCRIPT), "deep", sys.executable, host, port]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    use = Use("container" if o.containers else "venv", needs_gpu=o.gpu)
+    workload = Workload("container" if o.containers else "venv", needs_gpu=o.gpu)
     facts = read_facts(done.stdout)
-    return tell(examine(facts, use, facts.now), o.strict)
+    return print_checks(run_checks(facts, workload, facts.now), o.strict)
 
 
-def tell(checks: list[Check], strict: bool) -> int:
+def print_checks(checks: list[Check], strict: bool) -> int:
     for check in checks:
         fix = f"; {check.fix}" if check.fix and check.verdict != "PASS" else ""
         print(f"  {check.verdict}  {check.name:14} {check.reason}{fix}")
@@ -165,122 +174,113 @@ def tell(checks: list[Check], strict: bool) -> int:
     return FAILED if bad else OK
 
 
-def drain(o: Options) -> int:
-    def held(b: Bench, ssh: Ssh) -> str:
-        seconds = b.fleet.care.drain_seconds
-        said = ssh.run(REMOTE, "hold", f"{seconds:.0f}", seconds=seconds + 60)
-        if said.code:
-            raise RunError(f"it cannot be stopped: {said.last_word}")
-        b.rollout.history.note(ssh.name, "drain", "done")
-        return said.err.strip() or "stopped, with nothing in hand"
+def drain(d: Deployment, o: Options) -> int:
+    def drained(ssh: Ssh) -> str:
+        seconds = d.fleet.care.drain_seconds
+        result = ssh.run(REMOTE_SCRIPT, "stop", f"{seconds:.0f}", seconds=seconds + 60)
+        if result.code:
+            raise RunError(f"it cannot be stopped: {result.last_line}")
+        d.rollout.log.append(ssh.name, "drain", "done")
+        return result.err.strip() or "stopped, with nothing in hand"
 
-    with bench(o, changes=True) as b:
-        return _tell_each(b, lambda ssh: held(b, ssh))
-
-
-def rollback(o: Options) -> int:
-    with bench(o, changes=True) as b:
-        return _tell_each(b, lambda ssh: rolled_back(b.rollout, ssh))
+    return _print_each(d, drained)
 
 
-def tune(o: Options) -> int:
-    """For some hours, and then all is as it was; `--hours` later or with nothing changed it is over."""
+def rollback(d: Deployment, o: Options) -> int:
+    return _print_each(d, lambda ssh: roll_back(d.rollout, ssh))
 
-    def tuned(b: Bench, ssh: Ssh) -> str:
-        place(ssh, {"tuning": b.rollout.operator.tuned(ssh.name, o.set, o.hours)})
-        checked(ssh.run(REMOTE, "tune"))
-        b.rollout.history.note(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
+
+def tune(d: Deployment, o: Options) -> int:
+    """Some settings for some hours. With nothing to set, an earlier change ends."""
+
+    def tuned(ssh: Ssh) -> str:
+        upload(ssh, {"tuning": d.rollout.control.tuned(ssh.name, o.set, o.hours)})
+        demand_success(ssh.run(REMOTE_SCRIPT, "tune"))
+        d.rollout.log.append(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
         return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "all is as it was"
 
-    with bench(o, changes=True) as b:
-        for name in b.hosts:
-            b.rollout.operator.tuned(name, o.set, o.hours)
-        return _tell_each(b, lambda ssh: tuned(b, ssh))
+    for name in d.hosts:  # a mistake is found before any device is touched
+        d.rollout.control.tuned(name, o.set, o.hours)
+    return _print_each(d, tuned)
 
 
-def revoke(o: Options) -> int:
-    """The federation first: a device that cannot be reached is revoked all the same."""
-    if not o.hosts:
-        raise SettingsError("say whom to revoke; it is never all by default")
+def revoke(d: Deployment, o: Options) -> int:
+    """At the federation's root first: a device that cannot be reached is revoked all the same."""
 
-    def forgotten(b: Bench, ssh: Ssh) -> str:
-        said = ssh.run(REMOTE, "forget")
-        b.rollout.history.note(ssh.name, "revoke", "keys destroyed" if said.code == 0 else said.last_word)
-        return (
-            "stopped, and its keys are destroyed"
-            if said.code == 0
-            else f"its keys are still there: {said.last_word}"
+    def erased(ssh: Ssh) -> str:
+        result = ssh.run(REMOTE_SCRIPT, "erase_keys")
+        d.rollout.log.append(ssh.name, "revoke", "keys destroyed" if result.code == 0 else result.last_line)
+        if result.code:
+            return f"its keys are still there: {result.last_line}"
+        return "stopped, and its keys are destroyed"
+
+    broker = o.broker or (Path(d.fleet.broker) if d.fleet.broker else None)
+    for name in d.hosts:
+        _revoke(Authority(Path(d.fleet.root)), name, o.reason, broker)
+        d.rollout.log.append(name, "revoke", "done", reason=o.reason)
+    return _print_each(d, erased)
+
+
+def _revoke(authority: Authority, name: str, reason: str, broker: Path | None) -> None:
+    if (latest := authority.register.latest(name)) is not None and latest.revoked_at:
+        _print(name, "is revoked already")
+    elif broker:
+        _print(name, revoke_and_disconnect(authority, name, reason, broker))
+    else:
+        lifecycle.revoke(authority, name, reason)
+        _print(
+            name, f"is revoked; install the brokers' approvals from {authority.folder / 'approvals'} there"
         )
 
-    with bench(o, changes=True) as b:
-        for name in b.hosts:
-            _revoke(
-                Authority(Path(b.fleet.root)),
-                name,
-                o.reason,
-                o.broker or (b.fleet.broker and Path(b.fleet.broker)),
-            )
-            b.rollout.history.note(name, "revoke", "done", reason=o.reason)
-        return _tell_each(b, lambda ssh: forgotten(b, ssh))
 
-
-def _revoke(authority: Authority, name: str, reason: str, broker: Path | str) -> None:
-    if (latest := authority.register.latest(name)) is not None and latest.revoked_at:
-        _say(name, "is revoked already")
-    elif broker:
-        _say(name, disconnect.revoke_and_disconnect(authority, name, reason, Path(broker)))
-    else:
-        revoke_name(authority, name, reason)
-        _say(name, f"is revoked; brokers hear of it by their approvals in {authority.folder / 'approvals'}")
-
-
-def _tell_each(b: Bench, job: Callable[[Ssh], str]) -> int:
+def _print_each(d: Deployment, job: Callable[[Ssh], str]) -> int:
     code = OK
-    for name, said in b.each(job):
-        code = FAILED if isinstance(said, RunError) else code
-        _say(name, str(said))
+    for name, result in d.each(job):
+        code = FAILED if isinstance(result, RunError) else code
+        _print(name, str(result))
     return code
 
 
 @contextmanager
-def _alone(path: Path, changes: bool) -> Iterator[None]:
-    """Two people who change one fleet at once would undo each other's steps. The lock ends with its process."""
-    if not changes:
-        yield
-        return
+def _only_one(path: Path) -> Iterator[None]:
+    """Two operators who change one fleet at once would undo each other's steps. The lock ends with its process."""
     with path.open("r") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise SettingsError(
-                f"somebody is changing the fleet of {path} already; wait for the end of it"
-            ) from None
+            words = f"another command is changing the fleet of {path} now; wait until it has ended"
+            raise SettingsError(words) from None
         yield
 
 
-def _vouching(o: Options) -> Callable[[str, str], bool]:
+def _confirming(o: Options) -> Callable[[str, str], bool]:
+    """Asks the operator whether a device's fingerprint is the right one, one device after the other."""
     asking = threading.Lock()
 
-    def vouch(name: str, fingerprint: str) -> bool:
+    def confirm(name: str, fingerprint: str) -> bool:
         with asking:
-            _say(name, f"fingerprint of its request, made on the device: {fingerprint}")
+            _print(name, f"fingerprint of its request, made on the device: {fingerprint}")
             if getattr(o, "yes", False):
                 return True
             if not sys.stdin.isatty():
-                raise RunError("nobody is there to compare its fingerprint; say --yes where nobody has to")
-            return input(f"{name}: is it the one that the device shows? [y/N] ").strip().lower() in (
-                "y",
-                "yes",
-            )
+                raise RunError("there is no terminal to confirm its fingerprint; --yes skips the comparison")
+            answer = input(f"{name}: is it the one that the device shows? [y/N] ")
+            return answer.strip().lower() in ("y", "yes")
 
-    return vouch
+    return confirm
 
 
-def _say(name: str, words: str) -> None:
+def _print(name: str, words: str) -> None:
     print(f"{name:16} {words}", flush=True)
 
 
-JOBS: Final[Mapping[str, Callable[[Options], int]]] = {
-    "plan": plan, "apply": apply, "status": status, "doctor": doctor, "drain": drain, "rollback": rollback,
-    "revoke": revoke, "tune": tune,
-}  # fmt: skip
+COMMANDS: Final[Mapping[str, Command]] = {
+    "plan": Command(plan),
+    "apply": Command(apply, changes=True),
+    "status": Command(status),
+    "doctor": Command(doctor),
+    "drain": Command(drain, changes=True),
+    "rollback": Command(rollback, changes=True),
+    "revoke": Command(revoke, changes=True, needs_hosts=True),
+    "tune": Command(tune, changes=True),
+}

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.fleet.device.facts import SCRIPT as FACTS
-from protofleet.deploy.fleet.device.facts import Facts, Good, Service, read_facts
-from protofleet.deploy.fleet.device.unit import digest
-from protofleet.deploy.fleet.history import operator
+from protofleet.deploy.fleet.control_plane import ControlPlane, Target
+from protofleet.deploy.fleet.deploy_log import current_user
+from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, Facts, KnownGood, Service, read_facts
+from protofleet.deploy.fleet.device.unit import sha256_of
 from protofleet.deploy.fleet.manifest import MANIFEST
-from protofleet.deploy.fleet.operator import Operator, Target
 from protofleet.deploy.fleet.plan import (
     Build,
     Configure,
@@ -34,13 +33,13 @@ from protofleet.deploy.fleet.plan import (
     Step,
     Switch,
 )
-from protofleet.deploy.fleet.ssh import Said, Ssh, UnreachableError
+from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
 
 HERE: Final = Path(__file__).parent / "device"
 # The program that checks what was shipped travels with the steps: nothing that lies on the device has a say in it.
-SCRIPT: Final = (
+REMOTE_SCRIPT: Final = (
     f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(HERE / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
     f"{(HERE / 'remote.sh').read_text()}"
 )
@@ -58,101 +57,101 @@ class StepError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ServiceState:
     """A service and the status of its own process."""
 
     service: Service
     status: Status | None
 
 
-def gather(ssh: Ssh, *how: str) -> Facts:
-    said = ssh.run(FACTS.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
+def gather_facts(ssh: Ssh, *how: str) -> Facts:
+    said = ssh.run(FACTS_SCRIPT.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
         return read_facts(said.out)
     except SettingsError:
-        words = said.last_word
+        words = said.last_line
         if "sudo" in words:
             words += "; let this user `sudo -n`, or deploy as root"
         raise UnreachableError(f"{ssh.name}: its facts cannot be gathered: {words}") from None
 
 
-class Performer:
+class Executor:
     """One device."""
 
     def __init__(
-        self, ssh: Ssh, operator: Operator, target: Target, say: Callable[[str], None],
+        self, ssh: Ssh, current_user: ControlPlane, target: Target, say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        self.ssh, self.operator, self.target, self.say = ssh, operator, target, say
+        self.ssh, self.control, self.target, self.say = ssh, current_user, target, say
         self._clock, self._sleep = clock, sleep
 
-    def perform(self, step: Step, facts: Facts) -> None:
+    def execute(self, step: Step, facts: Facts) -> None:
         """Raises StepError, or UnreachableError when the device is lost in the middle."""
-        wanted = self.target.wanted
+        desired = self.target.desired
         match step:
             case Refuse(reasons):
-                raise StepError(f"{wanted.name} cannot be deployed: {'; '.join(reasons)}")
+                raise StepError(f"{desired.name} cannot be deployed: {'; '.join(reasons)}")
             case Prepare():
-                self.do("prepare")
-                place(self.ssh, {"roots": self.operator.roots()})
-                self.do("pin")
+                self.run_step("prepare")
+                upload(self.ssh, {"roots": self.control.roots()})
+                self.run_step("pin")
             case Ship(release):
-                self._checked(self.ssh.send(self.operator.shipped(), f"{TOP}/wheels/{release}"))
+                demand_success(self.ssh.send(self.control.shipped(), f"{TOP}/wheels/{release}"))
             case Build(release):
-                made = self.operator.release
+                made = self.control.release
                 job = "load" if made.container else "build"
-                self.do(job, release, *made.how, seconds=BUILD_SECONDS)
+                self.run_step(job, release, *made.how, seconds=BUILD_SECONDS)
             case Enrol():
                 self._enrol()
             case Configure():
-                version = self.operator.present(wanted.name, facts.installed.settings).version
+                version = self.control.present(desired.name, facts.installed.settings).version
                 self.configure(self.target.text, self.target.unit, version)
             case Drain(seconds):
-                said = self.do("drain", f"{seconds:.0f}", seconds=seconds + 60)
+                said = self.run_step("drain", f"{seconds:.0f}", seconds=seconds + 60)
                 if said.err.strip():
                     self.say(said.err.strip())
             case Switch(release):
-                self.do("switch", release, wanted.name, seconds=SWITCH_SECONDS)
+                self.run_step("switch", release, desired.name, seconds=SWITCH_SECONDS)
             case Start():
-                self.do("start")
+                self.run_step("start")
             case Health(seconds):
-                self._healthy(seconds)
+                self._wait_until_healthy(seconds)
             case Soak(rounds, seconds):
                 self._soak(rounds, seconds)
             case Record(release, settings):
-                self.record(release, settings, wanted.unit)
+                self.record(release, settings, desired.unit)
 
     def configure(self, text: str, unit: str, version: int) -> None:
         """Beside those in use, and read by the new release before anything depends on it."""
-        wanted = self.target.wanted
-        files = {"settings": self.operator.signed(wanted.name, text, version), "unit": unit}
-        self._place_signed(files, {name: digest(text) for name, text in files.items()})
-        self.do("check", wanted.release, wanted.name)
+        desired = self.target.desired
+        files = {"settings": self.control.signed(desired.name, text, version), "unit": unit}
+        self._place_signed(files, {name: sha256_of(text) for name, text in files.items()})
+        self.run_step("check", desired.release, desired.name)
 
-    def configure_kept(self, text: str, which: str, good: Good, version: int) -> None:
+    def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
         """The unit is the one that the device has kept, or it is refused there."""
-        wanted = self.target.wanted
-        settings = self.operator.signed(wanted.name, text, version)
-        self._place_signed({"settings": settings}, {"settings": digest(settings), "unit": good.unit})
-        self.do("go_back", which)
-        self.do("check", wanted.release, wanted.name)
+        desired = self.target.desired
+        settings = self.control.signed(desired.name, text, version)
+        self._place_signed({"settings": settings}, {"settings": sha256_of(settings), "unit": good.unit})
+        self.run_step("restore_unit", which)
+        self.run_step("check", desired.release, desired.name)
 
     def record(self, release: str, settings: str, unit: str) -> None:
         known = {
             "release": release,
             "settings": settings,
             "unit": unit,
-            "by": operator(),
+            "by": current_user(),
             "at": int(time.time()),
         }
-        self.do("record", json.dumps(known))
-        self.do("allow", f"{release}-{settings}")
+        self.run_step("record", json.dumps(known))
+        self.run_step("allow", f"{release}-{settings}")
 
-    def do(self, *words: str, seconds: float = 120.0) -> Said:
-        return self._checked(self.ssh.run(SCRIPT, *words, seconds=seconds))
+    def run_step(self, step: str, *arguments: str, seconds: float = 120.0) -> Result:
+        return demand_success(self.ssh.run(REMOTE_SCRIPT, step, *arguments, seconds=seconds))
 
-    def look(self) -> Seen:
-        told = dict(line.partition("=")[::2] for line in self.do("state").out.splitlines())
+    def service_state(self) -> ServiceState:
+        told = dict(line.partition("=")[::2] for line in self.run_step("state").out.splitlines())
         service = Service(
             told.get("ActiveState", ""), told.get("SubState", ""),
             pid=int(told.get("agent") or 0), restarts=int(told.get("NRestarts") or 0),
@@ -161,59 +160,59 @@ class Performer:
             status = Status(**json.loads(told.get("status", "")))
         except (ValueError, TypeError):
             status = None
-        return Seen(service, status if status and status.pid == service.pid else None)
+        return ServiceState(service, status if status and status.pid == service.pid else None)
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """Of the service, as its journal has them."""
-        lines = [line for line in self.ssh.run(SCRIPT, "words").out.splitlines() if line.strip()]
+        lines = [line for line in self.ssh.run(REMOTE_SCRIPT, "journal").out.splitlines() if line.strip()]
         told = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
         return (told or lines or ["its journal says nothing"])[-1]
 
     def _place_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
-        subject = f"device {self.target.wanted.name}"
-        place(self.ssh, {**files, MANIFEST: self.operator.manifest(subject, listed)})
+        subject = f"device {self.target.desired.name}"
+        upload(self.ssh, {**files, MANIFEST: self.control.manifest(subject, listed)})
 
     def _enrol(self) -> None:
-        wanted = self.target.wanted
-        said = self.do("request", wanted.release, wanted.name, self.operator.federation)
+        desired = self.target.desired
+        said = self.run_step("request", desired.release, desired.name, self.control.federation)
         found = REQUEST.search(said.out)
         if found is None:
-            raise StepError(f"the device made no request: {said.last_word}")
-        place(self.ssh, {"approval": self.operator.approval(wanted.name, found[0] + "\n")})
-        self.do("enrol", wanted.release, self.operator.root_fingerprint)
-        if words := self.operator.let_back_in(wanted.name):
+            raise StepError(f"the device made no request: {said.last_line}")
+        upload(self.ssh, {"approval": self.control.approval(desired.name, found[0] + "\n")})
+        self.run_step("enrol", desired.release, self.control.root_fingerprint)
+        if words := self.control.let_back_in(desired.name):
             self.say(words)
 
-    def _healthy(self, seconds: float) -> None:
+    def _wait_until_healthy(self, seconds: float) -> None:
         """An open port is no health: this process has to have the coordinator's signed answer."""
-        began, first, ends = self._clock(), self.look().service.restarts, 0
+        began, first, ends = self._clock(), self.service_state().service.restarts, 0
         while True:
-            seen = self.look()
+            seen = self.service_state()
             ends += seen.service.sub == "auto-restart"  # once may be the process before
             if seen.status is not None and seen.status.connected and (seen.status.heard or seen.status.idle):
                 return
             if ends > 1 or seen.service.restarts > first or seen.service.active in ("failed", "inactive"):
-                raise StepError(f"it does not stay up: {self.last_words()}")
+                raise StepError(f"it does not stay up: {self.last_log_line()}")
             if self._clock() - began > seconds:
-                raise StepError(self._what_is_missing(seen, seconds))
+                raise StepError(self._unhealthy_reason(seen, seconds))
             self._sleep(POLL_SECONDS)
 
-    def _what_is_missing(self, seen: Seen, seconds: float) -> str:
+    def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
         if seen.status is None:
-            return f"after {seconds:g} s it still starts: {self.last_words()}"
+            return f"after {seconds:g} s it still starts: {self.last_log_line()}"
         if not seen.status.connected:
-            return f"no broker has taken it within {seconds:g} s: {self.last_words()}"
+            return f"no broker has taken it within {seconds:g} s: {self.last_log_line()}"
         return (
             f"the broker has taken it, but no coordinator has answered within {seconds:g} s; is a run on, and does "
-            f"the coordinator know {self.target.wanted.name}'s record?"
+            f"the coordinator know {self.target.desired.name}'s record?"
         )
 
     def _soak(self, rounds: int, seconds: float) -> None:
-        began, first = self._clock(), self.look()
+        began, first = self._clock(), self.service_state()
         while True:
-            seen = self.look()
+            seen = self.service_state()
             if seen.service.pid != first.service.pid:
-                raise StepError(f"it was started again while it served: {self.last_words()}")
+                raise StepError(f"it was started again while it served: {self.last_log_line()}")
             if (status := seen.status) is not None:
                 if status.refused:
                     raise StepError("an answer of it was refused by the coordinator; its log says why")
@@ -229,22 +228,19 @@ class Performer:
                 return
             self._sleep(POLL_SECONDS)
 
-    def _checked(self, said: Said) -> Said:
-        return checked(said)
 
-
-def place(ssh: Ssh, files: dict[str, str]) -> None:
+def upload(ssh: Ssh, files: dict[str, str]) -> None:
     """Small files, for a step of `remote.sh` to take from there."""
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:
         for name, text in files.items():
             (folder / name).write_text(text)
-        checked(ssh.send(folder, f"{TOP}/incoming"))
+        demand_success(ssh.send(folder, f"{TOP}/incoming"))
     finally:
         shutil.rmtree(folder)
 
 
-def checked(said: Said) -> Said:
+def demand_success(said: Result) -> Result:
     if said.code:
-        raise StepError(said.last_word)
+        raise StepError(said.last_line)
     return said

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from protofleet.deploy.fleet.checks import Check, failures
-from protofleet.deploy.fleet.device.facts import Facts, Good
+from protofleet.deploy.fleet.device.facts import Facts, KnownGood
 from protofleet.deploy.fleet.settings import Care
 
 DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Desired:
     """What a device shall be."""
 
     name: str
@@ -120,7 +120,7 @@ Step: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
-class Present:
+class InstalledSettings:
     """The settings that are installed, where our root has signed them."""
 
     settings: str = ""  # digest of their text
@@ -128,53 +128,53 @@ class Present:
 
 
 def plan(
-    facts: Facts, wanted: Wanted, checks: list[Check], present: Present, force: bool = False
+    facts: Facts, desired: Desired, checks: list[Check], present: InstalledSettings, force: bool = False
 ) -> list[Step]:
     """What is still missing."""
     here = facts.installed
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [Refuse(tuple(reasons))]
-    if wanted.pair in here.blocked and not force:
-        words = f"release {wanted.release} with these settings has failed on this device before"
+    if desired.pair in here.blocked and not force:
+        words = f"release {desired.release} with these settings has failed on this device before"
         return [Refuse((f"{words}; change one of them, or say --force",))]
-    return list(_steps(facts, wanted, present))
+    return list(_steps(facts, desired, present))
 
 
-def _steps(facts: Facts, wanted: Wanted, present: Present) -> Iterator[Step]:
-    here, service, care = facts.installed, facts.installed.service, wanted.care
-    if not here.user or here.pinned != wanted.roots:
+def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterator[Step]:
+    here, service, care = facts.installed, facts.installed.service, desired.care
+    if not here.user or here.pinned != desired.roots:
         yield Prepare()
-    if wanted.release not in here.complete:
-        yield Ship(wanted.release, wanted.release_words)
-        yield Build(wanted.release)
-    if reason := enrolment_wanted(facts, wanted):
+    if desired.release not in here.complete:
+        yield Ship(desired.release, desired.release_words)
+        yield Build(desired.release)
+    if reason := enrolment_reason(facts, desired):
         yield Enrol(reason)
-    other_settings, other_unit = present.settings != wanted.settings, here.unit != wanted.unit
-    moved = other_settings or other_unit or here.release != wanted.release
+    other_settings, other_unit = present.settings != desired.settings, here.unit != desired.unit
+    moved = other_settings or other_unit or here.release != desired.release
     if other_settings or other_unit:
         yield Configure(
             " and ".join(w for w, other in (("settings", other_settings), ("unit", other_unit)) if other)
         )
     if moved:
-        yield Switch(wanted.release)
-    stale = moved or not is_running(facts, wanted, present)
+        yield Switch(desired.release)
+    stale = moved or not is_running(facts, desired, present)
     if stale:
         if service.active == "active":
             yield Drain(care.drain_seconds)
         yield Start()
-    if stale or not is_good(here.good, wanted) or not is_well(facts):
+    if stale or not is_good(here.good, desired) or not is_well(facts):
         yield Health(care.health_seconds)
-        if not is_good(here.good, wanted):
+        if not is_good(here.good, desired):
             yield Soak(care.soak_rounds, care.soak_seconds)
-            yield Record(wanted.release, wanted.settings)
+            yield Record(desired.release, desired.settings)
 
 
-def is_running(facts: Facts, wanted: Wanted, present: Present) -> bool:
-    """The process that runs was started from what is wanted."""
+def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bool:
+    """The process that runs was started from what is desired."""
     service, status = facts.installed.service, facts.installed.status
     if service.active not in ("active", "activating") or not service.enabled:
         return False
-    if (service.running, service.unit) != (wanted.release, wanted.unit_mark):
+    if (service.running, service.unit) != (desired.release, desired.unit_mark):
         return False
     return status is None or status.pid != service.pid or status.settings == present.version
 
@@ -184,28 +184,28 @@ def is_well(facts: Facts) -> bool:
     return status is not None and status.pid == facts.installed.service.pid and status.connected
 
 
-def is_good(good: Good | None, wanted: Wanted) -> bool:
+def is_good(good: KnownGood | None, desired: Desired) -> bool:
     return good is not None and (good.release, good.settings, good.unit) == (
-        wanted.release,
-        wanted.settings,
-        wanted.unit,
+        desired.release,
+        desired.settings,
+        desired.unit,
     )
 
 
-def enrolment_wanted(facts: Facts, wanted: Wanted) -> str:
+def enrolment_reason(facts: Facts, desired: Desired) -> str:
     here = facts.installed
     if not here.tls:
         return "it has no keys yet"
-    if here.tls not in wanted.tls:
+    if here.tls not in desired.tls:
         return "its certificate ends soon, has been revoked or is not of this federation"
-    if here.roots != wanted.roots:
+    if here.roots != desired.roots:
         return "the federation has other roots by now"
-    if here.coordinator != wanted.coordinator:
+    if here.coordinator != desired.coordinator:
         return "the coordinator has another record by now"
     return ""
 
 
-def words_of(step: Step) -> str:
+def describe(step: Step) -> str:
     match step:
         case Refuse(reasons):
             return "cannot be deployed: " + "; ".join(reasons)

@@ -30,7 +30,7 @@ PATH: Final = re.compile(
 )  # what may stand in an ssh configuration and in a unit as it is
 OPTION: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
 KEYS: Final = Path("/var/lib/protofleet/keys")
-PLACES: Final[Mapping[str, Any]] = {
+DEVICE_PATHS: Final[Mapping[str, Any]] = {
     "folder": "/var/lib/protofleet/state",
     "status": "/run/protofleet/status.json",
     "tuning": "/etc/protofleet/tuning",
@@ -162,7 +162,7 @@ def read_fleet(path: Path) -> Fleet:
 def settings_of(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
     """A device's settings: the common ones, its own on top, and where things are on a device that we set up."""
     fixed = {"name": name, "federation": federation, "enrolled": str(KEYS)}
-    table = merge(merge(PLACES, fleet.device), fleet.hosts[name].device)
+    table = merge(merge(DEVICE_PATHS, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")

@@ -69,7 +69,7 @@ def make_image(software: Software, folder: Path) -> Release:
         raise SettingsError(f"software.archive is {archive}, which is no file; `docker save -o` writes one")
     (folder / IMAGE).symlink_to(archive.absolute())
     words = f"image {archive.name}, {archive.stat().st_size / 1e6:.0f} MB"
-    name = hashlib.sha256(f"{contents(archive)} {options}".encode()).hexdigest()[:DIGITS]
+    name = hashlib.sha256(f"{content_digest(archive)} {options}".encode()).hexdigest()[:DIGITS]
     return Release(name, folder, words, options=options, container=True)
 
 
@@ -88,7 +88,7 @@ def make_wheels(software: Software, folder: Path) -> Release:
     files = sorted(p for p in folder.iterdir() if p.is_file())
     name = hashlib.sha256(
         "\n".join(
-            [software.python, software.dependencies, *(f"{p.name} {contents(p)}" for p in files)]
+            [software.python, software.dependencies, *(f"{p.name} {content_digest(p)}" for p in files)]
         ).encode()
     ).hexdigest()[:DIGITS]
     size = sum(p.stat().st_size for p in files)
@@ -113,7 +113,9 @@ def build_wheel(folder: Path) -> None:
             "this protofleet is installed without its source; put its wheel into software.wheels"
         )
     files = sources()
-    kept = SOURCE / "build" / "wheels" / hashlib.sha256(b"".join(map(_named, files))).hexdigest()[:DIGITS]
+    kept = (
+        SOURCE / "build" / "wheels" / hashlib.sha256(b"".join(map(_digest_line, files))).hexdigest()[:DIGITS]
+    )
     if not kept.exists():
         with tempfile.TemporaryDirectory() as copy:
             for path in files:
@@ -140,7 +142,7 @@ def sources() -> list[Path]:
     return sorted(found)
 
 
-def _named(path: Path) -> bytes:
+def _digest_line(path: Path) -> bytes:
     return f"{path.relative_to(SOURCE)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
 
 
@@ -160,7 +162,7 @@ def _pip(job: str, *words: str, tools: str = "") -> None:
         raise RunError(f"our wheel cannot be built: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
 
 
-def contents(path: Path) -> str:
+def content_digest(path: Path) -> str:
     """Hash of what is in a file; of an archive, of what is in its members, as their dates are when it was packed."""
     if not zipfile.is_zipfile(path):
         return digest_of(path)

@@ -1,27 +1,28 @@
-"""Plain OpenSSH and rsync: one connection a host, no questions asked, and in plain words what went wrong."""
+"""OpenSSH and rsync: one shared connection a host, no prompts, and an explanation of each failure."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.settings import Fleet, Host
 
 CONNECT_SECONDS: Final = 10
+CLOSE_SECONDS: Final = 10.0
 FAILED_TO_CONNECT: Final = 255  # of ssh itself; any other code is the remote command's
 AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # evaluated by the shell there
-CONTROL: Final = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
-)  # a device's words must not steer the operator's terminal
+# The output of a device must not steer the operator's terminal.
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-# What ssh says, and what it means for the person who deploys. The first that fits counts.
-MEANINGS: Final = (
+# A part of what ssh prints, and what it means for the operator. The first that is found counts.
+EXPLANATIONS: Final = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: another machine answers "
      "there, or it was set up anew; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
     ("Host key verification failed", "its host key is not known here; compare its fingerprint and add it: "
@@ -43,73 +44,80 @@ class UnreachableError(RunError):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Result:
     code: int
     out: str
     err: str
 
     @property
-    def last_word(self) -> str:
+    def last_line(self) -> str:
         lines = (self.err.strip() or self.out.strip()).splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
+
+
+Run: TypeAlias = Callable[[Sequence[str], str, float], Result]  # a command line, its stdin, seconds
+
+
+def run_program(command: Sequence[str], stdin: str, seconds: float) -> Result:
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise RunError(f"there is no {command[0]} on this machine; install it") from None
+    return Result(done.returncode, done.stdout, done.stderr)
 
 
 class Ssh:
     """One host. `folder` is private to this deployment: the sockets of shared connections lie there."""
 
-    def __init__(self, name: str, host: Host, fleet: Fleet, folder: Path) -> None:
-        self.name, self._host = name, host
+    def __init__(self, name: str, host: Host, fleet: Fleet, folder: Path, run: Run = run_program) -> None:
+        self.name, self._host, self._run = name, host, run
         self._config = folder / f"{name}.conf"
         self._config.write_text(configuration(host, fleet, folder))
         self._ssh = ["ssh", "-F", str(self._config)]
 
-    def run(self, script: str, *arguments: str, seconds: float = 60.0) -> Said:
-        """A script of ours, fed to root's shell there; arguments are quoted as the shell there wants them."""
+    def run(self, script: str, *arguments: str, seconds: float = 60.0) -> Result:
+        """A script of ours, run by root's shell on the host; `arguments` are quoted for that shell."""
         remote = f"exec {AS_ROOT} sh -s -- {shlex.join(arguments)}"
-        said = self._call([*self._ssh, self._host.address, remote], script, seconds)
-        if said.code == FAILED_TO_CONNECT:
-            raise UnreachableError(f"{self.name} ({self._host.address}): {self._meaning(said)}")
-        return said
+        return self._call([*self._ssh, self._host.address, remote], script, seconds)
 
-    def send(self, source: Path, target: str, seconds: float = 3600.0) -> Said:
-        """A folder's contents and nothing else, each file whole or not at all; what broke off is gone on with.
+    def send(self, source: Path, target: str, seconds: float = 3600.0) -> Result:
+        """Mirrors a folder: each file whole or not at all, and an interrupted transfer is resumed.
 
-        Compared by content: two settings signed in the same second differ in nothing else.
+        Compared by content: two settings that were signed in the same second differ in nothing else.
         """
         command = ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates",
                    "--delete", "-e", shlex.join(self._ssh), f"--rsync-path={AS_ROOT} rsync"]  # fmt: skip
-        said = self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
-        if said.code == FAILED_TO_CONNECT:
-            raise UnreachableError(f"{self.name} ({self._host.address}): {self._meaning(said)}")
-        return said
+        return self._call([*command, f"{source}/", f"{self._host.address}:{target}/"], "", seconds)
 
     def close(self) -> None:
-        subprocess.run([*self._ssh, "-O", "exit", self._host.address], capture_output=True, check=False)
+        with contextlib.suppress(RunError, subprocess.TimeoutExpired):
+            self._run([*self._ssh, "-O", "exit", self._host.address], "", CLOSE_SECONDS)
 
-    def _call(self, command: Sequence[str], text: str, seconds: float) -> Said:
+    def _call(self, command: Sequence[str], stdin: str, seconds: float) -> Result:
         try:
-            done = subprocess.run(
-                command,
-                input=text,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-        except FileNotFoundError:
-            raise RunError(f"there is no {command[0]} on this machine; install it") from None
+            done = self._run(command, stdin, seconds)
         except subprocess.TimeoutExpired:
             raise UnreachableError(
                 f"{self.name}: no end after {seconds:.0f} s; does it still answer?"
             ) from None
-        return Said(done.returncode, CONTROL.sub("", done.stdout), CONTROL.sub("", done.stderr))
+        result = Result(done.code, CONTROL.sub("", done.out), CONTROL.sub("", done.err))
+        if result.code == FAILED_TO_CONNECT:
+            raise UnreachableError(f"{self.name} ({self._host.address}): {self._explain(result)}")
+        return result
 
-    def _meaning(self, said: Said) -> str:
-        for words, meaning in MEANINGS:
-            if words in said.err:
-                return meaning.format(host=self._host.address)
-        return said.last_word
+    def _explain(self, result: Result) -> str:
+        for words, explanation in EXPLANATIONS:
+            if words in result.err:
+                return explanation.format(host=self._host.address)
+        return result.last_line
 
 
 def configuration(host: Host, fleet: Fleet, folder: Path) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.fleet.accuracy import Judge
+from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.settings import Care
 from protofleet.deploy.local.progress import Progress
 from tests.hostile.device import Answer
@@ -78,7 +78,7 @@ def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
         for i in range(30):
             liar.greet(domain=f"invented-{i}")
         f.wait_until(lambda: len(shown(f)) > 1, "two domains to be measured")
-        judge = Judge(
+        judge = AccuracyCheck(
             Care(accuracy_drop=0.05, metrics=f"http://127.0.0.1:{f.metrics_port}/metrics", soak_seconds=60.0)
         )
         judge.begin()

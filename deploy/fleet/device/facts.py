@@ -13,12 +13,12 @@ from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.security.statements import StatementError, from_armour
 from protofleet.protocol.settings.reader import SettingsError
 
-SCRIPT: Final = Path(__file__).with_name("facts.sh")
-PROGRAM: Final = "protofleet-device.service"
+FACTS_SCRIPT: Final = Path(__file__).with_name("facts.sh")
+SERVICE: Final = "protofleet-device.service"
 
 
 @dataclass(frozen=True, slots=True)
-class Good:
+class KnownGood:
     """What has served a round on this device: to be gone back to."""
 
     release: str
@@ -53,8 +53,8 @@ class Installed:
     tls: str = ""
     roots: str = ""
     coordinator: str = ""
-    good: Good | None = None
-    previous: Good | None = None  # the one before
+    good: KnownGood | None = None
+    previous: KnownGood | None = None  # the one before
     service: Service = field(default_factory=Service)
     status: Status | None = None
 
@@ -125,7 +125,7 @@ def read_facts(text: str) -> Facts:
         clock_synced=_yes_or_no(one.get("clock_synced")), groups=tuple(one.get("groups", "").split()),
         disk_free=int(one.get("disk_free") or 0), state_free=int(one.get("state_free") or 0),
         storage=one.get("storage", ""), ram=int(one.get("ram", 0)), ram_free=int(one.get("ram_free", 0)),
-        swap=int(one.get("swap", 0)), temperatures=tuple(map(_heat, told["temperature"])),
+        swap=int(one.get("swap", 0)), temperatures=tuple(map(_temperature, told["temperature"])),
         nvpmodel=one.get("nvpmodel", ""),
         docker=Docker(one["docker"], tuple(one.get("docker_runtimes", "").split())) if "docker" in one else None,
         iptables=one.get("iptables", ""), iptables_works=_yes_or_no(one.get("iptables_works")),
@@ -157,9 +157,9 @@ def _probe(one: Mapping[str, str]) -> Probe | None:
     return Probe(one.get("torch", ""), cuda, one.get("broker", ""), reached, int(one.get("cert_until", 0)))
 
 
-def _good(text: str) -> Good | None:
+def _good(text: str) -> KnownGood | None:
     try:
-        return Good(**json.loads(text))
+        return KnownGood(**json.loads(text))
     except (ValueError, TypeError):
         return None
 
@@ -178,7 +178,7 @@ def _statement(text: str) -> bytes:
         return b""
 
 
-def _heat(text: str) -> tuple[str, float]:
+def _temperature(text: str) -> tuple[str, float]:
     value, _, zone = text.partition(" ")
     return zone, int(value) / 1000 if value.lstrip("-").isdigit() else 0.0
 

@@ -16,16 +16,16 @@ SETTINGS: Final = Path("/etc/protofleet/device.settings")
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["self"]:
-            return whole()
+            return self_test()
         case ["settings", path]:
-            return usable(Path(path))
+            return check_settings(Path(path))
         case _:
-            tell_torch()
-            tell_enrolment("connected" in arguments)
+            print_torch()
+            print_enrolment("connected" in arguments)
     return 0
 
 
-def whole() -> int:
+def self_test() -> int:
     """Everything imports, and a matrix is multiplied."""
     import torch
 
@@ -41,7 +41,7 @@ def whole() -> int:
     return 1
 
 
-def usable(path: Path) -> int:
+def check_settings(path: Path) -> int:
     from protofleet.edge_client.host.loaded_settings import verified_settings
     from protofleet.protocol.security.statements import StatementError
     from protofleet.protocol.settings.reader import SettingsError
@@ -54,7 +54,7 @@ def usable(path: Path) -> int:
     return 0
 
 
-def tell_torch() -> None:
+def print_torch() -> None:
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a vendor's torch fails in many ways, and each is a fact
@@ -63,7 +63,7 @@ def tell_torch() -> None:
     print(f"torch={torch.__version__}\ncuda={'yes' if torch.cuda.is_available() else 'no'}")
 
 
-def tell_enrolment(connected: bool) -> None:
+def print_enrolment(connected: bool) -> None:
     """A running device is asked nothing: the broker would hand us its session."""
     from cryptography import x509
 

@@ -1,7 +1,7 @@
-# The steps of a deployment, as root on the device. Each can be broken off anywhere and done again.
+# The steps of a deployment, run as root on the device. Each can be interrupted anywhere and run again.
 #
-# /var/lib/protofleet and /run/protofleet belong to the device's own user, who may be somebody else by now: root neither
-# reads nor writes there, as a link could lead it anywhere. What has to be done there is done by that user.
+# /var/lib/protofleet and /run/protofleet belong to the user of the service, which may have been taken over: root neither
+# reads nor writes there, for a link could lead it to any file. What has to be done there is done as that user.
 set -eu
 umask 022
 cd /
@@ -10,30 +10,30 @@ top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
 user=protofleet builder=protofleet-build
 unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
 fail() { echo "$*" >&2; exit 1; }
-try() { # what it means when it fails, command ...: what it calls an error, or its last word, is said as well
+try() { # what a failure means, command ...: its error line, or its last one, is printed as well
     meaning=$1
     shift
     said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | { grep -m 1 '^ERROR' || printf '%s\n' "$said" | grep . | tail -n 1; })"
 }
-as_user() { # user command ...: with nothing of root's in its hands, neither the lock nor the rest of this script
+as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
     whom=$1
     shift
     env HOME=/var/lib/protofleet setpriv --reuid="$whom" --regid="$whom" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
 }
-as_device() { # release program ...: a container becomes another user by itself
+as_device() { # release program ...: a container switches to the user by itself
     run=$top/releases/$1
     shift
     if [ -e "$run/image" ]; then "$run/bin/$@" </dev/null 9>&-; else as_user $user "$run/bin/$@"; fi
 }
-told() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: of that user, which may be a pipe
-# Our program on the device, asked by its own interpreter, in words that releases of all versions have.
+read_as_user() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: it may be a pipe that never ends
+# Our program on the device, started in a way that releases of all versions understand.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
 runpy.run_module(name, run_name="__main__", alter_sys=True)'
 show() { systemctl show -p "$1" --value $name; }
-# A file is replaced in one moment, and is on the disk before it has its name.
-put() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
+# Atomic replace: the bytes are on the disk before the file has its name.
+replace() { cp "$1" "$2.new"; chmod "$3" "$2.new"; sync "$2.new"; mv "$2.new" "$2"; }
 
 prepare() {
     id $user >/dev/null 2>&1 || useradd --system --user-group --home-dir /var/lib/protofleet --shell /usr/sbin/nologin $user
@@ -42,48 +42,48 @@ prepare() {
     install -d -m 0700 -o $user -g $user /var/lib/protofleet
 }
 
-# What was copied here counts once the federation's root has signed it, byte by byte.
+# Nothing that was copied here is used before the signature of the federation's root over it was verified.
 verified() { said=$(verifier | "${python:-python3}" -I -S - "$@" 2>&1) || fail "$said"; }
 pin() {
     verified roots $top/incoming/roots $etc/roots
-    put $top/incoming/roots $etc/roots 0644
+    replace $top/incoming/roots $etc/roots 0644
     rm -f $top/incoming/roots
 }
-shipped() { # release, and how it is to be installed
+verify_release() { # release, and how it is to be installed
     verified folder "$top/wheels/$1" $etc/roots "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
 $3" ] || fail "release $1 is not to be installed like this, by its signed manifest; deploy again"
 }
-# What was built is what is activated: all of it is read again before.
-tree() {
+# A release is activated only if all its files are still what was built.
+list_files() {
     cd "$1"
     find . -type l -printf '%p %l\n' | sort
     find . -type f ! -path ./.files ! -path ./.complete -print0 | sort -z | xargs -0 -r sha256sum
 }
-finish() { # release
-    (tree "$top/releases/$1") >"$top/releases/$1/.files"
+mark_complete() { # release
+    (list_files "$top/releases/$1") >"$top/releases/$1/.files"
     sync "$top/releases/$1" "$top/releases/$1/.files"
     touch "$top/releases/$1/.complete"
 }
-intact() { # release; those that were built before there were lists have none
+verify_unchanged() { # release; the oldest ones have no list of files
     built=$top/releases/$1
     [ -e "$built/.files" ] || return 0
     [ ! -e "$built/image" ] || [ "$(docker image inspect -f '{{.Id}}' "protofleet-release:$1")" = "$(cat "$built/image")" ] ||
         fail "the image of release $1 is another than was loaded; deploy again"
-    other=$( (tree "$built") | diff "$built/.files" - | sed -n '2s/^. *\([0-9a-f]\{64\}  \)\{0,1\}//p')
+    other=$( (list_files "$built") | diff "$built/.files" - | sed -n '2s/^. *\([0-9a-f]\{64\}  \)\{0,1\}//p')
     [ -z "$other" ] || { rm -f "$built/.complete"; fail "$other in release $1 was changed since it was built; deploy again"; }
 }
 
-# Python carries a pip to put into every environment; run from where it lies, it need not be copied first.
-installer() { # release
+# The pip that Python carries for new environments runs from where it lies.
+find_pip() { # release
     for wheel in /usr/share/python-wheels/pip-*.whl; do [ -e "$wheel" ] && { echo "$wheel/pip"; return; }; done
     as_builder "$1/bin/python" -m ensurepip >/dev/null 2>&1 && echo "$1/lib/$(ls "$1/lib")/site-packages/pip"
 }
 as_builder() { env HOME=/nonexistent setpriv --reuid=$builder --regid=$builder --clear-groups --no-new-privs -- "$@" </dev/null; }
-pip() { # words ...: into $release; wheels alone, so that nothing of others runs while it is installed
-    job=$1
+pip() { # arguments ...: into $release; wheels alone, so that no code of a package runs while it is installed
+    command=$1
     shift
-    as_builder "$release/bin/python" "$pip" "$job" --disable-pip-version-check --no-input --no-cache-dir "$@"
+    as_builder "$release/bin/python" "$pip" "$command" --disable-pip-version-check --no-input --no-cache-dir "$@"
 }
 wheels_alone() { pip install -q --no-warn-script-location --only-binary=:all: "$@"; }
 locked() { wheels_alone --require-hashes --no-deps --find-links "$wheels" "$@"; }
@@ -109,23 +109,23 @@ build() { # release python dependencies
         index) install=from_index ;;
         *) fail "no such way to get dependencies: $3" ;;
     esac
-    shipped "$1" "$2" "$3"
+    verify_release "$1" "$2" "$3"
     rm -rf "$release"
     install -d -m 0755 -o $builder -g $builder "$release"
     # shellcheck disable=SC2086
     try "python cannot make an environment" as_builder "$2" -m venv --without-pip $own "$release"
-    pip=$(installer "$release")
+    pip=$(find_pip "$release")
     try "pip cannot install what was shipped" "$install" "$3"
     chown -hR root:root "$release"
     chmod -R a-st,u=rwX,go=rX "$release"
     try "the release does not run on this device" as_device "$1" python -c "$probe" self
-    finish "$1"
+    mark_complete "$1"
 }
 
 load() { # release image options; without an image it has been shipped
     release=$top/releases/$1 shipped=$top/wheels/$1/image.tar
     [ ! -e "$release/.complete" ] || return 0
-    shipped "$1" "$2" "$3"
+    verify_release "$1" "$2" "$3"
     rm -rf "$release"
     if [ -n "$2" ]; then
         try "docker cannot pull it" docker pull -q "$2"
@@ -138,15 +138,15 @@ load() { # release image options; without an image it has been shipped
     docker tag "$image" "protofleet-release:$1"
     docker image inspect -f '{{.Id}}' "$image" >"$release/image"
     for program in protofleet python; do
-        starter "$1" $program "$3" "$(cat "$release/image")" >"$release/bin/$program"
+        wrapper "$1" $program "$3" "$(cat "$release/image")" >"$release/bin/$program"
         chmod 755 "$release/bin/$program"
     done
     try "the image does not run on this device" "$release/bin/python" -c "$probe" self
-    finish "$1"
+    mark_complete "$1"
     rm -f "$shipped"
 }
 
-starter() { # release program options image's-id: as small a world as the program needs; the unit's own words come on top
+wrapper() { # release program options image-id: with the least privileges; the unit adds its own options
     cat <<END
 #!/bin/sh
 # shellcheck disable=SC2086
@@ -161,7 +161,7 @@ END
 request() { # release name federation
     as_user $user mkdir -p -m 0700 $keys
     as_device "$1" protofleet enrol request "$2" --federation "$3" --folder $keys >&2
-    told 65536 $keys/pending/request
+    read_as_user 65536 $keys/pending/request
 }
 
 enrol() { # release root's-fingerprint
@@ -175,10 +175,10 @@ check() { # release device
 
 switch() { # release device
     [ -e "$top/releases/$1/.complete" ] || fail "release $1 is not there"
-    intact "$1"
+    verify_unchanged "$1"
     [ ! -e $top/incoming/settings ] && [ ! -e $top/incoming/unit ] || verified folder $top/incoming $etc/roots "device $2"
-    [ ! -e $top/incoming/settings ] || put $top/incoming/settings $etc/device.settings 0644
-    [ ! -e $top/incoming/unit ] || put $top/incoming/unit $unit 0644
+    [ ! -e $top/incoming/settings ] || replace $top/incoming/settings $etc/device.settings 0644
+    [ ! -e $top/incoming/unit ] || replace $top/incoming/unit $unit 0644
     ln -sfn "releases/$1" $top/.current
     mv -T $top/.current $top/current
     rm -f $top/incoming/settings $top/incoming/unit $top/incoming/approval $top/incoming/manifest
@@ -193,7 +193,7 @@ drain() { # seconds
     systemctl kill --kill-who=main -s USR1 $name
     until=$(($(date +%s) + $1))
     while [ "$(show MainPID)" = "$pid" ]; do
-        echo draining || exit 1 # nobody listens any more
+        echo draining || exit 1 # the connection of whoever waits has closed
         [ "$(date +%s)" -lt "$until" ] || { echo "there is still work in hand; it is asked again" >&2; return 0; }
         sleep 0.2
     done
@@ -204,21 +204,21 @@ start() {
     systemctl reset-failed $name 2>/dev/null || :
     systemctl restart --no-block $name
 }
-hold() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/null || :; }
+stop() { drain "$1"; systemctl stop $name; systemctl reset-failed $name 2>/dev/null || :; }
 
 state() {
     for key in ActiveState SubState NRestarts; do echo "$key=$(show $key)"; done
-    if [ -e $top/current/image ]; then # a container counts processes anew
-        echo "agent=$(told 65536 /run/protofleet/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
+    if [ -e $top/current/image ]; then # a container has process ids of its own
+        echo "agent=$(read_as_user 65536 /run/protofleet/status.json | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
     else
         echo "agent=$(show MainPID)"
     fi
-    echo "status=$(told 65536 /run/protofleet/status.json | tr '\n' ' ')"
+    echo "status=$(read_as_user 65536 /run/protofleet/status.json | tr '\n' ' ')"
 }
 
-words() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
+journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
 
-record() { # what is known of it
+record() { # JSON: the release in use is good now, and is what a rollback goes to
     release=$(basename "$(readlink $top/current)")
     if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
         rm -rf $top/kept/new
@@ -230,7 +230,7 @@ record() { # what is known of it
         if [ -e $top/kept/good ]; then rm -rf $top/kept/previous; mv $top/kept/good $top/kept/previous; fi
         mv $top/kept/new $top/kept/good
     fi
-    for old in "$top"/releases/*; do # those that are gone back to stay
+    for old in "$top"/releases/*; do # all but those that a rollback may go to
         number=$(basename "$old")
         if [ "$number" = "$release" ] || grep -qs "\"$number\"" $top/kept/*/record; then continue; fi
         [ ! -e "$old/image" ] || docker rmi "protofleet-release:$number" >/dev/null 2>&1 || :
@@ -241,26 +241,26 @@ record() { # what is known of it
 block() { install -d $top/blocked; : >"$top/blocked/$1"; sync $top/blocked; }
 allow() { rm -f "$top/blocked/$1"; }
 
-tune() { put $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }
-go_back() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings are signed anew
+tune() { replace $top/incoming/tuning $etc/tuning 0644; rm -f $top/incoming/tuning; }
+restore_unit() { cp "$top/kept/$1/unit" $top/incoming/unit; } # good or previous; its settings come signed anew
 
-forget() {
+erase_keys() {
     systemctl disable -q --now $name 2>/dev/null || :
     systemctl reset-failed $name 2>/dev/null || :
     # shellcheck disable=SC2016
     as_user $user sh -c 'for key in "$1"/current/*.key "$1"/set*/*.key "$1"/pending/*.key; do
         [ ! -e "$key" ] || shred -u "$key" 2>/dev/null || rm -f "$key"
     done' sh $keys || :
-    rm -rf $keys # takes links away and follows none
+    rm -rf $keys # removes links and follows none
 }
 
-case $1 in # a release's name may have come from a device, as what it says that it has kept
+case $1 in # the name of a release may have come from the device, which reports what it has kept
     build | load | request | enrol | check | switch | block | allow)
         case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is no release's name, which has digits from 0 to f alone" ;; esac ;;
 esac
-# One deployment at a time; what was left behind by one that died comes to its end first.
+# One deployment at a time; a step of one that died ends first.
 case $1 in
-    state | words) ;;
+    state | journal) ;;
     *) exec 9>/run/protofleet-deploy.lock
        flock -w 120 9 || fail "another deployment is at work on this device" ;;
 esac

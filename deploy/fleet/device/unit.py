@@ -11,13 +11,13 @@ from protofleet.deploy.fleet.settings import KEYS, OPTION, Host, Software
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError
 
-PLACE: Final = "/etc/systemd/system/protofleet-device.service"
+UNIT_FILE: Final = "/etc/systemd/system/protofleet-device.service"
 SETTINGS: Final = "/etc/protofleet/device.settings"
 COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS} --enrolled {KEYS}"
 LEFT_TO_OTHERS: Final = (
     1_500_000_000  # bytes of memory, where a fleet's file does not say; a GPU may share them
 )
-MARK: Final = 16  # digits
+MARK_DIGITS: Final = 16  # digits
 BACKOFF_SYSTEMD: Final = 254  # the first that can wait ever longer between two starts
 
 # MemoryDenyWriteExecute is not among them: torch's kernels for the CPU are written at run time.
@@ -131,12 +131,12 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
         backoff="RestartSec=10s\n" + steps,
         memory=memory,
         hardened=hardened,
-        options=" ".join(_docker_words(facts, settings, memory, gpu)) if contained else "",
+        options=" ".join(_docker_options(facts, settings, memory, gpu)) if contained else "",
     )
-    return text.replace("{mark}", digest(text)[:MARK])
+    return text.replace("{mark}", sha256_of(text)[:MARK_DIGITS])
 
 
-def _docker_words(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool) -> Iterator[str]:
+def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool) -> Iterator[str]:
     yield f"--name protofleet-device --memory {memory} --oom-score-adj 500 --log-driver none"
     yield "--volume /run/protofleet:/run/protofleet"
     if settings.data.root:
@@ -152,8 +152,8 @@ def _docker_words(facts: Facts, settings: DeviceSettings, memory: int, gpu: bool
 
 def mark_of(unit: str) -> str:
     """By which a process says which unit has started it."""
-    return unit.partition("PROTOFLEET_UNIT=")[2][:MARK]
+    return unit.partition("PROTOFLEET_UNIT=")[2][:MARK_DIGITS]
 
 
-def digest(text: str) -> str:
+def sha256_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

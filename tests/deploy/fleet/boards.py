@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protofleet.deploy.fleet.device.facts import Docker, Facts, Good, Installed, Probe, Service
-from protofleet.deploy.fleet.plan import Wanted
+from protofleet.deploy.fleet.device.facts import Docker, Facts, Installed, KnownGood, Probe, Service
+from protofleet.deploy.fleet.plan import Desired
 from protofleet.deploy.fleet.settings import Care
 from protofleet.edge_client.host.status_file import Status
 
 NOW = 1_790_000_000
 RELEASE, SETTINGS, UNIT, MARK = "a" * 16, "b" * 16, "c" * 64, "d" * 16
-WANTED = Wanted(
+WANTED = Desired(
     "board-7", RELEASE, "1 file", SETTINGS, UNIT, MARK, frozenset({"tls"}), "roots", "coordinator", Care()
 )
-GOOD = Good(RELEASE, SETTINGS, UNIT, "eve@desk", NOW)
+GOOD = KnownGood(RELEASE, SETTINGS, UNIT, "eve@desk", NOW)
 
 
 def jetson(**changes: Any) -> Facts:

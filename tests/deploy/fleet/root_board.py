@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.fleet.execute import SCRIPT
+from protofleet.deploy.fleet.execute import REMOTE_SCRIPT
 
 ROOT: Final = Path(__file__).parents[3]
 FLEET: Final = ROOT / "deploy" / "fleet"
@@ -75,7 +75,7 @@ class RootBoard:
 
     def step(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Of a deployment, as `Ssh.run` has it done."""
-        return self.run("sh", "-s", "--", *words, stdin=SCRIPT, check=check)
+        return self.run("sh", "-s", "--", *words, stdin=REMOTE_SCRIPT, check=check)
 
     def facts(self, how: str = "quick") -> str:
         return self.run("sh", "-s", "--", how, stdin=(FLEET / "device" / "facts.sh").read_text()).stdout

@@ -11,8 +11,8 @@ from prometheus_client import generate_latest
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.fleet.accuracy import Judge, Reading, fallen, fetch
-from protofleet.deploy.fleet.history import History
+from protofleet.deploy.fleet.accuracy import AccuracyCheck, Reading, fetch_metrics, worst_drop
+from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.rollout import Outcome, Rollout
 from protofleet.deploy.fleet.settings import Care
 from tests.support.small_federation import simulation
@@ -22,7 +22,7 @@ CARE = Care(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)
 DIGITS, STREET = ("mnist", "test", "global"), ("svhn", "test", "global")
 
 
-def judge_of(*readings, care=CARE):
+def check_of(*readings, care=CARE):
     """Sees one reading after the other, and the last for ever."""
     waiting, clock = list(readings), SimpleNamespace(now=0.0)
 
@@ -33,7 +33,7 @@ def judge_of(*readings, care=CARE):
     def sleep(seconds):
         clock.now += seconds
 
-    return Judge(care, look, lambda: clock.now, sleep)
+    return AccuracyCheck(care, look, lambda: clock.now, sleep)
 
 
 def reading(rounds, digits, street=0.5):
@@ -58,46 +58,46 @@ def exporter(text):
 
 
 def test_the_worst_domain_is_named_and_what_may_be_lost_is_not():
-    assert fallen(reading(1, 0.9), reading(2, 0.86), 0.05) == ""
-    words = fallen(reading(1, 0.9, 0.5), reading(2, 0.8, 0.3), 0.05)
+    assert worst_drop(reading(1, 0.9), reading(2, 0.86), 0.05) == ""
+    words = worst_drop(reading(1, 0.9, 0.5), reading(2, 0.8, 0.3), 0.05)
     assert words == "accuracy of svhn (test, global) has fallen from 0.500 to 0.300, by more than 0.05"
-    assert fallen(Reading(1, {DIGITS: 0.9}), Reading(2, {}), 0.05) == "", (
+    assert worst_drop(Reading(1, {DIGITS: 0.9}), Reading(2, {}), 0.05) == "", (
         "who is not measured has lost nothing"
     )
 
 
 def test_accuracy_is_judged_when_two_more_rounds_have_ended():
-    judge = judge_of(reading(7, 0.9), reading(9, 0.9), reading(9, 0.2), reading(10, 0.2), reading(11, 0.9))
-    judge.begin()
-    assert judge.verdict() == (True, "")
-    judge = judge_of(reading(7, 0.9), reading(9, 0.9), reading(10, 0.9), reading(11, 0.7))
-    judge.begin()
-    good, words = judge.verdict()
+    check = check_of(reading(7, 0.9), reading(9, 0.9), reading(9, 0.2), reading(10, 0.2), reading(11, 0.9))
+    check.begin()
+    assert check.verdict() == (True, "")
+    check = check_of(reading(7, 0.9), reading(9, 0.9), reading(10, 0.9), reading(11, 0.7))
+    check.begin()
+    good, words = check.verdict()
     assert not good and "from 0.900 to 0.700" in words
 
 
 def test_a_domain_that_is_not_shown_any_more_is_said():
-    judge = judge_of(reading(7, 0.9), reading(8, 0.9), Reading(9, {DIGITS: 0.9}), Reading(10, {DIGITS: 0.9}))
-    judge.begin()
-    assert judge.verdict() == (True, "accuracy of svhn is not shown any more, and was not judged")
+    check = check_of(reading(7, 0.9), reading(8, 0.9), Reading(9, {DIGITS: 0.9}), Reading(10, {DIGITS: 0.9}))
+    check.begin()
+    assert check.verdict() == (True, "accuracy of svhn is not shown any more, and was not judged")
 
 
 def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
-    judge = judge_of(reading(7, 0.9))
-    judge.begin()
-    assert judge.verdict() == (True, "2 rounds have not ended within 10 s: accuracy was not judged")
+    check = check_of(reading(7, 0.9))
+    check.begin()
+    assert check.verdict() == (True, "2 rounds have not ended within 10 s: accuracy was not judged")
 
 
 def test_a_coordinator_that_was_started_again_counts_from_nothing():
-    judge = judge_of(reading(7, 0.9), reading(7, 0.9), reading(0, 0.9), reading(1, 0.1))
-    judge.begin()
-    assert not judge.verdict()[0]
+    check = check_of(reading(7, 0.9), reading(7, 0.9), reading(0, 0.9), reading(1, 0.1))
+    check.begin()
+    assert not check.verdict()[0]
 
 
 def test_who_asks_for_no_judgement_needs_no_coordinator():
-    judge = judge_of(reading(1, 0.0), care=Care())
-    judge.begin()
-    assert judge.verdict() == (True, "")
+    check = check_of(reading(1, 0.0), care=Care())
+    check.begin()
+    assert check.verdict() == (True, "")
 
 
 def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
@@ -106,7 +106,7 @@ def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
     keep_journal(run.service.run, [metrics])
     run.run()
     with exporter(generate_latest(metrics.registry)) as url:
-        found = fetch(url)
+        found = fetch_metrics(url)
     assert found.rounds == run.service.run.machine.policy.rounds + 1  # and the final evaluation
     assert found.accuracy and all(0 <= value <= 1 for value in found.accuracy.values())
 
@@ -117,9 +117,9 @@ def test_what_is_no_coordinator_is_said_with_the_way_out(text):
         exporter(text) as url,
         pytest.raises(RunError, match=r"says nothing of accuracy.*care\.metrics.*accuracy_drop"),
     ):
-        fetch(url)
+        fetch_metrics(url)
     with pytest.raises(RunError, match="says nothing of accuracy"):
-        fetch("http://127.0.0.1:1/metrics")
+        fetch_metrics("http://127.0.0.1:1/metrics")
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,18 @@ def test_settings_that_cannot_be_are_refused(drop, metrics, words):
         Care(accuracy_drop=drop, metrics=metrics)
 
 
-def rollout_of(tmp_path, monkeypatch, judge):
+def rollout_of(tmp_path, monkeypatch, check):
     monkeypatch.setattr(Rollout, "look", lambda self, ssh: None)
     monkeypatch.setattr(Rollout, "one", lambda self, ssh: Outcome(ssh, 3))
-    made = Rollout(SimpleNamespace(care=CARE), None, History(tmp_path / "log"), lambda name, words: None)
-    made.judge = judge
+    made = Rollout(SimpleNamespace(care=CARE), None, DeployLog(tmp_path / "log"), lambda name, words: None)
+    made.accuracy = check
     return made
 
 
 @pytest.mark.parametrize(("after", "touched"), [(0.9, ["a", "b", "c"]), (0.1, ["a"])])
 def test_a_canary_that_costs_accuracy_is_the_last(tmp_path, monkeypatch, after, touched):
-    judge = judge_of(reading(7, 0.9), *(reading(i, after) for i in range(8, 20)))
-    made = rollout_of(tmp_path, monkeypatch, judge)
+    check = check_of(reading(7, 0.9), *(reading(i, after) for i in range(8, 20)))
+    made = rollout_of(tmp_path, monkeypatch, check)
     assert [outcome.name for outcome in made.run({name: name for name in "abc"})] == touched
     assert bool(made.stopped) == (touched == ["a"])
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""
@@ -153,9 +153,9 @@ def test_metrics_that_are_gone_after_a_wave_stop_the_next_and_hide_no_outcome(tm
     def gone(url):
         raise RunError(f"{url} says nothing of accuracy")
 
-    judge = judge_of(reading(7, 0.9))
-    made = rollout_of(tmp_path, monkeypatch, judge)
-    judge.begin()
-    judge.look, judge.begin = gone, lambda: None
+    check = check_of(reading(7, 0.9))
+    made = rollout_of(tmp_path, monkeypatch, check)
+    check.begin()
+    check.look, check.begin = gone, lambda: None
     assert [outcome.name for outcome in made.run({name: name for name in "abc"})] == ["a"]
     assert "says nothing of accuracy" in made.stopped

@@ -9,23 +9,23 @@ from dataclasses import replace
 import pytest
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.fleet.checks import Use, examine, failures
-from protofleet.deploy.fleet.commands import tell
-from protofleet.deploy.fleet.device.facts import SCRIPT, Docker, Probe, read_facts
+from protofleet.deploy.fleet.checks import Workload, failures, run_checks
+from protofleet.deploy.fleet.commands import print_checks
+from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, Docker, Probe, read_facts
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.fleet.boards import NOW, deployed, jetson
 
-CONTAINERS = Use("container")
+CONTAINERS = Workload("container")
 PROBE = jetson().probe
 
 
 def verdict(name, use=None, now=NOW, **changes):
-    found = {c.name: c for c in examine(jetson(**changes), use or Use(), now)}
+    found = {c.name: c for c in run_checks(jetson(**changes), use or Workload(), now)}
     return found[name].verdict if name in found else None
 
 
 def test_a_jetson_in_good_order_passes_everything():
-    checks = examine(jetson(), Use("container", needs_gpu=True), NOW)
+    checks = run_checks(jetson(), Workload("container", needs_gpu=True), NOW)
     assert {c.verdict for c in checks} == {"PASS"}
     assert {c.name for c in checks} >= {
         "architecture", "L4T", "root", "rsync", "systemd", "disk", "storage", "memory", "swap", "clock",
@@ -72,7 +72,7 @@ BROKEN = [
 def test_what_is_broken_is_said_with_a_reason_and_a_fix(name, expected, changes):
     assert verdict(name) == "PASS"
     assert verdict(name, **changes) == expected
-    check = next(c for c in examine(jetson(**changes), Use(), NOW) if c.name == name)
+    check = next(c for c in run_checks(jetson(**changes), Workload(), NOW) if c.name == name)
     assert check.reason and check.fix
 
 
@@ -99,29 +99,31 @@ def test_the_newest_docker_is_taken():
 
 def test_a_gpu_that_was_asked_for_has_to_be_there():
     blind = {"probe": replace(PROBE, cuda=False)}
-    assert verdict("torch", Use(needs_gpu=True), **blind) == "FAIL"
-    assert verdict("torch", Use(needs_gpu=True)) == "PASS"
+    assert verdict("torch", Workload(needs_gpu=True), **blind) == "FAIL"
+    assert verdict("torch", Workload(needs_gpu=True)) == "PASS"
     assert verdict("torch", probe=Probe(torch="2.13.0+cpu", cuda=False), l4t="") == "PASS", "a CPU is enough"
 
 
 def test_a_disk_has_to_hold_torch_where_torch_is_fetched():
     some = {"disk_free": 6_000_000_000, "state_free": 6_000_000_000}
     assert verdict("disk", **some) == "PASS"
-    assert verdict("disk", Use(fetches_torch=True), **some) == "FAIL"
-    assert verdict("disk", Use(fetches_torch=True), installed=deployed(), **some) == "PASS", (
+    assert verdict("disk", Workload(fetches_torch=True), **some) == "FAIL"
+    assert verdict("disk", Workload(fetches_torch=True), installed=deployed(), **some) == "PASS", (
         "it has it already"
     )
 
 
 def test_a_desktop_is_not_asked_for_what_only_a_jetson_has():
-    checks = examine(jetson(arch="x86_64", l4t="", nvpmodel="", ram=64_000_000_000, swap=0), Use(), NOW)
+    checks = run_checks(
+        jetson(arch="x86_64", l4t="", nvpmodel="", ram=64_000_000_000, swap=0), Workload(), NOW
+    )
     assert not failures(checks) and not {"L4T", "nvpmodel", "swap"} & {c.name for c in checks}
 
 
 def test_exit_codes_tell_failures_from_warnings(capsys):
-    warned = examine(jetson(swap=0), Use(), NOW)
-    assert tell(warned, strict=False) == 0 and tell(warned, strict=True) == 1
-    assert tell(examine(jetson(uid=5), Use(), NOW), strict=False) == 1
+    warned = run_checks(jetson(swap=0), Workload(), NOW)
+    assert print_checks(warned, strict=False) == 0 and print_checks(warned, strict=True) == 1
+    assert print_checks(run_checks(jetson(uid=5), Workload(), NOW), strict=False) == 1
     assert "FAIL  root" in capsys.readouterr().out
 
 
@@ -147,7 +149,7 @@ def facts_of(tmp_path):
             path.chmod(0o755)
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(
-            ["sh", SCRIPT, "quick"], env=environment, capture_output=True, text=True, timeout=60
+            ["sh", FACTS_SCRIPT, "quick"], env=environment, capture_output=True, text=True, timeout=60
         )
         return read_facts(done.stdout)
 

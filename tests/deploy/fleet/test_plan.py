@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from protofleet.deploy.fleet.checks import Check
-from protofleet.deploy.fleet.device.facts import Good, Service
-from protofleet.deploy.fleet.plan import Present, Refuse, name_of, plan, words_of
+from protofleet.deploy.fleet.device.facts import KnownGood, Service
+from protofleet.deploy.fleet.plan import InstalledSettings, Refuse, describe, name_of, plan
 from protofleet.deploy.fleet.rollout import waves
 from tests.deploy.fleet.boards import GOOD, MARK, RELEASE, SETTINGS, WANTED, deployed, jetson
 
-PRESENT = Present(SETTINGS, 5)
+PRESENT = InstalledSettings(SETTINGS, 5)
 ALL = ["prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record"]
 
 
@@ -19,7 +19,7 @@ def names(facts, wanted=WANTED, present=PRESENT, checks=(), force=False):
 
 
 def test_a_board_out_of_its_box_gets_everything_in_order():
-    assert names(jetson(), present=Present()) == ALL
+    assert names(jetson(), present=InstalledSettings()) == ALL
 
 
 def test_a_board_that_is_as_it_shall_be_gets_nothing():
@@ -63,7 +63,11 @@ def test_a_process_that_is_not_what_was_installed_is_started_again(service):
 
 
 def test_a_process_with_settings_of_before_is_started_again():
-    assert names(jetson(installed=deployed()), present=Present(SETTINGS, 6)) == ["drain", "start", "health"]
+    assert names(jetson(installed=deployed()), present=InstalledSettings(SETTINGS, 6)) == [
+        "drain",
+        "start",
+        "health",
+    ]
 
 
 def test_a_device_that_has_lost_its_broker_is_looked_at_and_not_touched():
@@ -73,19 +77,19 @@ def test_a_device_that_has_lost_its_broker_is_looked_at_and_not_touched():
 
 
 def test_what_never_served_a_round_is_not_good_yet():
-    older = Good("e" * 16, SETTINGS, WANTED.unit, "eve@desk", 1)
+    older = KnownGood("e" * 16, SETTINGS, WANTED.unit, "eve@desk", 1)
     for good in (None, older):
         assert names(jetson(installed=deployed(good=good))) == ["health", "soak", "record"]
 
 
 def test_settings_that_our_root_has_not_signed_are_replaced():
-    assert names(jetson(installed=deployed()), present=Present())[0] == "configure"
+    assert names(jetson(installed=deployed()), present=InstalledSettings())[0] == "configure"
 
 
 def test_what_has_failed_here_before_is_not_tried_again_unless_it_is_forced():
     here = deployed(good=None, blocked=frozenset({f"{RELEASE}-{SETTINGS}"}))
     (refused,) = plan(jetson(installed=here), WANTED, [], PRESENT)
-    assert isinstance(refused, Refuse) and "say --force" in words_of(refused)
+    assert isinstance(refused, Refuse) and "say --force" in describe(refused)
     assert names(jetson(installed=here), force=True) == ["health", "soak", "record"]
 
 
@@ -95,7 +99,7 @@ def test_a_device_that_is_not_fit_is_not_touched_and_all_reasons_are_said():
         Check("root", "FAIL", "user id 5", "be root"),
     ]
     (refused,) = plan(jetson(), WANTED, [*bad, Check("clock", "WARN", "drifts", "ntp")], PRESENT)
-    words = words_of(refused)
+    words = describe(refused)
     assert "disk: 0.1 GB are free; make room" in words and "root" in words and "drifts" not in words
 
 
@@ -105,11 +109,11 @@ def test_wherever_a_deployment_breaks_off_the_next_plan_is_the_rest_of_it():
     stages = [
         (
             deployed(**shipped, release="", complete=frozenset(), settings=b"", unit="", tls=""),
-            Present(),
+            InstalledSettings(),
             ALL[1:],
         ),
-        (deployed(**shipped, release="", settings=b"", unit="", tls=""), Present(), ALL[3:]),
-        (deployed(**shipped, release="", settings=b"", unit=""), Present(), ALL[4:]),
+        (deployed(**shipped, release="", settings=b"", unit="", tls=""), InstalledSettings(), ALL[3:]),
+        (deployed(**shipped, release="", settings=b"", unit=""), InstalledSettings(), ALL[4:]),
         (deployed(**shipped), PRESENT, ALL[6:]),
         (deployed(good=None), PRESENT, ALL[7:]),
         (deployed(good=GOOD), PRESENT, []),

@@ -31,16 +31,16 @@ STEPS = {
     "prepare": lambda board: board.step("prepare", check=False),
     "request": lambda board: board.step("request", RELEASE, "board-1", "lab", check=False),
     "state": lambda board: board.step("state", check=False),
-    "forget": lambda board: board.step("forget", check=False),
+    "erase_keys": lambda board: board.step("erase_keys", check=False),
     "facts": lambda board: board.run("sh", "-s", "--", "quick", stdin=facts_script(), check=False),
     "deep facts": lambda board: board.run("sh", "-s", "--", "deep", stdin=facts_script(), check=False),
 }
 
 
 def facts_script():
-    from protofleet.deploy.fleet.device.facts import SCRIPT
+    from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT
 
-    return SCRIPT.read_text()
+    return FACTS_SCRIPT.read_text()
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.lifecycle import begin_rotation, finish_rotation
+from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.device import verify
-from protofleet.deploy.fleet.execute import Performer, StepError
+from protofleet.deploy.fleet.execute import Executor, StepError
 from protofleet.deploy.fleet.manifest import files_of, issue_manifest
-from protofleet.deploy.fleet.operator import Operator
 from protofleet.deploy.fleet.plan import Build, Configure, Prepare, Ship, Switch
 from protofleet.deploy.fleet.settings import Fleet, Host, Software
 from protofleet.deploy.fleet.software import PACKAGES, SOURCE, make_release
-from protofleet.deploy.fleet.ssh import Said
+from protofleet.deploy.fleet.ssh import Result
 from tests.deploy.fleet.boards import jetson
 from tests.deploy.fleet.root_board import NoBoardError, RootBoard
 
@@ -37,13 +37,13 @@ class Direct:
 
     def run(self, script, *words, seconds=60.0):
         done = self.board.run("sh", "-s", "--", *words, stdin=script, check=False)
-        return Said(done.returncode, done.stdout, done.stderr)
+        return Result(done.returncode, done.stdout, done.stderr)
 
     def send(self, source, target, seconds=0.0):
         self.board.sh(
             f"rm -rf {target}; mkdir -m 755 {target}; cp -L {source}/* {target}; chmod 644 {target}/*"
         )
-        return Said(0, "", "")
+        return Result(0, "", "")
 
 
 @pytest.fixture
@@ -74,29 +74,29 @@ def our_wheel(folder):
     return str(folder)
 
 
-def operator_of(folder, wheels, name="root"):
+def control_of(folder, wheels, name="root"):
     make_authority(folder / name, "lab", 10)
     software = Software(dependencies="system", wheels=wheels, python="/usr/bin/python3")
     device = {"broker": {"host": "broker.example"}, "data": {"source": "digits"}}
     fleet = Fleet(str(folder / name), {"board-1": Host("board.example")}, software=software, device=device)
     release = make_release(software, folder / f"release-{name}")
-    return Operator(fleet, release, lambda name, fingerprint: True)
+    return ControlPlane(fleet, release, lambda name, fingerprint: True)
 
 
-def performer_of(operator, board):
-    return Performer(Direct(board), operator, operator.target("board-1", jetson()), print)
-
-
-@pytest.fixture
-def operator(tmp_path):
-    return operator_of(tmp_path, our_wheel(tmp_path / "wheels"))
+def executor_of(control, board):
+    return Executor(Direct(board), control, control.target("board-1", jetson()), print)
 
 
 @pytest.fixture
-def performer(operator, board):
-    made = performer_of(operator, board)
-    made.perform(Prepare(), jetson())
-    made.perform(Ship(operator.release.name, ""), jetson())
+def control(tmp_path):
+    return control_of(tmp_path, our_wheel(tmp_path / "wheels"))
+
+
+@pytest.fixture
+def executor(control, board):
+    made = executor_of(control, board)
+    made.execute(Prepare(), jetson())
+    made.execute(Ship(control.release.name, ""), jetson())
     return made
 
 
@@ -117,17 +117,17 @@ def with_torch(board):
 
 
 @pytest.mark.slow
-def test_a_release_is_built_by_nobody_and_belongs_to_root(performer, board):
+def test_a_release_is_built_by_nobody_and_belongs_to_root(executor, board):
     with_torch(board)
-    release = performer.operator.release.name
+    release = executor.control.release.name
     where = f"{TOP}/releases/{release}"
-    performer.perform(Build(release), jetson())
+    executor.execute(Build(release), jetson())
     assert set(board.sh("cat /run/who").split()) == {"protofleet", "protofleet-build"}, (
         "nothing of others as root"
     )
     assert board.sh(f"find {where} ! -type l '(' ! -user root -o ! -group root -o -perm /7022 ')'") == ""
     assert board.sh(f"stat -c %a {where} {TOP} {TOP}/releases /etc/protofleet").split() == ["755"] * 4
-    performer.do("switch", release, "board-1")
+    executor.run_step("switch", release, "board-1")
     assert board.sh(f"readlink {TOP}/current") == f"releases/{release}"
 
     code = f"$(find {where} -name machine.py | head -n 1)"
@@ -137,12 +137,12 @@ def test_a_release_is_built_by_nobody_and_belongs_to_root(performer, board):
         with pytest.raises(
             StepError, match=f"in release {release} was changed since it was built; deploy again"
         ):
-            performer.do("switch", release, "board-1")
+            executor.run_step("switch", release, "board-1")
         assert board.sh(f"test -e {where}/.complete; echo $?") == "1", (
             "so the next deployment builds it again"
         )
         board.sh(f"rm -rf {where}; mv /opt/kept {where}")
-    performer.do("switch", release, "board-1")
+    executor.run_step("switch", release, "board-1")
 
 
 HARMS = {
@@ -158,39 +158,39 @@ HARMS = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_is_not_as_it_was_signed_is_not_built(performer, board, harm):
-    release = performer.operator.release
+def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
+    release = executor.control.release
     deed, words = HARMS[harm]
     board.sh(deed.format(f"{TOP}/wheels/{release.name}"))
     with pytest.raises(StepError, match=words):
-        performer.perform(Build(release.name), jetson())
+        executor.execute(Build(release.name), jetson())
     assert board.sh(f"ls -A {TOP}/releases") == ""
 
 
-def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(performer):
-    release = performer.operator.release
+def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
+    release = executor.control.release
     with pytest.raises(StepError, match="is not to be installed like this"):
-        performer.do("build", release.name, release.python, "index")
+        executor.run_step("build", release.name, release.python, "index")
 
 
-def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(performer, board, tmp_path):
-    release = performer.operator.release
+def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(executor, board, tmp_path):
+    release = executor.control.release
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
     with pytest.raises(StepError, match="is of release .* not of release bbbb"):
-        performer.do("build", "b" * 16, *release.how)
+        executor.run_step("build", "b" * 16, *release.how)
     stranger = [Ed25519PrivateKey.generate()]
     stranger = issue_manifest("lab", f"release {release.name}", files_of(release.folder), stranger)
     board.run("sh", "-c", f"cat >{where}/manifest", stdin=stranger)
     with pytest.raises(StepError, match="which is no root of this device"):
-        performer.perform(Build(release.name), jetson())
+        executor.execute(Build(release.name), jetson())
 
 
-def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(performer, board):
-    release, incoming = performer.operator.release.name, f"{TOP}/incoming"
+def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(executor, board):
+    release, incoming = executor.control.release.name, f"{TOP}/incoming"
     board.sh(f"mkdir -p {TOP}/releases/{release}/bin; cp /bin/true {TOP}/releases/{release}/bin/python")
     board.sh(f"touch {TOP}/releases/{release}/.complete")
-    performer.perform(Configure(""), jetson())
+    executor.execute(Configure(""), jetson())
     board.sh(f"cp -r {incoming} /opt/incoming")
     for harm in (
         "sed -i s/User=protofleet/User=root/ {}/unit",
@@ -201,38 +201,38 @@ def test_settings_and_unit_are_put_in_place_only_as_they_were_signed(performer, 
         board.sh(f"rm -rf {incoming}; cp -r /opt/incoming {incoming}; {harm.format(incoming)}")
         for step in ("check", "switch"):
             with pytest.raises(StepError, match=r"manifest"):
-                performer.do(step, release, "board-1")
+                executor.run_step(step, release, "board-1")
     board.sh(f"rm -rf {incoming}; cp -r /opt/incoming {incoming}")
     with pytest.raises(StepError, match="is of device board-1 in lab, not of device board-2"):
-        performer.do("switch", release, "board-2")
+        executor.run_step("switch", release, "board-2")
     assert board.sh(f"test -e {UNIT} || test -e /etc/protofleet/device.settings; echo $?") == "1"
-    performer.perform(Switch(release), jetson())
+    executor.execute(Switch(release), jetson())
     assert "User=protofleet" in board.sh(f"cat {UNIT}") and board.sh(f"ls -A {incoming}") == ""
     assert board.sh(f"stat -c %a {UNIT} /etc/protofleet/device.settings").split() == ["644", "644"]
 
 
-def test_the_roots_of_a_device_are_followed_and_not_exchanged(performer, board, operator, tmp_path):
-    authority = Authority(Path(operator.fleet.root))
+def test_the_roots_of_a_device_are_followed_and_not_exchanged(executor, board, control, tmp_path):
+    authority = Authority(Path(control.fleet.root))
     begin_rotation(authority, 10.0)
-    later = Operator(operator.fleet, operator.release, lambda name, fingerprint: True)
-    made = performer_of(later, board)
-    made.perform(Prepare(), jetson())
+    later = ControlPlane(control.fleet, control.release, lambda name, fingerprint: True)
+    made = executor_of(later, board)
+    made.execute(Prepare(), jetson())
     both = later.roots()
     assert board.sh("cat /etc/protofleet/roots") == both.strip()
-    finish_rotation(Authority(Path(operator.fleet.root)), force=True)
-    last = performer_of(Operator(operator.fleet, operator.release, lambda name, fingerprint: True), board)
-    last.perform(Prepare(), jetson())
-    assert board.sh("cat /etc/protofleet/roots") == last.operator.roots().strip()
-    stranger = operator_of(tmp_path, operator.fleet.software.wheels, "other")
-    for other in (stranger, operator_like(both, last.operator)):
+    finish_rotation(Authority(Path(control.fleet.root)), force=True)
+    last = executor_of(ControlPlane(control.fleet, control.release, lambda name, fingerprint: True), board)
+    last.execute(Prepare(), jetson())
+    assert board.sh("cat /etc/protofleet/roots") == last.control.roots().strip()
+    stranger = control_of(tmp_path, control.fleet.software.wheels, "other")
+    for other in (stranger, control_like(both, last.control)):
         with pytest.raises(StepError, match="remove /etc/protofleet/roots there first"):
-            performer_of(other, board).perform(Prepare(), jetson())
-    assert board.sh("cat /etc/protofleet/roots") == last.operator.roots().strip()
+            executor_of(other, board).execute(Prepare(), jetson())
+    assert board.sh("cat /etc/protofleet/roots") == last.control.roots().strip()
 
 
-def operator_like(roots, operator):
+def control_like(roots, control):
     """The same, but it offers these roots."""
-    made = Operator(operator.fleet, operator.release, lambda name, fingerprint: True)
+    made = ControlPlane(control.fleet, control.release, lambda name, fingerprint: True)
     made.roots = lambda: roots
     return made
 

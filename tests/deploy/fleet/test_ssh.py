@@ -13,4 +13,4 @@ def test_a_devices_words_do_not_steer_the_operators_terminal(tmp_path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     host = Host("board.example")
     said = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path).run("")
-    assert said.out == "a[2Jb\nc\tde\n" and said.last_word == "]0;mineword"
+    assert said.out == "a[2Jb\nc\tde\n" and said.last_line == "]0;mineword"

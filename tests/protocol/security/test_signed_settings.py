@@ -120,5 +120,5 @@ def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
     monkeypatch.setattr(probe, "KEYS", fleet.folder_of("a"))
     assert probe.main(["settings", str(tmp_path / "plain")]) == 1
     assert "is not signed" in capsys.readouterr().err
-    probe.tell_enrolment(connected=False)
+    probe.print_enrolment(connected=False)
     assert "broker=the settings that are installed are not taken: " in capsys.readouterr().out

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-def operator() -> str:
+def current_user() -> str:
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
@@ -20,11 +20,11 @@ def operator() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-class History:
+class DeployLog:
     def __init__(self, path: Path) -> None:
-        self._path, self._lock, self._who = path, threading.Lock(), operator()
+        self._path, self._lock, self._who = path, threading.Lock(), current_user()
 
-    def note(self, host: str, step: str, result: str, **more: Any) -> None:
+    def append(self, host: str, step: str, result: str, **more: Any) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         row = {"when": when, "who": self._who, "host": host, "step": step, "result": result, **more}
         with self._lock, self._path.open("a") as file:

@@ -23,9 +23,9 @@ from protofleet.deploy.enrol.lifecycle import (
 from protofleet.deploy.enrol.request import REQUEST
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.fleet.device.facts import Facts
-from protofleet.deploy.fleet.device.unit import digest, mark_of, unit_of
+from protofleet.deploy.fleet.device.unit import mark_of, sha256_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
-from protofleet.deploy.fleet.plan import Present, Wanted
+from protofleet.deploy.fleet.plan import Desired, InstalledSettings
 from protofleet.deploy.fleet.settings import Fleet, settings_of
 from protofleet.deploy.fleet.software import HOW, Release
 from protofleet.edge_client.config import DeviceSettings
@@ -46,23 +46,25 @@ from protofleet.protocol.wire.names import COORDINATOR
 DUE_SECONDS: Final = 30 * 86_400  # before its end a certificate is renewed
 SHORT: Final = 16  # digits of a digest of settings
 
-Vouch = Callable[[str, str], bool]  # shown a device's name and the fingerprint of its request
+ConfirmFingerprint = Callable[[str, str], bool]  # shown a device's name and the fingerprint of its request
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """One device, and the texts that it shall hold."""
 
-    wanted: Wanted
+    desired: Desired
     settings: DeviceSettings
     text: str
     unit: str
 
 
-class Operator:
+class ControlPlane:
     """One at a time: the register of what was issued is one file."""
 
-    def __init__(self, fleet: Fleet, release: Release, vouch: Vouch, replace: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, release: Release, vouch: ConfirmFingerprint, replace: bool = False
+    ) -> None:
         """`replace`: a name that is enrolled may come with other keys, as of a board that was set up anew."""
         self.fleet, self.release, self._vouch, self._replace = fleet, release, vouch, replace
         self._authority, self._lock = Authority(Path(fleet.root)), threading.RLock()
@@ -85,18 +87,18 @@ class Operator:
             unit_of(facts, self.fleet.hosts[name], settings, self.fleet.software),
         )
         records = Path(self.fleet.root) / "records" / f"{COORDINATOR}.record"
-        wanted = Wanted(
-            name, self.release.name, self.release.words, digest(text)[:SHORT], digest(unit), mark_of(unit),
+        desired = Desired(
+            name, self.release.name, self.release.words, sha256_of(text)[:SHORT], sha256_of(unit), mark_of(unit),
             self._certificates(name), _sum(Path(self.fleet.root) / ROOTS_FILE), _sum(records), self.fleet.care,
         )  # fmt: skip
-        return Target(wanted, settings, text, unit)
+        return Target(desired, settings, text, unit)
 
-    def present(self, name: str, data: bytes) -> Present:
+    def present(self, name: str, data: bytes) -> InstalledSettings:
         """What is installed counts for nothing unless our root has signed it, for this device."""
         told = self._read(data)
         if told is None or told.name != name:
-            return Present()
-        return Present(digest(told.text)[:SHORT], told.version)
+            return InstalledSettings()
+        return InstalledSettings(sha256_of(told.text)[:SHORT], told.version)
 
     def signed(self, name: str, text: str, above: int) -> str:
         """Settings of a version that no earlier ones have had."""
