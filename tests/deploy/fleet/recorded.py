@@ -1,0 +1,154 @@
+"""A board behind `Ssh` that is a recording: it keeps every command line with its stdin, and answers from facts.
+
+What a step of remote.sh leaves behind is done to the facts, so that a second plan finds what the first has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from protofleet.deploy.enrol import key_folder
+from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT
+from protofleet.deploy.fleet.execute import REMOTE_SCRIPT
+from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
+from protofleet.edge_client.host.status_file import Status
+from protofleet.protocol.security.signed_settings import SETTINGS
+from protofleet.protocol.security.statements import Reader, from_armour, unverified_body
+
+SHELL: Final = f"exec {AS_ROOT} sh -s -- "
+SCRIPTS: Final = {FACTS_SCRIPT.read_text(): "facts.sh", REMOTE_SCRIPT: "remote.sh"}
+FIT: Final = {
+    "arch": "aarch64", "uid": "0", "tool": "rsync\npython3\nsha256sum", "python": "3.10.12", "venv": "yes",
+    "systemd": "249", "systemd_state": "running", "clock_synced": "yes", "disk_free": "80000000000",
+    "state_free": "80000000000", "storage": "/dev/nvme0n1p1", "ram": "6000000000", "ram_free": "5000000000",
+    "swap": "0",
+}  # fmt: skip
+
+
+@dataclass
+class RecordedBoard:
+    """`lines`: each call as `program arguments`, of which the first is the script or the folder's files."""
+
+    folder: Path  # where its keys are made
+    facts: dict[str, str] = field(default_factory=lambda: dict(FIT))
+    fails: Mapping[str, str] = field(default_factory=dict)  # step: what it says when it fails
+    connected: bool = True
+    commands: list[list[str]] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    incoming: dict[str, bytes] = field(default_factory=dict)
+
+    def run(self, command: Sequence[str], stdin: str, seconds: float) -> Result:
+        self.commands.append(list(command))
+        if command[0] == "rsync":
+            files = {path.name: path.read_bytes() for path in Path(command[-2]).iterdir()}
+            self.lines.append(f"rsync {','.join(sorted(files))} {command[-1]}")
+            self.incoming = files if command[-1].endswith("/incoming/") else self.incoming
+            return Result(0, "", "")
+        if command[3:5] == ["-O", "exit"]:
+            return Result(0, "", "")
+        assert command[-1].startswith(SHELL), command
+        self.lines.append(f"{SCRIPTS[stdin]} {command[-1].removeprefix(SHELL)}")
+        step, *arguments = shlex.split(command[-1].removeprefix(SHELL))
+        if step in self.fails:
+            return Result(1, "", self.fails[step] + "\n")
+        return Result(0, self._answer(step, arguments), "")
+
+    def _answer(self, step: str, arguments: list[str]) -> str:
+        match step:
+            case "quick" | "deep":
+                return self._facts()
+            case "prepare":
+                self.facts["user"] = "protofleet"
+            case "pin":
+                self.facts["pinned"] = digest(self.incoming["roots"])
+            case "build":
+                self.facts["complete"] = arguments[0]
+            case "request":
+                made = key_folder.make_request(
+                    self.folder, arguments[2], arguments[1], (), fresh=True, durable=False
+                )
+                assert made[0].name == arguments[1]
+                return (self.folder / "pending" / "request").read_text()
+            case "enrol":
+                self._enrol(arguments[1])
+            case "switch":
+                self._switch(arguments[0])
+            case "start":
+                self._start()
+            case "stop":
+                self.facts |= {"ActiveState": "inactive", "agent": "0"}
+            case "state":
+                keys = ("ActiveState", "SubState", "NRestarts", "agent", "status")
+                return "".join(f"{key}={self.facts.get(key, '')}\n" for key in keys)
+            case "record":
+                if "good" in self.facts:
+                    self.facts["previous"] = self.facts["good"]
+                    self.facts["previous_settings"] = self.facts["good_settings"]
+                self.facts |= {"good": arguments[0], "good_settings": self.facts["settings"]}
+            case "block":
+                self.facts["blocked"] = arguments[0]
+            case "erase_keys":
+                self.facts |= {"tls": "", "ActiveState": "inactive"}
+        return ""
+
+    def _facts(self) -> str:
+        told = self.facts | {"now": str(int(time.time())), "end": "yes"}
+        return "".join(f"{key}={one}\n" for key, value in told.items() for one in value.split("\n"))
+
+    def _enrol(self, fingerprint: str) -> None:
+        lines = self.incoming["approval"]
+        path = self.folder / "approval"
+        path.write_bytes(lines)
+        data, confirm = key_folder.read_approval_file(path), key_folder.expect_fingerprint(fingerprint)
+        current = key_folder.install(self.folder, data, confirm, time.time(), durable=False).folder
+        names = {"tls": "tls.crt", "roots": "roots", "coordinator": "coordinator.record"}
+        self.facts |= {key: digest((current / name).read_bytes()) for key, name in names.items()}
+
+    def _switch(self, release: str) -> None:
+        self.facts["release"] = release
+        if "settings" in self.incoming:
+            self.facts["settings"] = self.incoming["settings"].decode().replace("\n", " ").strip()
+        if "unit" in self.incoming:
+            self.facts["unit"] = digest(self.incoming["unit"])
+            mark = self.incoming["unit"].decode().partition("PROTOFLEET_UNIT=")[2][:16]
+            self.facts["running_unit"] = mark
+
+    def _start(self) -> None:
+        pid = int(self.facts.get("agent", "0")) + 1
+        status = asdict(
+            Status(pid, 1, 0, "0.1.0", self._version(), self.connected, self.connected, round=3, accepted=9)
+        )
+        self.facts |= {
+            "ActiveState": "active", "SubState": "running", "NRestarts": "0", "UnitFileState": "enabled",
+            "agent": str(pid), "running": self.facts["release"], "status": json.dumps(status),
+        }  # fmt: skip
+
+    def _version(self) -> int:
+        """Of the signed settings in use."""
+        statement = from_armour(SETTINGS, self.facts["settings"].encode())
+        fields = Reader(SETTINGS, unverified_body(SETTINGS, statement))
+        fields.text(), fields.text()
+        return fields.number()
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def recording(boards: Mapping[str, RecordedBoard], folder: Path):
+    """What `commands.run` takes to connect."""
+
+    @contextmanager
+    def connect(fleet: Fleet, hosts: dict[str, Host]) -> Iterator[dict[str, Ssh]]:
+        yield {name: Ssh(name, host, fleet, folder, boards[name].run) for name, host in hosts.items()}
+
+    return connect

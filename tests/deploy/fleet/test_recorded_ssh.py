@@ -1,0 +1,262 @@
+"""The exact words of a deployment: command lines and their stdin, as `Ssh` hands them to ssh and rsync."""
+
+import argparse
+import json
+import shlex
+
+import pytest
+
+from protofleet.deploy.enrol.authority import Authority, make_authority
+from protofleet.deploy.enrol.local_federation import enrol
+from protofleet.deploy.fleet import commands
+from protofleet.deploy.fleet.settings import Fleet, Host
+from protofleet.deploy.fleet.ssh import AS_ROOT, Result, Ssh
+from protofleet.protocol.settings.reader import SettingsError, write_toml
+from tests.deploy.fleet.recorded import RecordedBoard, recording
+
+BOARD = "board-1.example"
+TOP = f"{BOARD}:/opt/protofleet"
+LOOK = "facts.sh quick"
+STATE = "remote.sh state"
+SERVED = [STATE, STATE, STATE, STATE]  # health and soak: how it was, and how it is
+
+
+class Desk:
+    """An operator's machine with one board."""
+
+    def __init__(self, folder):
+        self.folder, self.board = folder, RecordedBoard(folder / "board-1")
+        self.authority = make_authority(folder / "root", "lab", 1, durable=False)
+        enrol(self.authority, folder / "coordinator", "coordinator", 30)
+        for name in ("wheels", "sockets"):
+            (folder / name).mkdir()
+        (folder / "wheels/protofleet-0-py3-none-any.whl").write_bytes(b"a wheel")
+        self.write()
+
+    def write(self, **device):
+        table = {
+            "root": "root", "software": {"wheels": "wheels", "dependencies": "system"},
+            "care": {"drain_seconds": 30.0},
+            "device": {"data": {"source": "digits", "domain": "mnist"}, "broker": {"host": "broker"}, **device},
+            "hosts": {"board-1": {"address": BOARD}},
+        }  # fmt: skip
+        (self.folder / "fleet.toml").write_text(write_toml(table))
+
+    def deploy(self, step, *hosts, **options):
+        """What was said to the board, by this command alone."""
+        given = {"yes": True, "replace": False, "force": False, "strict": False, "reason": "", "broker": None}
+        given |= {"set": [], "hours": 1.0, "fleet": self.folder / "fleet.toml", "hosts": list(hosts)}
+        before = len(self.board.lines)
+        connect = recording({"board-1": self.board}, self.folder / "sockets")
+        self.code = commands.run(step, argparse.Namespace(**given | options), connect)
+        return self.board.lines[before:]
+
+    @property
+    def release(self):
+        return self.board.facts["release"]
+
+    def logged(self):
+        rows = [json.loads(line) for line in (self.folder / "deploy.log").read_text().splitlines()]
+        return [(row["step"], row["result"]) for row in rows]
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def deployed(desk, capsys):
+    desk.deploy("apply")
+    assert desk.code == 0, capsys.readouterr()
+    capsys.readouterr()
+    return desk
+
+
+def record_of(line):
+    step, words = line.split(" ", 2)[1:]
+    assert step == "record"
+    return json.loads(*shlex.split(words))
+
+
+def test_ssh_and_rsync_are_called_in_exactly_these_words(tmp_path):
+    called = []
+
+    def run(command, stdin, seconds):
+        called.append((list(command), stdin, seconds))
+        return Result(0, "", "")
+
+    host = Host(BOARD, user="root", port=2222)
+    ssh = Ssh("board-1", host, Fleet("root", {"board-1": host}), tmp_path, run)
+    ssh.run("echo $1", "two words", "$(reboot)", seconds=5.0)
+    ssh.send(tmp_path / "wheels", "/opt/protofleet/wheels/1")
+    ssh.close()
+    config = f"{tmp_path}/board-1.conf"
+    as_root = '$([ "$(id -u)" = 0 ] || echo sudo -n)'
+    assert as_root == AS_ROOT
+    assert called == [
+        (
+            ["ssh", "-F", config, BOARD, f"exec {as_root} sh -s -- 'two words' '$(reboot)'"],
+            "echo $1",
+            5.0,
+        ),
+        (
+            ["rsync", "-rtcL", "--chmod=D0755,F0644", "--partial-dir=.rsync-partial", "--delay-updates", "--delete",
+             "-e", f"ssh -F {config}", f"--rsync-path={as_root} rsync", f"{tmp_path}/wheels/",
+             f"{TOP}/wheels/1/"],
+            "",
+            3600.0,
+        ),
+        (["ssh", "-F", config, "-O", "exit", BOARD], "", 10.0),
+    ]  # fmt: skip
+    lines = (tmp_path / "board-1.conf").read_text().splitlines()
+    assert {"BatchMode yes", "StrictHostKeyChecking yes", "User root", "Port 2222"} <= set(lines)
+
+
+def test_a_plan_only_looks(desk, capsys):
+    assert desk.deploy("plan") == [LOOK] and desk.code == 0
+    said = [line.split()[1].rstrip(":") for line in capsys.readouterr().out.splitlines()]
+    assert said == [
+        "prepare", "ship", "build", "enrol", "configure", "switch", "start", "health", "soak", "record",
+    ]  # fmt: skip
+    assert not (desk.folder / "deploy.log").exists()
+
+
+def test_a_new_board_is_deployed_in_exactly_these_words(desk):
+    lines = desk.deploy("apply")
+    assert desk.code == 0
+    release, fingerprint = desk.release, shlex.quote(desk.authority.fingerprint)
+    *first, record, allow = lines
+    assert first == [
+        LOOK,  # who needs nothing is left alone
+        LOOK,
+        "remote.sh prepare",
+        f"rsync roots {TOP}/incoming/",
+        "remote.sh pin",
+        f"rsync how,manifest,protofleet-0-py3-none-any.whl {TOP}/wheels/{release}/",
+        f"remote.sh build {release} python3 system",
+        f"remote.sh request {release} board-1 lab",
+        f"rsync approval {TOP}/incoming/",
+        f"remote.sh enrol {release} {fingerprint}",
+        f"rsync manifest,settings,unit {TOP}/incoming/",
+        f"remote.sh check {release} board-1",
+        f"remote.sh switch {release} board-1",
+        "remote.sh start",
+        *SERVED,
+    ]
+    known = record_of(record)
+    assert (known["release"], known["unit"]) == (release, desk.board.facts["unit"])
+    assert allow == f"remote.sh allow {release}-{known['settings']}"
+    assert [step for step, result in desk.logged() if result == "done"][-1] == "record"
+    assert [e.name for e in Authority(desk.folder / "root").register.entries] == ["coordinator", "board-1"]
+
+
+def test_a_second_deployment_only_looks(deployed, capsys):
+    assert deployed.deploy("apply") == [LOOK] and deployed.code == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_other_settings_are_configured_between_two_processes(deployed):
+    deployed.write(threads=2)
+    release = deployed.release
+    assert deployed.deploy("apply")[:-2] == [
+        LOOK,
+        LOOK,
+        f"rsync manifest,settings,unit {TOP}/incoming/",
+        f"remote.sh check {release} board-1",
+        f"remote.sh switch {release} board-1",
+        "remote.sh drain 30",
+        "remote.sh start",
+        *SERVED,
+    ]
+
+
+def test_a_release_that_is_not_built_is_reported_and_nothing_of_it_is_used(desk, capsys):
+    desk.board.fails = {"build": "pip cannot install what was shipped: ERROR: no matching wheel"}
+    lines = desk.deploy("apply")
+    assert desk.code == 1 and lines[-1].startswith("remote.sh build ")
+    assert "board-1: build: pip cannot install what was shipped" in capsys.readouterr().err
+    assert desk.logged()[-1][0] == "deploy"
+
+
+def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys):
+    before, release = dict(deployed.board.facts), deployed.release
+    deployed.write(threads=2)
+    deployed.board.fails = {"drain": "it hangs"}
+    lines = deployed.deploy("apply")
+    assert deployed.code == 1
+    at = lines.index("remote.sh drain 30")
+    block, *rest = lines[at + 2 :]  # after the facts
+    assert lines[at + 1] == LOOK and block.startswith(f"remote.sh block {release}-")
+    assert rest[:5] == [
+        LOOK,
+        f"rsync manifest,settings {TOP}/incoming/",
+        "remote.sh restore_unit good",
+        f"remote.sh check {release} board-1",
+        f"remote.sh switch {release} board-1",
+    ]
+    assert deployed.board.facts["good"] == before["good"]
+    assert "and it could not go back: it hangs" in capsys.readouterr().err, "as drain fails again"
+
+
+def test_status_looks_once_at_each_device(deployed, capsys):
+    assert deployed.deploy("status") == [LOOK] and deployed.code == 0
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.split()[:3] == ["board-1", "active", deployed.release] and "waits for work" in line
+
+
+def test_doctor_asks_for_deep_facts_with_the_broker_s_address(deployed, capsys):
+    assert deployed.deploy("doctor") == ["facts.sh deep '' broker 1883"]
+    assert "PASS  ssh" in capsys.readouterr().out
+
+
+def test_a_drain_stops_the_service(deployed, capsys):
+    assert deployed.deploy("drain") == ["remote.sh stop 30"] and deployed.code == 0
+    assert "stopped, with nothing in hand" in capsys.readouterr().out and deployed.logged()[-1] == (
+        "drain",
+        "done",
+    )
+
+
+def test_a_rollback_blocks_the_present_state_and_restores_the_one_before(deployed):
+    release, first = deployed.release, json.loads(deployed.board.facts["good"])
+    deployed.write(threads=2)
+    deployed.deploy("apply")
+    second = json.loads(deployed.board.facts["good"])
+    assert second["settings"] != first["settings"]
+    *lines, record, allow = deployed.deploy("rollback")
+    assert deployed.code == 0
+    assert lines == [
+        LOOK,
+        f"remote.sh block {release}-{second['settings']}",
+        LOOK,
+        f"rsync manifest,settings {TOP}/incoming/",
+        "remote.sh restore_unit previous",
+        f"remote.sh check {release} board-1",
+        f"remote.sh switch {release} board-1",
+        "remote.sh drain 30",
+        "remote.sh start",
+        STATE,
+        STATE,
+    ]
+    assert record_of(record)["settings"] == first["settings"]
+    assert allow == f"remote.sh allow {release}-{first['settings']}"
+
+
+def test_tuning_is_sent_signed_and_then_applied(deployed):
+    assert deployed.deploy("tune", set=["paused=true"]) == [f"rsync tuning {TOP}/incoming/", "remote.sh tune"]
+    assert b"BEGIN PROTOFLEET TUNING" in deployed.board.incoming["tuning"]
+
+
+def test_a_revoked_device_loses_its_certificate_first_and_its_keys_then(deployed, capsys):
+    with pytest.raises(SettingsError, match="name the devices to revoke"):
+        deployed.deploy("revoke")
+    deployed.board.fails = {"erase_keys": "no such user"}
+    assert deployed.deploy("revoke", "board-1", reason="sold") == ["remote.sh erase_keys"]
+    register = Authority(deployed.folder / "root").register
+    assert register.latest("board-1").reason == "sold"
+    assert "its keys are still there: no such user" in capsys.readouterr().out
+    deployed.board.fails = {}
+    assert deployed.deploy("revoke", "board-1") == ["remote.sh erase_keys"] and deployed.code == 0
+    said = capsys.readouterr().out
+    assert "is revoked already" in said and "stopped, and its keys are destroyed" in said
