@@ -61,13 +61,26 @@ def planted(bug: Bug) -> Iterator[None]:
             real = getattr(module, name, None)
             if isinstance(value, type) and isinstance(real, type) and value.__module__ == bug.module:
                 for part, changed in changes(real, value):
-                    stack.enter_context(mock.patch.object(real, part, changed))
+                    plant(stack, real, part, changed)
             elif isinstance(real, types.FunctionType) and differs(code_of(real), code_of(value)):
-                # Others have imported it by name: it stays the same function, with other code.
-                stack.callback(setattr, real, "__code__", real.__code__)
-                real.__code__ = value.__code__
+                other_code(stack, real, value)
         assert sys.modules[bug.module] is module
         yield
+
+
+def plant(stack: contextlib.ExitStack, owner: type, part: str, changed: object) -> None:
+    real = vars(owner)[part]
+    plain = [f for f in (real, changed) if isinstance(f, types.FunctionType) and not f.__code__.co_freevars]
+    if len(plain) == 2:
+        other_code(stack, *plain)
+    else:
+        stack.enter_context(mock.patch.object(owner, part, changed))
+
+
+def other_code(stack: contextlib.ExitStack, real: types.FunctionType, changed: types.FunctionType) -> None:
+    """Others hold it, by an import of its name or in a table: it stays the same function, with other code."""
+    stack.callback(setattr, real, "__code__", real.__code__)
+    real.__code__ = changed.__code__
 
 
 def changes(real: type, broken: type) -> Iterator[tuple[str, object]]:
