@@ -45,7 +45,7 @@ class Process:
 
     def start(self) -> None:
         self.held = False
-        if self.child is not None and self.child.poll() is None:
+        if self.runs():
             return
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
@@ -57,6 +57,9 @@ class Process:
                 cwd=ROOT,
             )
         self.starts += 1
+
+    def runs(self) -> bool:
+        return self.child is not None and self.child.poll() is None
 
     def kill(self) -> None:
         self.held = True
@@ -163,7 +166,7 @@ class World:
         """Into the logs; some are a while about it."""
         for process in self.processes.values():
             process.say(signal.SIGUSR1)
-        time.sleep(2.0)
+        time.sleep(2.0)  # nothing says when all have written
 
     def note(self, words: str) -> None:
         with (self.folder / "faults.log").open("a") as file:

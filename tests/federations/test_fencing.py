@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from protofleet.coordinator.round.events import Close, Rollback
+from protofleet.coordinator.round.events import Close, Rollback, Stage
 from protofleet.coordinator.spool.spool import FencedError, Spool
 from protofleet.deploy.exit_codes import exit_code
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
@@ -107,9 +107,20 @@ def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(
     run.kill("coordinator")
     run.boot_coordinator()
     with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
-        old.perform(command)
-    with pytest.raises(FencedError):
-        old._stepped(None)  # its worker has come home: nothing of the other's broadcasts is pruned
+        old.run.perform(command)
+    assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
+
+
+def test_what_the_worker_of_a_coordinator_that_was_thought_dead_has_done_changes_nothing(tmp_path):
+    """Its worker comes home late: nothing of the other's broadcasts is pruned."""
+    run = simulation(tmp_path, "fedavg")
+    run.run(until=lambda: run.service.run.machine.stage is Stage.COMPUTING)
+    worker = run.workers["coordinator"]
+    run.kill("coordinator")
+    run.boot_coordinator()
+    worker.alive = True
+    with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
+        run.run()
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
 
 
@@ -127,7 +138,8 @@ def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_p
     run.run(until=lambda: run.service.link.heard_of("device-1")[0] == run.agents["device-1"].link.me.boot)
     frames = []
     old.link.transport.publish = lambda topic, frame, retain=False: frames.append((topic, frame))
-    old._hello()
+    while not frames:
+        old.wake(old.wake_at)
     before = run.service.link.meter.rejected[Reason.STALE_BOOT]
     run.broker.sessions["coordinator"].take(type_of_arrival(*frames[0]))
     assert run.service.link.meter.rejected[Reason.STALE_BOOT] == before + 1

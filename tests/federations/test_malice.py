@@ -156,9 +156,14 @@ def test_a_hello_that_lies_keeps_its_device_out(tmp_path, honest, hello, reason)
 def test_who_states_a_million_examples_may_send_no_more_than_the_operator_allows(tmp_path):
     limits = Limits(examples=1_000_000, answer_bytes=20_000)
     run = simulation(tmp_path, "fedpall", policy=replace(POLICY, rounds=1), limits=limits)
-    in_world(run, examples=1_000_000)
-    run.run(until=lambda: run.service.run.machine.asked == "mix")
-    assert run.service.finished or run.service.run.gate._most == 20_000
+
+    def too_much(liar, place):
+        body = bytes(20_001)
+        liar.update(place, liar.offer(body, parts=[["weights", len(body)]]))
+
+    in_world(run, examples=1_000_000, answers=too_much)
+    run.run()
+    assert run.service.finished and reasons(run) == {Reason.TOO_LARGE}
 
 
 def two_answers(liar, place):

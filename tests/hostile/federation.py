@@ -181,13 +181,22 @@ class Federation:
             return bool(self.metrics())
         return False
 
-    def wait_until(self, check: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    def wait_until(
+        self, check: Callable[[], Any], what: str, seconds: float = PATIENCE, every: float = 0.05
+    ) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := check()):
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {seconds:.0f} s for {what}; {self.last_words()}")
-            time.sleep(0.05)
+            time.sleep(every)
         return found
+
+    def stays(self, check: Callable[[], Any], what: str, seconds: float) -> None:
+        """Nothing can be waited for where something must not happen: it is looked for all this time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            assert check(), f"{what} for {seconds:.0f} s, but not; {self.last_words()}"
+            time.sleep(0.1)
 
     def wait_for_end(self, process: Process, seconds: float = 2 * PATIENCE) -> int:
         """The exit code."""

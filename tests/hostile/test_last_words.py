@@ -33,8 +33,7 @@ def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_a
             kept
         ):  # each after the hello that the one before may have brought about
             tell_again(f, "real", [refusal])
-            time.sleep(3.0)
-            assert again.child.poll() is None, (number, again.last_word())
+            f.stays(again.runs, f"it to run after refusal {number}", 3.0)
         f.coordinator()
         assert f.wait_for_end(again) == 0, again.last_word()
 

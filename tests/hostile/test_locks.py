@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sqlite3
-import time
 
 import pytest
 
@@ -78,10 +77,7 @@ def test_a_coordinator_that_waits_to_read_its_index_is_not_ended_as_stuck(tmp_pa
     watchdog = 8.0
     with Federation(tmp_path, "one", rounds=100, watchdog_seconds=watchdog) as f:
         with unreadable(f) as coordinator:
-            until = time.monotonic() + 2 * watchdog
-            while time.monotonic() < until:
-                assert coordinator.child.poll() is None, f.last_words()
-                time.sleep(0.1)
+            f.stays(coordinator.runs, "it to run", 2 * watchdog)
         f.wait_until(lambda: "can be read again" in f.log_of(coordinator), "it to be read")
         at = len(f.rounds())
         f.wait_until(lambda: len(f.rounds()) > at, "a round after the lock")

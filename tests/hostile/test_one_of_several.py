@@ -24,8 +24,7 @@ def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordi
         seen = 'protofleet_older_copies_total{device="bad",whose="coordinator"}'
         bad.say("update", {"examples": 1, "metrics": {}, "arrays": wire.EMPTY}, (999, "train", b""))
         f.wait_until(lambda: f.metrics().get(seen), "what it says to be counted")
-        time.sleep(min(LISTEN_SECONDS, policy.patience_seconds) + 3.0)
-        assert coordinator.child.poll() is None, coordinator.last_word()
+        f.stays(coordinator.runs, "it to run", min(LISTEN_SECONDS, policy.patience_seconds) + 3.0)
         assert "know more of this run" not in f.log_of(coordinator), "one speaks for nobody else"
         bad.stop()
         real = [f.device("one"), f.device("two")]
@@ -42,8 +41,7 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
         one = f.device("one")
         waits = "one says other class names than others, and waits (1 of 2 devices do) until two devices"
         f.wait_until(lambda: waits in f.log_of(coordinator), "it to wait")
-        time.sleep(policy.patience_seconds + 3.0)
-        assert one.child.poll() is None, one.last_word()
+        f.stays(one.runs, "it to wait", policy.patience_seconds + 3.0)
         assert "cannot take part" not in f.log_of(coordinator)
         two = f.device("two")
         assert f.wait_for_end(coordinator) == 0 and [f.wait_for_end(device) for device in (one, two)] == [
@@ -64,7 +62,7 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
         f.wait_until(lambda: '"event": "joined", "device": "odd"' in f.log_of(coordinator), "it to take part")
         f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         f.wait_until(lambda: "one says other class names" in f.log_of(coordinator), "the next to wait")
-        time.sleep(policy.patience_seconds + 1.0)
+        time.sleep(policy.patience_seconds + 1.0)  # what it waits for has not come, and it goes on waiting
         f.raw("two", hello={**said, "names": ["a", "b", "c"]}, again=1000.0)
         assert f.wait_for_end(coordinator) == 0, f.log_of(coordinator)[-3000:]
         assert {name for line in f.rounds() for name in line["participants"]} == {"one", "two"}
@@ -106,9 +104,10 @@ def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
         said = [line for line in f.log_of(coordinator).splitlines() if words in line]
         assert said and all(names in line for line in said for names in lists)
         done = len(f.rounds())
-        time.sleep(policy.patience_seconds + 3.0)
-        assert len(f.rounds()) <= done + 1 and one.child.poll() is None, (
-            "some hundred, were one side asked on"
+        f.stays(  # some hundred rounds, were one side asked on
+            lambda: len(f.rounds()) <= done + 1 and one.runs(),
+            "no more rounds",
+            policy.patience_seconds + 3.0,
         )
         f.device("two")
         before = len(f.rounds())
@@ -137,7 +136,7 @@ def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_pat
         real = [f.device(name) for name in ("three", "one", "two")]
         heard = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
         f.wait_until(lambda: f.answers() and f.metrics().get(heard, 0) >= 3, "both old hellos and a real one")
-        time.sleep(policy.patience_seconds + 3.0)
+        f.stays(summer.runs, "it to wait", policy.patience_seconds + 3.0)
         held.clear()
         for name in ("one", "two"):
             f.proxy.cut(name)
@@ -179,6 +178,6 @@ def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
             return [x for x in f.proxy.seen if not x.down and x.kind == "welcome"]
 
         f.wait_until(lambda: len(told()) >= len(names), "everybody to be told")
-        time.sleep(1.0)
+        time.sleep(1.0)  # a second word to anybody would follow the first at once
         assert len(told()) == len(names) == len({x.header["recipient"] for x in told()})
         assert "Traceback" not in f.log_of(coordinator)

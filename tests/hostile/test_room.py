@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -146,6 +145,7 @@ def test_an_offer_of_which_nothing_comes_gives_its_room_to_who_answers(tmp_path,
         say()
         liar.wait("want")
         gate.append("open")
-        f.wait_until(lambda: say() or time.sleep(0.6) or (b.verdicts() and c.verdicts()), "both answers")
-        f.wait_until(lambda: say() or time.sleep(0.6) or refused(f), "the offer to be rejected")
+        again = 0.6  # seconds between two offers
+        f.wait_until(lambda: say() or (b.verdicts() and c.verdicts()), "both answers", every=again)
+        f.wait_until(lambda: say() or refused(f), "the offer to be rejected", every=again)
         ends_well(f, coordinator, liar, b, c)

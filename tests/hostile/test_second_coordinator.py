@@ -87,7 +87,7 @@ def test_who_was_outranked_is_the_later_one_when_it_is_started_again(tmp_path, g
         first = f.coordinator(folder=str(tmp_path / "first"))
         one = f.raw("one", gate.work)
         one.wait("receipt")
-        time.sleep(1.1)
+        time.sleep(1.1)  # an epoch is a second of the clock
         second = f.coordinator(folder=str(tmp_path / "second"), rounds=40)
         assert f.wait_for_end(first) == 1
         again = f.coordinator(folder=str(tmp_path / "first"))

@@ -46,7 +46,7 @@ def takes(seconds, *rounds):
 
     def work(task):
         if task.phase == "train" and (task.round in rounds or not rounds):
-            time.sleep(seconds)
+            time.sleep(seconds)  # as long as a training
         return honest(task)
 
     return work

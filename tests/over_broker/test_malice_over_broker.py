@@ -95,7 +95,7 @@ def test_a_reader_that_stands_still_holds_no_more_than_the_inbox_may(broker, fed
         frame = bytes(1 << 20)
         for i in range(40):
             sender.mqtt.publish(f"{federation}/a", frame)
-            time.sleep(0)
+            time.sleep(0)  # the network thread's turn
         sender.mqtt.publish(f"{federation}/b", b"the last")
         deadline, seen = time.monotonic() + 30, []
         while inbox.qsize() < 24 and time.monotonic() < deadline:

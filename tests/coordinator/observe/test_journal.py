@@ -198,15 +198,21 @@ def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path
     assert sum("ledger is not written" in r.message for r in caplog.records) == 1
 
 
-def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(tmp_path, caplog):
-    path = tmp_path / "ledger.sqlite"
+def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(
+    tmp_path, caplog, monkeypatch
+):
+    path, opened, connect = tmp_path / "ledger.sqlite", [], sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *how, **more: opened.append(connect(*how, **more)) or opened[-1]
+    )
     ledger = Ledger(path, 1, "1.0", "{}")
     ledger.entry("asked", {"phase": "before"})
-    ledger._db.execute(f"PRAGMA max_page_count = {ledger._db.execute('PRAGMA page_count').fetchone()[0]}")
+    pages = opened[0].execute("PRAGMA page_count").fetchone()[0]
+    opened[0].execute(f"PRAGMA max_page_count = {pages}")
     for _ in range(100):
         ledger.entry("asked", {"phase": "meanwhile" * 100})
     assert sum("ledger is not written" in r.message for r in caplog.records) == 1
-    ledger._db.execute("PRAGMA max_page_count = 1000000")
+    opened[0].execute("PRAGMA max_page_count = 1000000")
     ledger.entry("asked", {"phase": "after"})
     ledger.close()
     db = sqlite3.connect(path)

@@ -1,0 +1,67 @@
+"""What tests may do: ask what is public, and wait for what happens."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = sorted(HERE.rglob("*.py"))
+INSIDE = {
+    "simulator/federation.py": "plays the system that closes a dead process's files, and audits what is still open",
+    "chaos/party.py": "tells where a live process stands that does not come to its end",
+}
+OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Python's own, and public for all their underscore
+
+
+def private(tree: ast.AST) -> Iterator[str]:
+    """Members of others that begin with an underscore: named, imported, or given to setattr as a string."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name("self" | "cls") | ast.Call(ast.Name("super")), _):
+                pass
+            case ast.Attribute(_, name) if hidden(name):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+            case ast.ImportFrom(_, names):
+                yield from (f"line {node.lineno}: {one.name}" for one in names if hidden(one.name))
+            case ast.Call(ast.Attribute(_, "setattr") | ast.Name("setattr"), arguments):
+                named = [one.value for one in arguments[:2] if isinstance(one, ast.Constant)]
+                yield from (f"line {node.lineno}: {one}" for one in named if hidden(str(one).split(".")[-1]))
+
+
+def hidden(name: str) -> bool:
+    return bool(re.match(r"_[A-Za-z]", name)) and name not in OTHERS
+
+
+def sleeps(text: str) -> Iterator[str]:
+    """Those that are no turn of a loop, and say no reason on their line."""
+    tree, lines = ast.parse(text), text.splitlines()
+    turns = {id(inner) for loop in ast.walk(tree) if isinstance(loop, ast.While) for inner in ast.walk(loop)}
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and id(one) not in turns]
+    for call in calls:
+        if ast.unparse(call.func) == "time.sleep" and "  # " not in lines[call.lineno - 1]:
+            yield f"line {call.lineno}: {ast.unparse(call)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(HERE)) for path in FILES])
+def test_a_test_asks_what_is_public_and_waits_for_what_happens(path):
+    text = path.read_text()
+    if str(path.relative_to(HERE)) not in INSIDE:
+        assert not list(private(ast.parse(text))), "see what comes of it, or give it a public name"
+    assert not list(sleeps(text)), "wait for a condition, or say on the line why it takes a time"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["run._workers", "a.b._c = 1", "from a import _b", "patch.setattr('a.b._c', 1)", "setattr(A, '_b', 1)"],
+)
+def test_a_private_member_is_found_however_it_is_reached(text):
+    assert list(private(ast.parse(text)))
+    assert not list(private(ast.parse("self._a; super()._b(); a.__dict__; row._replace(b=1); os._exit(0)")))
+
+
+def test_a_sleep_is_found_unless_it_has_a_reason():
+    assert list(sleeps("time.sleep(1)\n"))
+    assert not list(sleeps("time.sleep(1)  # as long as it takes\nwhile not over():\n    time.sleep(0.1)\n"))
