@@ -12,17 +12,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery, question_of
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
-from protofleet.edge_client.conversation.greeting import hello_of, plan_for
+from protofleet.edge_client.conversation.hello import HelloSender, plan_for
 from protofleet.edge_client.conversation.hello_timer import HelloTimer
-from protofleet.edge_client.conversation.outgoing import RESEND_SECONDS, Outgoing, question_of
+from protofleet.edge_client.conversation.old_messages import RefusalCheck, RunEndCheck
 from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
-from protofleet.edge_client.state.heard import HeardFile, RefusalCheck, RunEndCheck, taken_up, told_earlier
+from protofleet.edge_client.state.heard import HeardFile, taken_up, told_earlier
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import Job, StartJob
 from protofleet.methods.contract.plan import Plan
@@ -35,7 +36,6 @@ from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 from protofleet.protocol.wire import forms
-from protofleet.protocol.wire.class_names import packed
 from protofleet.protocol.wire.messages import (
     HERE,
     About,
@@ -69,16 +69,16 @@ class Agent:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.data, self.link, self.state, self.worker = data, link, state, worker
-        self.software, self.stays, self.observers = software, stays, observers
+        self.stays, self.observers = stays, observers
         self.runner = JobRunner(start_job, state, data, lambda: link.block, clock)
         wall = link.clock.after(state.started_last)
-        self._heard_before = HeardFile(state.folder, state.disk, wall, state.renewed)
-        link.clock = self._heard_before.clock
-        self._ending, self._refused, self._quiet = RunEndCheck(), RefusalCheck(), HelloTimer()
-        conductor = link.keyring.get(COORDINATOR)
-        holder = conductor.holder if conductor else ""
-        self.link.epoch = taken_up(state, self._heard_before, link.clock, holder)
-        mark = self._heard_before.mark
+        self._heard_file = HeardFile(state.folder, state.disk, wall, state.renewed)
+        link.clock = self._heard_file.clock
+        self._run_end, self._refusals, self._hello_timer = RunEndCheck(), RefusalCheck(), HelloTimer()
+        coordinator = link.keyring.get(COORDINATOR)
+        holder = coordinator.holder if coordinator else ""
+        self.link.epoch = taken_up(state, self._heard_file, link.clock, holder)
+        mark = self._heard_file.mark
         self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
         self.job: Job | None = None
         self.plan: Plan | None = None
@@ -88,33 +88,33 @@ class Agent:
         self.disk_space = DiskSpaceCheck(state)
         self.heard = self.draining = self.idle = False
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
-        self._rest = RetryBackoff(link.me.name)
+        self.backoff = RetryBackoff(link.me.name)
         self.connected = False
-        self._silence = CoordinatorWatchdog()
-        self._words = Bucket(rate=1.0, burst=20.0)
+        self._watchdog = CoordinatorWatchdog()
+        self._log_limit = Bucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
-        self._by_hash = False  # whether the last hello named the classes so, though it could have in full
-        self._named_to = -1  # epoch of who was told all names of the classes on this connection
-        self._told_by = 0  # epoch of the coordinator whose welcome was the last
-        self._question, self._place = "", (0, "")  # being worked on, and its round and phase
+        self._hellos = HelloSender(link, data, state, software)
+        self._welcomed_by = 0  # epoch of the coordinator whose welcome was the last
+        self._question = ""  # being worked on
+        self._working_on = (0, "")  # its round and phase
         self._next: Received | None = None
-        self._outgoing: Outgoing | None = None
+        self._delivery = AnswerDelivery(link)
         self._now = 0.0
 
     @property
     def wake_at(self) -> float:
-        resend = self._outgoing.again_at if self._outgoing else float("inf")
-        return min(self.link.wake_at, self._hello_at, resend, self._silence.alarm_at, self._ending.at)
+        timers = (self._hello_at, self._delivery.wake_at, self._watchdog.alarm_at, self._run_end.at)
+        return min(self.link.wake_at, *timers)
 
     @property
     def silent(self) -> bool:
         """Connected, and the coordinator has said nothing new for long."""
-        return self._silence.told
+        return self._watchdog.told
 
     @property
     def waiting(self) -> bool:
         """An answer waits for its receipt."""
-        return self._outgoing is not None
+        return self._delivery.waiting is not None
 
     @property
     def working(self) -> bool:
@@ -130,7 +130,7 @@ class Agent:
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self.connected, self._hello_at = False, float("inf")
-                self._silence.ends()
+                self._watchdog.ends()
                 if final:
                     self._end(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
@@ -146,15 +146,14 @@ class Agent:
 
     def _connected(self, max_packet: int, now: float) -> None:
         try:
-            waiting = bytes.fromhex(self._outgoing.answer.object) if self._outgoing else b""
-            largest = self.link.store.size(waiting) if waiting else 0
-            self.link.adapt(max_packet, largest, forms.MANIFEST in self.link.peer_can)
+            self.link.adapt(max_packet, self._delivery.largest_object, forms.MANIFEST in self.link.peer_can)
         except BrokerError as error:
             self.link.turn_down(error)
             return
-        self.connected, self._named_to = True, -1
-        self._silence.begins(now)
-        self._quiet.begins()
+        self.connected = True
+        self._hellos.name_classes_in_full()
+        self._watchdog.begins(now)
+        self._hello_timer.begins()
         self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
         self._hello()
 
@@ -164,20 +163,22 @@ class Agent:
 
     @property
     def held(self) -> bool:
-        return self._rest.until == float("inf")
+        return self.backoff.on_hold
 
     def hold(self, why: str) -> None:
         """Take no new work until `resume`; what is in hand is finished and delivered."""
         if not self.held:
             log.info("taking no new work: %s", why)
-            self._rest.until = self._hello_at = float("inf")
-            self._quiet.leaves()
+            self.backoff.hold()
+            self._hello_at = float("inf")
+            self._hello_timer.leaves()
             self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
         if self.held:
-            self._rest.until = self._hello_at = self._now
-            self._told_by = 0  # that hello asks for a welcome, which tells that it was heard
+            self.backoff.resume(self._now)
+            self._hello_at = self._now
+            self._welcomed_by = 0  # that hello asks for a welcome, which tells that it was heard
 
     def _leave(self, reason: str) -> None:
         self.link.send(Bye(reason))
@@ -186,13 +187,13 @@ class Agent:
     def wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
-        self._silence.look(now)
+        self._watchdog.look(now)
         if now >= self._hello_at:
             self._hello()
-        if self._outgoing and now >= self._outgoing.again_at:
-            self._say_answer(self._outgoing)
-        if now >= self._ending.at:
-            self._run_over()
+        if now >= self._delivery.wake_at:
+            self._delivery.say(self._plan_is_known, now)
+        if now >= self._run_end.at:
+            self._finish_run()
 
     def _arrived(self, topic: str, frame: bytes, now: float) -> None:
         try:
@@ -204,46 +205,45 @@ class Agent:
             else:
                 self._warn("rejected on %.100s: %s", topic, fault)
                 if fault.reason is Reason.STALE_ROUND:
-                    self._asked_for_the_past()
+                    self._resend_last_answer()
         except (TakenOverError, *OURS):
             raise
         except Exception:  # in what one message said: the next hello brings what matters again
             self._notify("erred", round=self.state.last_round)
-            if self._words.take(self._now):
+            if self._log_limit.take(self._now):
                 log.exception("an error in handling a message on %.100s", topic)
 
-    def _warn(self, words: str, *more: object) -> None:
+    def _warn(self, message: str, *more: object) -> None:
         """Of what others cause: a flood of it fills no disk, and the counters have all of it."""
-        if self._words.take(self._now):
-            log.warning(words, *more)
+        if self._log_limit.take(self._now):
+            log.warning(message, *more)
 
-    def _asked_for_the_past(self) -> None:
+    def _resend_last_answer(self) -> None:
         """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
         saved = self.state.saved
         if self.job is None or self._run != self.link.run:
             return  # what is in the book is of another run
-        if self.link.epoch > saved.epoch and saved.answers and self._outgoing is None and not self._question:
-            self._outgoing = Outgoing(saved.answers[-1], self._now)
-            self._say_answer(self._outgoing)
+        if self.link.epoch > saved.epoch and saved.answers and not (self.waiting or self.working):
+            self._deliver(saved.answers[-1])
 
     def _heard(self, received: Received) -> None:
         if received.run != self.link.run:
             return  # it waited for its broadcast, and its run is another's turn now
-        told_earlier(self.state, self._heard_before, self.link.clock, received.epoch)
-        self._settle(received.message, received.epoch)
+        told_earlier(self.state, self._heard_file, self.link.clock, received.epoch)
+        self._plan_hello(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
-        self._silence.broken(self.link.news_at)
+        self._watchdog.broken(self.link.news_at)
         if received.run != self._run:
-            self._turn_to(received.run)
+            self._change_run(received.run)
         if not over(received.message):
-            self._ending.contradicted()
+            self._run_end.contradicted()
         if isinstance(received.message, (Welcome, Task, Receipt)):
-            self._refused.contradicted()
+            self._refusals.contradicted()
         match received.message:
             case Welcome(text, about):
-                self._told(about, received.epoch)
+                self._note_welcome(about, received.epoch)
                 if lacks := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
-                    self._cannot_follow(
+                    self._refuse_plan(
                         ValueError(f"it needs {', '.join(lacks)}; bring this device up to date")
                     )
                 else:
@@ -254,87 +254,84 @@ class Agent:
                 self._receipted(receipt)
             case State(online=True, reason=reason) if reason != HERE:
                 self._hello()
-            case State(online=True, now=Now() as place) if self._is_missed(place):
+            case State(online=True, now=Now() as now) if self._is_missed(now):
                 self._hello()
             case Refusal() as refusal:
                 self._refusal(refusal)
             case message if over(message):
-                self._end_of(received.run)
+                self._hear_run_end(received.run)
 
-    def _settle(self, message: Message, epoch: int) -> None:
+    def _plan_hello(self, message: Message, epoch: int) -> None:
         """When to say hello again, now that something was heard."""
-        self._quiet.conducted_by(epoch)
+        self._hello_timer.conducted_by(epoch)
         match message:
-            case State(online=True, reason=reason, now=place) if reason == HERE:
-                self._quiet.here(place)
+            case State(online=True, reason=reason, now=now) if reason == HERE:
+                self._hello_timer.here(now)
             case State():
-                self._quiet.begins()
+                self._hello_timer.begins()
             case Welcome():
-                self._quiet.welcomed()
+                self._hello_timer.welcomed()
         if self.connected:  # else it says hello as soon as it is
-            self._hello_at = max(self._quiet.next_hello(self._now), self._rest.until)
+            self._hello_at = max(self._hello_timer.next_hello(self._now), self.backoff.until)
 
-    def _is_missed(self, place: Now) -> bool:
+    def _is_missed(self, now: Now) -> bool:
         """Whether the coordinator waits for an answer to a question that has not come here, or for a hello."""
-        if not place.names(self.link.me.name):
+        if not now.names(self.link.me.name):
             return False
-        known = {self.link.asked, self._place if self._question else None}
-        if self._outgoing:
-            known.add((self._outgoing.answer.round, self._outgoing.answer.phase))
+        known = {self.link.asked, self._working_on if self._question else None}
+        if self._delivery.waiting:
+            known.add(self._delivery.waiting.asked)
         if self._next and isinstance(self._next.message, Task):
             known.add((self._next.message.round, self._next.message.phase))
-        return (place.round, place.phase) not in known
+        return (now.round, now.phase) not in known
 
-    def _turn_to(self, run: str) -> None:
+    def _change_run(self, run: str) -> None:
         """Nothing of another run is said, counted or learned in this one: not even what is being worked out.
 
         Two runs may have one plan, or one name.
         """
-        self._run, self._place = run, (0, "")
+        self._run, self._working_on = run, (0, "")
         self._forget()
         self.link.forget_all()
 
     def _forget(self) -> None:
-        self.plan = self.job = self._outgoing = self._next = None
+        self.plan = self.job = self._next = None
+        self._delivery.cancel()
         self.link.least_round = 0
-        self._quiet.begins()
+        self._hello_timer.begins()
 
     def _hello(self) -> None:
-        if self._now < self._rest.until:
-            self._hello_at = self._rest.until
+        if self._now < self.backoff.until:
+            self._hello_at = self.backoff.until
             return
-        plan = self.plan if self._conducted else None  # another coordinator may know other forms
-        names = self.data.names
-        in_full = self._named_to != self.link.epoch and self.link.carries(packed(names))
-        self._by_hash = bool(names) and not in_full and self.link.carries(packed(names))
-        self.link.send(hello_of(self.link.me.name, self.software, self.data, plan, self.state.saved, in_full))
-        self._named_to = self.link.epoch
-        self._refused.hello_said(self.link.me.boot, self.link.said, self._now)
-        self._quiet.hello_said(self._now)
-        self._hello_at = self._quiet.next_hello(self._now)
+        plan = self.plan if self._plan_is_known else None  # another coordinator may know other forms
+        self._hellos.send(plan)
+        self._refusals.hello_said(self.link.me.boot, self.link.said, self._now)
+        self._hello_timer.hello_said(self._now)
+        self._hello_at = self._hello_timer.next_hello(self._now)
 
     @property
-    def _conducted(self) -> bool:
+    def _plan_is_known(self) -> bool:
         """Whether this coordinator has said its plan, and all in hand is of its run."""
-        return (self._told_by, self._run) == (self.link.epoch, self.link.run)
+        return (self._welcomed_by, self._run) == (self.link.epoch, self.link.run)
 
-    def _told(self, about: About, epoch: int) -> None:
-        if epoch != self._told_by:
-            self._heard_before.note_time()
-        self._told_by = epoch
+    def _note_welcome(self, about: About, epoch: int) -> None:
+        if epoch != self._welcomed_by:
+            self._heard_file.note_time()
+        self._welcomed_by = epoch
         self.link.peer_can, self.link.metric_names = frozenset(about.can), about.metrics
 
     def _welcomed(self, text: bytes, run: str, names: tuple[str, ...]) -> None:
         try:
             plan = plan_for(self.data, text, names)
         except SettingsError as error:
-            self._cannot_follow(error)
+            self._refuse_plan(error)
             return
         if self.plan == plan and self.job is not None:
             self._hello()
             return
         if self.plan not in (None, plan):
-            self._turn_to(run)  # under the same name
+            self._change_run(run)  # under the same name
         if not self._question:
             self._question = "plan"
             epoch = self.link.epoch
@@ -344,24 +341,24 @@ class Agent:
 
     def _ready(self, run: str, plan: Plan, job: Job | Exception) -> None:
         if run != self._run:
-            self._done_for_nobody(job)
+            self._drop_result(job)
             return
         if isinstance(job, TrainerDiedError):
             self._trainer_died(job)
             return
         if isinstance(job, ValueError) and not isinstance(job, DamagedError):
             # This device's network does not go with the method or the images.
-            self._cannot_follow(job)
+            self._refuse_plan(job)
             return
         if isinstance(job, Exception):
-            self._not_done(job)
+            self._work_failed(job)
             return
         self._forget()
         self.plan, self.job, self._question, self.idle = plan, job, "", False
         self.link.least_round = self.state.last_round
         self._hello()
 
-    def _cannot_follow(self, error: ValueError) -> None:
+    def _refuse_plan(self, error: ValueError) -> None:
         self.link.send(Bye(f"{Farewell.CANNOT_FOLLOW.value}: {error}"))
         self._end(f"this device cannot follow the run's plan: {error}")
 
@@ -370,17 +367,16 @@ class Agent:
             return  # a task for an earlier life of this process: the hello after the welcome brings it again
         question = question_of(received, task)
         if answer := self.state.answer_to(question):
-            self._outgoing = Outgoing(answer, self._now)
-            self._say_answer(self._outgoing)
-        elif self.draining or self._now < self._rest.until:
+            self._deliver(answer)
+        elif self.draining or self._now < self.backoff.until:
             return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
-        elif words := self.state.contradicted(question):
-            self._leave(f"{Farewell.DAMAGED.value}: {words}")
-            self._end(words)
+        elif problem := self.state.contradicted(question):
+            self._leave(f"{Farewell.DAMAGED.value}: {problem}")
+            self._end(problem)
         elif not self._question and self.disk_space.for_answer(received.object):
-            self._question, self._place, self.idle = question, (task.round, task.phase), False
+            self._question, self._working_on, self.idle = question, (task.round, task.phase), False
             job = self.job
             self._notify("started", round=task.round)
             self.worker.submit(
@@ -389,18 +385,17 @@ class Agent:
 
     def _worked(self, job: Job, answer: Answer | Exception) -> None:
         if job is not self.job:
-            self._done_for_nobody(answer)
+            self._drop_result(answer)
             return
         if isinstance(answer, TrainerDiedError):
             self._trainer_died(answer)
             return
         if isinstance(answer, Exception):
-            self._not_done(answer)
+            self._work_failed(answer)
             return
-        self._rest.over()
+        self.backoff.succeeded()
         self._question, self.link.least_round = "", self.state.last_round
-        self._outgoing = Outgoing(answer, self._now)
-        self._say_answer(self._outgoing)
+        self._deliver(answer)
         self._notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
         self.state.tidy(self.link.served | ({self._next.object} if self._next else set()))
         if self._next:
@@ -408,7 +403,7 @@ class Agent:
             assert isinstance(received.message, Task)
             self._asked(received.message, received)
 
-    def _done_for_nobody(self, result: object) -> None:
+    def _drop_result(self, result: object) -> None:
         """Another run, or plan, has come in the meantime: on with that."""
         if isinstance(result, Exception):
             passing = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
@@ -419,7 +414,7 @@ class Agent:
         self._question = ""
         self._hello()
 
-    def _not_done(self, error: Exception) -> None:
+    def _work_failed(self, error: Exception) -> None:
         """Without room for its answer a job is lost: as after a reboot, it is what the disk holds of it."""
         if not is_full(error):
             raise error
@@ -429,33 +424,20 @@ class Agent:
 
     def _trainer_died(self, death: TrainerDiedError) -> None:
         """The coordinator is told at once, so that nobody waits; after a pause the device asks for work again."""
-        pause = self._rest.begin(self._now)
+        pause = self.backoff.begin(self._now)
         log.error("%s; asking for work again in %.0f s", death, pause)
-        self._question, self._next, self._hello_at = "", None, self._rest.until
+        self._question, self._next, self._hello_at = "", None, self.backoff.until
         self.link.send(Bye(str(death)))
-        self._quiet.leaves()
+        self._hello_timer.leaves()
         self._forget()  # the job is in the middle of its work; the disk has what it was before
         self._notify("died", round=self.state.last_round)
 
-    def _say_answer(self, outgoing: Outgoing) -> None:
-        if not self._conducted:
-            outgoing.again_at = (
-                self._now + RESEND_SECONDS
-            )  # it may be of another run, or plan, under the same name
-            return
-        a = outgoing.answer
-        log.info("round %d %s: answer %s", a.round, a.phase, a.object)
-        try:
-            self.link.send_update(outgoing.update(self.link.me.name), bytes.fromhex(a.object))
-        except BrokerError as error:
-            self.link.turn_down(error)
-        outgoing.said(self._now)
+    def _deliver(self, answer: Answer) -> None:
+        self._delivery.begin(answer, self._now)
+        self._delivery.say(self._plan_is_known, self._now)
 
     def _receipted(self, receipt: Receipt) -> None:
-        waiting = self._outgoing
-        if waiting and (waiting.answer.round, waiting.answer.phase) == (receipt.round, receipt.phase):
-            self.link.forget(bytes.fromhex(waiting.answer.object))
-            self._outgoing = None
+        if self._delivery.received(receipt):
             self.receipts[receipt.verdict] += 1
             self._keep_heard(lasting=False)
         if receipt.verdict == "refused":
@@ -466,30 +448,29 @@ class Agent:
         self._keep_heard(lasting=True)
         boot = refusal.boot
         mine = self.link.me.boot
-        counts = self.state.outranked(boot, mine) if boot else self._refused.counts(refusal, self._now)
-        if counts and refusal.answers and self._by_hash:
-            self._named_to, self._hello_at = (
-                -1,
-                self._now,
-            )  # it may be for the names, and then shows both lists
+        counts = self.state.outranked(boot, mine) if boot else self._refusals.counts(refusal, self._now)
+        if counts and refusal.answers and self._hellos.by_hash:
+            self._hellos.name_classes_in_full()
+            self._hello_at = self._now
         elif counts:
             self._end(f"the coordinator refuses this device: {plain(refusal.reason)}")
         elif not boot and not refusal.answers:
-            self._named_to = -1  # what follows may be refused for the names, and then shows both lists
-            self._hello_at = max(self._refused.ask_at, self._now)
+            self._hellos.name_classes_in_full()
+            self._hello_at = max(self._refusals.ask_at, self._now)
 
-    def _end_of(self, run: str) -> None:
+    def _hear_run_end(self, run: str) -> None:
         """A session or a broker may have kept the word since another run."""
-        known, over = self.state.saved.run, self._heard_before.mark.over
-        if self._ending.heard(run, known, self.plan is not None, over, self._now):
-            self._run_over()
+        known, over = self.state.saved.run, self._heard_file.mark.over
+        if self._run_end.heard(run, known, self.plan is not None, over, self._now):
+            self._finish_run()
 
-    def _run_over(self) -> None:
-        self._silence.ends()
-        self._ending.contradicted()
-        self._heard_before.end_of(self.state.saved.run)
-        self._outgoing, self._next, self.idle = None, None, True
-        self._quiet.leaves()
+    def _finish_run(self) -> None:
+        self._watchdog.ends()
+        self._run_end.contradicted()
+        self._heard_file.end_of(self.state.saved.run)
+        self._delivery.cancel()
+        self._next, self.idle = None, True
+        self._hello_timer.leaves()
         self.link.send(Bye(Farewell.FINISHED.value))
         if not self.stays:
             self._end(self.state.contradicted(""))
@@ -499,11 +480,11 @@ class Agent:
         self.problem, self.finished = problem, True
 
     def _keep_heard(self, lasting: bool) -> None:
-        self._heard_before.up_to(*self.link.heard_of(COORDINATOR), lasting)
+        self._heard_file.up_to(*self.link.heard_of(COORDINATOR), lasting)
 
     def _notify(self, what: str, **figures: float) -> None:
-        for watcher in self.observers:
-            watcher.happened(self, what, **figures)
+        for observer in self.observers:
+            observer.happened(self, what, **figures)
 
 
 def over(message: Message) -> bool:

@@ -29,6 +29,16 @@ class RetryBackoff:
         self.until, self.failures = now + seconds, self.failures + 1
         return seconds
 
-    def over(self) -> None:
-        """Work has been done."""
+    def succeeded(self) -> None:
         self.failures = 0
+
+    @property
+    def on_hold(self) -> bool:
+        """Until somebody says otherwise."""
+        return self.until == float("inf")
+
+    def hold(self) -> None:
+        self.until = float("inf")
+
+    def resume(self, now: float) -> None:
+        self.until = now

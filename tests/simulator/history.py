@@ -13,7 +13,7 @@ import numpy as np
 from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.conversation.outgoing import Outgoing
+from protofleet.edge_client.conversation.answer_delivery import Outgoing
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.methods.contract.base import Member
@@ -280,9 +280,9 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
 def observed_agent(base: type[Agent], history: History) -> type[Agent]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def _receipted(self, receipt: Receipt) -> None:
-            waiting: Outgoing | None = self._outgoing
+            waiting: Outgoing | None = self._delivery.waiting
             super()._receipted(receipt)
-            if waiting is None or self._outgoing is not None or receipt.verdict != "accepted":
+            if waiting is None or self._delivery.waiting is not None or receipt.verdict != "accepted":
                 return
             a, me = waiting.answer, self.link.me.name
             where = f"{me} let go of its answer to round {a.round} {a.phase}"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from protofleet.edge_client.conversation.outgoing import LONGEST_RESEND_SECONDS, Outgoing
+from protofleet.edge_client.conversation.answer_delivery import LONGEST_RESEND_SECONDS, Outgoing
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from tests.support.small_federation import assert_same, simulation

@@ -257,7 +257,7 @@ def test_pauses_grow_differ_between_devices_and_end():
     pauses = [one.begin(0.0) for _ in range(8)]
     assert all(15 <= p <= 900 for p in pauses) and pauses[-1] >= 450
     assert [other.begin(0.0) for _ in range(8)] != pauses
-    one.over()
+    one.succeeded()
     assert one.begin(100.0) <= 30 and 115 <= one.until <= 130
 
 

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from protofleet.edge_client.evaluate import Splits
+from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import StateFile
 from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire import forms
-from protofleet.protocol.wire.class_names import difference, digest_of
+from protofleet.protocol.wire.class_names import difference, digest_of, packed
 from protofleet.protocol.wire.messages import NO_ANSWER, Hello
+
+
+class HelloSender:
+    """Names the classes in full once on each connection and to each coordinator, and by their hash otherwise."""
+
+    def __init__(self, link: DeviceLink, data: Splits, state: DeviceState, software: str) -> None:
+        self._link, self._data, self._state, self._software = link, data, state, software
+        self._named_to = -1  # epoch of who was told all names of the classes on this connection
+        self.by_hash = False  # whether the last hello named the classes so, though it could have in full
+
+    def send(self, plan: Plan | None) -> None:
+        names, link = self._data.names, self._link
+        in_full = self._named_to != link.epoch and link.carries(packed(names))
+        self.by_hash = bool(names) and not in_full and link.carries(packed(names))
+        link.send(hello_of(link.me.name, self._software, self._data, plan, self._state.saved, in_full))
+        self._named_to = link.epoch
+
+    def name_classes_in_full(self) -> None:
+        """With the next hello: on a new connection, or where a refusal may be for the names and then shows both
+        lists."""
+        self._named_to = -1
 
 
 def hello_of(
