@@ -23,7 +23,7 @@ from protofleet.edge_client.job_runner import JobRunner
 from protofleet.edge_client.state.device import DeviceState, TakenOverError
 from protofleet.edge_client.state.disk_space import DiskSpaceCheck
 from protofleet.edge_client.state.file import Answer
-from protofleet.edge_client.state.heard import HeardFile, taken_up, told_earlier
+from protofleet.edge_client.state.heard import HeardFile, forget_higher_epoch, restore_epoch
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import Job, StartJob
 from protofleet.methods.contract.plan import Plan
@@ -77,7 +77,7 @@ class Agent:
         self._run_end, self._refusals, self._hello_timer = RunEndCheck(), RefusalCheck(), HelloTimer()
         coordinator = link.keyring.get(COORDINATOR)
         holder = coordinator.holder if coordinator else ""
-        self.link.epoch = taken_up(state, self._heard_file, link.clock, holder)
+        self.link.epoch = restore_epoch(state, self._heard_file, link.clock, holder)
         mark = self._heard_file.mark
         self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
         self.job: Job | None = None
@@ -229,7 +229,7 @@ class Agent:
     def _heard(self, received: Received) -> None:
         if received.run != self.link.run:
             return  # it waited for its broadcast, and its run is another's turn now
-        told_earlier(self.state, self._heard_file, self.link.clock, received.epoch)
+        forget_higher_epoch(self.state, self._heard_file, self.link.clock, received.epoch)
         self._plan_hello(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
         self._watchdog.broken(self.link.news_at)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data.shard import Part, Shard
+from protofleet.edge_client.data.shard import Shard, TensorSamples
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -30,7 +30,7 @@ def moved(shard: Shard, place: torch.device) -> Shard:
     if place.type == "cpu":
         return shard
 
-    def move(part: Part) -> Part:
-        return Part(part.x.to(place), part.y.to(place))
+    def move(part: TensorSamples) -> TensorSamples:
+        return TensorSamples(part.x.to(place), part.y.to(place))
 
     return replace(shard, train=move(shard.train), validation=move(shard.validation), test=move(shard.test))

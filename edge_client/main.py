@@ -68,10 +68,10 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     agent = Agent(trainer.data, trainer.start, link, state, worker, software=software, stays=settings.stays)
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
     supervisor = Supervisor(agent, settings, trainer.limit)
-    notifier = SystemdNotifier(agent, systemd, status, look_after=supervisor.look)
-    systemd.say("READY=1")
+    notifier = SystemdNotifier(agent, systemd, status, every_few_seconds=supervisor.check)
+    systemd.notify("READY=1")
     try:
-        wait_for_broker(inbox, settings.patience_seconds, notifier.look)
+        wait_for_broker(inbox, settings.patience_seconds, notifier.check)
         checks = health(agent, pulse, state.folder, trainer.place)
         where = Place(software, "device", state.folder, settings.broker)
         metrics = watch_device(agent, settings.endpoint(), checks, where)

@@ -16,7 +16,7 @@ from protofleet.runtime.host_metrics import Place
 from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
 
 
-class Series:
+class DeviceSeries:
     """What a device counts and measures, each with the words that Prometheus and docs/metrics.md give for it."""
 
     def __init__(self, r: CollectorRegistry) -> None:
@@ -55,14 +55,14 @@ class Series:
 
 
 class DeviceMetrics:
-    """A watcher of the agent. The registry is its own, never the global one."""
+    """An observer of the agent. The registry is its own, never the global one."""
 
-    def __init__(self, agent: Agent, board: Sensors | None = None) -> None:
+    def __init__(self, agent: Agent, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
         r.register(ConnectionErrors(lambda: agent.link.transport.failures.count))
-        self.series = series = Series(r)
-        r.register(board or Sensors())
+        self.series = series = DeviceSeries(r)
+        r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(agent.waiting))
         series.fallbacks.set(agent.state.fallbacks)
         series.full.set_function(lambda: float(bool(agent.disk_space.full)))

@@ -57,7 +57,7 @@ def networks(options: argparse.Namespace) -> int:
 
 def data(options: argparse.Namespace) -> int:
     from protofleet.deploy.local.class_check import participants_in, require_same_classes
-    from protofleet.edge_client.data.shard import load
+    from protofleet.edge_client.data.shard import load_shard
     from protofleet.protocol.wire.class_names import listed
 
     participants = [
@@ -69,7 +69,7 @@ def data(options: argparse.Namespace) -> int:
         if participant.data is None or participant.elsewhere:
             print(f"{participant.name:16} {participant.elsewhere:12} {called}")
             continue
-        shard = load(participant.data)
+        shard = load_shard(participant.data)
         sizes = f"train {len(shard.train.y)}, validation {len(shard.validation.y)}, test {len(shard.test.y)}"
         print(
             f"{participant.name:16} {shard.domain:12} {sizes}; per class {shard.counts().tolist()}; {called}"

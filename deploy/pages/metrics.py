@@ -22,7 +22,7 @@ from protofleet.coordinator.observe.metrics import (
 )
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.edge_client.host.sensors import Sensors
-from protofleet.edge_client.metrics import Series
+from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.runtime.host_metrics import Place
@@ -85,7 +85,7 @@ def of_a_coordinator(r: CollectorRegistry) -> None:
 
 
 def of_a_device(r: CollectorRegistry) -> None:
-    Series(r)
+    DeviceSeries(r)
     r.register(Sensors())
 
 

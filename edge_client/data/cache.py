@@ -29,11 +29,11 @@ def default_folder() -> Path:
         raise DataError(f"this user has no home folder to keep data in; {ELSEWHERE}") from None
 
 
-def seal(arrays: Arrays) -> str:
+def checksum(arrays: Arrays) -> str:
     return fingerprint(*(arrays[name] for name in sorted(arrays)))
 
 
-def kept(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
+def cached(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
     """The arrays in the file; they are built first if it is missing or damaged. Processes that come at the same
     time wait for the one that builds. `build` returns the expected arrays or raises."""
     if (found := _read(path, expected)) is not None:
@@ -52,7 +52,7 @@ def _read(path: Path, expected: str) -> Arrays | None:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
-    return arrays if seal(arrays) == expected else None
+    return arrays if checksum(arrays) == expected else None
 
 
 def _write(path: Path, arrays: Arrays) -> None:

@@ -28,7 +28,7 @@ class Collection(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class ImagesInMemory:
     """Images in memory, [N, h, w, 1 or 3]."""
 
     images: Pixels

@@ -17,7 +17,7 @@ from protofleet.edge_client.data.domain import Collection, Domain, Pooled, narro
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.resize import Pixels
-from protofleet.edge_client.data.picks import stratified, without
+from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.settings import LEAST, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Thin
 from protofleet.protocol.wire.class_names import Names, fault_in, normal
@@ -32,7 +32,7 @@ NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSamples:
     x: Tensor  # float32 [N, channels, size, size], -1 to 1
     y: Tensor  # int64 [N]
 
@@ -41,9 +41,9 @@ class Part:
 class Shard:
     domain: str
     classes: int
-    train: Part
-    validation: Part
-    test: Part
+    train: TensorSamples
+    validation: TensorSamples
+    test: TensorSamples
     names: Names = ()  # of its classes; none: nobody can tell
 
     def counts(self) -> Tensor:
@@ -51,7 +51,7 @@ class Shard:
         return torch.bincount(self.train.y, minlength=self.classes)
 
 
-def load(settings: DataSettings) -> Shard:
+def load_shard(settings: DataSettings) -> Shard:
     """This client's share. The same settings give the same samples in the same order on every machine."""
     domain = _domain(settings)
     where = (settings.seed, settings.source, domain.name)
@@ -150,7 +150,7 @@ def _check(train: Collection, test: Collection, settings: DataSettings, domain: 
         )
 
 
-def _part(some: Collection, size: int, channels: int) -> Part:
+def _part(some: Collection, size: int, channels: int) -> TensorSamples:
     pixels = some.pixels(np.arange(len(some.labels)), size)
     if channels == 1:
         pixels = grey(pixels)
@@ -160,7 +160,7 @@ def _part(some: Collection, size: int, channels: int) -> Part:
         x, pixels, strict=True
     ):  # all at once would take eight times the memory for a moment
         image[:] = SCALE[found]
-    return Part(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))
+    return TensorSamples(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))
 
 
 def grey(pixels: Pixels) -> Pixels:

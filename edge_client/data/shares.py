@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.picks import balanced, stratified
+from protofleet.edge_client.data.sampling import balanced, stratified
 
 LEAST_SKEWED: Final = 10  # training samples that a Dirichlet draw must leave everyone, as is the custom
 ATTEMPTS: Final = 100

@@ -1,8 +1,7 @@
-"""Settings that are changed from afar, for some time: a short list of typed ones, signed by the root, and then all is
-as it was.
+"""Settings that the operator overrides from afar for some time: a short list of typed ones, signed by the root.
 
-A file brings them, looked at every few seconds. A process that is started again looks at it too: a restart shortens
-nothing; and after a version that has been followed, no earlier one is.
+They come as a file, which is looked for every few seconds. A process that is started again reads it too, so a restart
+shortens nothing; and after a version that has been followed, no earlier one is.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Overrides:
 
 @dataclass
 class OverridesFile:
-    """Looks whether something has been said, and whether its time is over."""
+    """Looks for new overrides, and ends those whose time is over."""
 
     path: Path
     enrolled: Path
@@ -53,53 +52,59 @@ class OverridesFile:
     folder: Path  # of the device's state
     apply: Callable[[Overrides], None]
     clock: Callable[[], float] = time.time
-    now: Overrides = field(default_factory=Overrides)
+    current: Overrides = field(default_factory=Overrides)
     _until: float = 0.0
-    _mark: tuple[int, int] | None = None
+    _version_seen: tuple[int, int] | None = None  # of the file, as the file system tells them apart
 
-    def look(self) -> None:
-        if self.now != Overrides() and self.clock() >= self._until:
+    def check(self) -> None:
+        if self.current != Overrides() and self.clock() >= self._until:
             log.info("tuning is over; all is as it was")
             self._set(Overrides(), 0.0)
         try:
             status = self.path.stat()
         except OSError:
             return
-        if (mark := (status.st_mtime_ns, status.st_ino)) == self._mark:
+        if (found := (status.st_mtime_ns, status.st_ino)) == self._version_seen:
             return
-        self._mark = mark
+        self._version_seen = found
         try:
-            told, tuning = believed(self.path, self.enrolled, self.name, self.clock(), self._seen())
+            signed, overrides = verified_overrides(
+                self.path, self.enrolled, self.name, self.clock(), self._highest_version()
+            )
         except (StatementError, SettingsError, KeyFileError) as error:
             log.warning("tuning is not followed: %s", error)
             return
-        write_file(self.folder / SEEN, f"{told.version}\n".encode())
-        left = (told.until - self.clock()) / 3600
-        log.info("tuning for %.1f hours: %s", left, tuning)
-        self._set(tuning, float(told.until))
+        write_file(self.folder / SEEN, f"{signed.version}\n".encode())
+        left = (signed.until - self.clock()) / 3600
+        log.info("tuning for %.1f hours: %s", left, overrides)
+        self._set(overrides, float(signed.until))
 
-    def _set(self, tuning: Overrides, until: float) -> None:
-        self.now, self._until = tuning, until
-        self.apply(tuning)
+    def _set(self, overrides: Overrides, until: float) -> None:
+        self.current, self._until = overrides, until
+        self.apply(overrides)
 
-    def _seen(self) -> int:
+    def _highest_version(self) -> int:
         place = self.folder / SEEN
         text = place.read_text().strip() if place.exists() else ""
         return int(text) if text.isdigit() else 0
 
 
-def believed(path: Path, enrolled: Path, name: str, now: float, seen: int) -> tuple[SignedTuning, Overrides]:
-    """What our root has said to this device, where it still holds."""
+def verified_overrides(
+    path: Path, enrolled: Path, name: str, now: float, followed: int
+) -> tuple[SignedTuning, Overrides]:
+    """What the federation's root has signed for this device, where its time is not over."""
     trust = load_trust(enrolled / CURRENT)
-    told = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
-    if told.federation != trust.roots.federation:
-        raise StatementError(Why.WRONG_FEDERATION, f"{path} is for federation {told.federation}")
-    if told.name != name:
-        raise StatementError(Why.WRONG_NAME, f"{path} is made out to {told.name}, this is {name}")
-    if told.version < seen:
-        raise StatementError(Why.SUPERSEDED, f"{path} is version {told.version}, {seen} has been followed")
-    if now >= told.until:
+    signed = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
+    if signed.federation != trust.roots.federation:
+        raise StatementError(Why.WRONG_FEDERATION, f"{path} is for federation {signed.federation}")
+    if signed.name != name:
+        raise StatementError(Why.WRONG_NAME, f"{path} is made out to {signed.name}, this is {name}")
+    if signed.version < followed:
+        raise StatementError(
+            Why.SUPERSEDED, f"{path} is version {signed.version}, {followed} has been followed"
+        )
+    if now >= signed.until:
         raise StatementError(Why.EXPIRED, f"{path} has ended")
-    if told.until - now > LONGEST_SECONDS:
+    if signed.until - now > LONGEST_SECONDS:
         raise StatementError(Why.MALFORMED, f"{path} is for more than {LONGEST_SECONDS // 86_400} days")
-    return told, decode(Overrides, parse_toml(told.text.encode(), str(path)), "tuning")
+    return signed, decode(Overrides, parse_toml(signed.text.encode(), str(path)), "tuning")

@@ -1,4 +1,4 @@
-"""How the board does: heat, power, memory and disk, read from the kernel's own files when somebody asks.
+"""The board's sensors: heat, power, memory and disk, read from the kernel's own files at each scrape.
 
 What a board does not have is not told. A Jetson's INA3221 says what each rail draws; nvpmodel keeps its mode in a
 file.

@@ -1,4 +1,4 @@
-"""Looks after a device every few seconds: what is said from afar, and how hot the board is."""
+"""Decides every few seconds whether a device takes new work: by its overrides, and by how hot the board is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import Overrides, OverridesFile
 from protofleet.edge_client.host.sensors import Sensors
 
-COOLER: Final = 5.0  # degrees below the limit before work is taken again
+RESUME_BELOW_CELSIUS: Final = 5.0  # below the limit, before work is taken again
 
 log = logging.getLogger("protofleet.device")
 
@@ -23,33 +23,33 @@ class Supervisor:
         agent: Agent,
         settings: DeviceSettings,
         limit: Callable[[int, float], None],
-        board: Sensors | None = None,
+        sensors: Sensors | None = None,
     ) -> None:
         """`limit` is told what a training process may take."""
-        self._agent, self._limit, self._board = agent, limit, board or Sensors()
-        self._settings, self._tuning, self._hot = settings, Overrides(), False
-        self._tuner: OverridesFile | None = None
+        self._agent, self._limit, self._sensors = agent, limit, sensors or Sensors()
+        self._settings, self._overrides, self._hot = settings, Overrides(), False
+        self._overrides_file: OverridesFile | None = None
         if settings.tuning:
             places = (Path(settings.tuning), Path(settings.enrolled))
-            self._tuner = OverridesFile(*places, settings.name, Path(settings.folder), self.apply)
+            self._overrides_file = OverridesFile(*places, settings.name, Path(settings.folder), self.apply)
 
-    def look(self) -> None:
-        if self._tuner is not None:
-            self._tuner.look()
-        self._feel()
-        if self._tuning.paused:
+    def check(self) -> None:
+        if self._overrides_file is not None:
+            self._overrides_file.check()
+        self._check_heat()
+        if self._overrides.paused:
             self._agent.hold("told so")
         elif self._hot:
-            self._agent.hold(f"{self._board.hottest():.0f} degrees")
+            self._agent.hold(f"{self._sensors.hottest():.0f} degrees")
         else:
             self._agent.resume()
 
-    def _feel(self) -> None:
-        limit = self._tuning.hottest_celsius or self._settings.hottest_celsius
-        heat = self._board.hottest() if limit else float("-inf")
-        self._hot = heat > limit or (self._hot and heat > limit - COOLER) if limit else False
+    def _check_heat(self) -> None:
+        limit = self._overrides.hottest_celsius or self._settings.hottest_celsius
+        heat = self._sensors.hottest() if limit else float("-inf")
+        self._hot = heat > limit or (self._hot and heat > limit - RESUME_BELOW_CELSIUS) if limit else False
 
-    def apply(self, tuning: Overrides) -> None:
-        self._tuning = tuning
-        logging.getLogger("protofleet").setLevel(logging.DEBUG if tuning.verbose else logging.NOTSET)
-        self._limit(tuning.trainer_memory_bytes, tuning.trainer_seconds)
+    def apply(self, overrides: Overrides) -> None:
+        self._overrides = overrides
+        logging.getLogger("protofleet").setLevel(logging.DEBUG if overrides.verbose else logging.NOTSET)
+        self._limit(overrides.trainer_memory_bytes, overrides.trainer_seconds)

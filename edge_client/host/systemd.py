@@ -1,7 +1,7 @@
-"""An agent whose machine can see that it lives: systemd's watchdog, and a status file for who asks.
+"""Tells the machine that its agent lives: systemd's watchdog, and the status file.
 
-systemd kills a process that has said nothing for WatchdogSec. We speak from the one loop that does everything, so
-whatever hangs it ends the silence with a restart, and the question in hand is asked again.
+systemd restarts a process that has not notified it for WatchdogSec. We notify from the one loop that does everything,
+so whatever hangs it ends in a restart, and the question in hand is asked again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.host.status_file import StatusFile
 from protofleet.protocol.transport.base import Done, Item
 
-LONGEST_SILENCE: Final = 10.0  # seconds between two looks, where systemd names no shorter time
+LONGEST_PAUSE_SECONDS: Final = 10.0  # between two notifications, where systemd names no shorter time
 
 
 class NotifySocket:
@@ -28,12 +28,12 @@ class NotifySocket:
         self._address = environment.get("NOTIFY_SOCKET", "")
         self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # 0: nobody watches
 
-    def say(self, *words: str) -> None:
+    def notify(self, *lines: str) -> None:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-            door.sendto("\n".join(words).encode(), address)
+            door.sendto("\n".join(lines).encode(), address)
 
 
 class SystemdNotifier:
@@ -41,12 +41,12 @@ class SystemdNotifier:
 
     def __init__(
         self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,
-        clock: Callable[[], float] = time.monotonic, look_after: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic, every_few_seconds: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`look_after` is called every few seconds: what nobody tells has to be looked for."""
-        self.agent, self._systemd, self._status, self._clock = agent, systemd, status, clock
-        self._look_after = look_after
-        self._every = min(LONGEST_SILENCE, systemd.seconds / 3 or LONGEST_SILENCE)
+        """`every_few_seconds` is for what no message tells."""
+        self.agent, self._socket, self._status, self._clock = agent, systemd, status, clock
+        self._every_few_seconds = every_few_seconds
+        self._every = min(LONGEST_PAUSE_SECONDS, systemd.seconds / 3 or LONGEST_PAUSE_SECONDS)
         self._again = 0.0
 
     @property
@@ -57,29 +57,29 @@ class SystemdNotifier:
     def finished(self) -> bool:
         return self.agent.finished
 
-    def look(self) -> None:
+    def check(self) -> None:
         """While nothing happens to the agent yet."""
-        self._say(self._clock())
+        self._report(self._clock())
 
     def take(self, item: Item, now: float) -> None:
         self.agent.take(item, now)
-        self._say(now)
+        self._report(now)
 
     def wake(self, now: float) -> None:
         if now >= self.agent.wake_at:
             self.agent.wake(now)
-        self._say(now)
+        self._report(now)
 
-    def _say(self, now: float) -> None:
+    def _report(self, now: float) -> None:
         if self._status is not None:
             self._status.write(self.agent)
         if now < self._again and not self.finished:
             return
         self._again = now + self._every
-        self._look_after()
-        self._systemd.say("STOPPING=1" if self.finished else "WATCHDOG=1", f"STATUS={self._words()}")
+        self._every_few_seconds()
+        self._socket.notify("STOPPING=1" if self.finished else "WATCHDOG=1", f"STATUS={self._status_line()}")
 
-    def _words(self) -> str:
+    def _status_line(self) -> str:
         a = self.agent
         if a.finished:
             return a.problem or "over"

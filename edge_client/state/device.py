@@ -22,7 +22,7 @@ from protofleet.edge_client.state.file import (
     read_state_file,
 )
 from protofleet.edge_client.state.holders import NAME, Holders, read_holders, write_holders
-from protofleet.edge_client.state.recall import Files, recover, way_out
+from protofleet.edge_client.state.recovery import Files, recover, way_out
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk

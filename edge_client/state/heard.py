@@ -103,7 +103,7 @@ def _time_in(seen: object) -> int:
     return 0
 
 
-def taken_up(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
+def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
     """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
     epoch, known = max(state.saved.epoch, heard.mark.epoch), state.holders.coordinator
     why = ""
@@ -117,7 +117,7 @@ def taken_up(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: st
     return 0 if why else epoch
 
 
-def told_earlier(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
+def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
     """Of an epoch that is heard: where a higher one is held, the link has found that far ahead of the clock."""
     held = max(state.saved.epoch, heard.mark.epoch)
     if epoch < held:

@@ -19,7 +19,7 @@ import torch
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.shard import Part
+from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
 from protofleet.edge_client.trainer.job import Metrics
@@ -43,9 +43,9 @@ class Labels:
 
     domain: str
     classes: int
-    train: Part
-    validation: Part
-    test: Part
+    train: TensorSamples
+    validation: TensorSamples
+    test: TensorSamples
     names: tuple[str, ...] = ()
 
 
@@ -101,7 +101,7 @@ class ChildTrainer:
         ours.settimeout(START_SECONDS)
         words, arrays = self._ask({"do": "start", "settings": encode(self._settings)})
         ours.settimeout(self._settings.trainer_seconds)
-        part = Part(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
+        part = TensorSamples(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
         return Labels(words["domain"], words["classes"], part, part, part, tuple(words["names"]))
 
     def limit(self, memory_bytes: int, seconds: float) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.job import LocalJob
@@ -16,7 +16,7 @@ from protofleet.methods.contract.plan import Plan
 class LocalTrainer:
     def __init__(self, settings: DeviceSettings, deadline: Deadline | None = None) -> None:
         self.place = set_torch(settings)
-        self.data = moved(load(settings.data), self.place)
+        self.data = moved(load_shard(settings.data), self.place)
         self._settings, self._deadline = settings, deadline
         self._builder = HalfBuilder(
             settings.limits, self.data.train, settings.name, settings.network, self.place

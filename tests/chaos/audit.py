@@ -18,7 +18,7 @@ import torch
 
 from protofleet.coordinator.observe.journal import read_rounds
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.trainer.job import work
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.bridge import to_numpy
@@ -161,7 +161,7 @@ def computed_again(world: World, e: Evidence) -> list[str]:
     torch.set_num_threads(1)
     plan = world.experiment.plan
     server, view = plan.server_half(), plan.variant.reports
-    data = {name: load(settings) for name, settings in world.experiment.shards.items()}
+    data = {name: load_shard(settings) for name, settings in world.experiment.shards.items()}
     halves = {name: plan.client_half(part.train, name) for name, part in data.items()}
     counted = {(c.round, c.phase): c.answers for c in e.final}
     took_part = {line["round"]: line["participants"] for line in e.lines}

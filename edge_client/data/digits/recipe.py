@@ -8,14 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.cache import Arrays, seal
+from protofleet.edge_client.data.cache import Arrays, checksum
 from protofleet.edge_client.data.digits import drawn, scans
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.photos import read_photos
 from protofleet.edge_client.data.images.resize import Pixels
-from protofleet.edge_client.data.picks import stratified, without
+from protofleet.edge_client.data.sampling import stratified, without
 
 TRAIN, TEST = 4000, 1000  # images of a domain that is drawn; the others split what there is, 4 to 1
 
@@ -32,7 +32,7 @@ SEALS: Final[Mapping[str, str]] = {
 def build(domain: str) -> Arrays:
     """x_train, y_train, x_test and y_test as bytes, the same on every machine."""
     arrays = RECIPES[domain]()
-    found, expected = seal(arrays), SEALS[domain]
+    found, expected = checksum(arrays), SEALS[domain]
     if found != expected:
         raise DataError(
             f"the digits of {domain} come out as {found[:12]}... here, not as {expected[:12]}..., though all that "

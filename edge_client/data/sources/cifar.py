@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from protofleet.edge_client.data.domain import Domain, Held, Labels
+from protofleet.edge_client.data.domain import Domain, ImagesInMemory, Labels
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sources.source import Source
@@ -79,9 +79,9 @@ def _classes(path: Path, key: str) -> tuple[str, ...]:
         return tuple(str(name) for name in unpickled(path)[key])
 
 
-def _held(paths: Sequence[Path], key: str) -> Held:
+def _held(paths: Sequence[Path], key: str) -> ImagesInMemory:
     images, labels = zip(*(_batch(path, key) for path in paths), strict=True)
-    return Held(np.concatenate(images), np.concatenate(labels))
+    return ImagesInMemory(np.concatenate(images), np.concatenate(labels))
 
 
 def _batch(path: Path, key: str) -> tuple[Pixels, Labels]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.edge_client.data.cache import kept
+from protofleet.edge_client.data.cache import cached
 from protofleet.edge_client.data.digits.recipe import RECIPES, SEALS, build
-from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.domain import Domain, ImagesInMemory
 from protofleet.edge_client.data.sources.source import Source
 
 CLASSES = tuple(str(digit) for digit in range(10))
@@ -25,9 +25,9 @@ def read(folder: Path, domain: str) -> Domain:
     expected = SEALS[domain]
     # The seal in its name keeps releases of this package apart that share a folder.
     path = folder / f"{domain}-{expected[:8]}.npz"
-    arrays = kept(path, expected, lambda: build(domain))
-    train = Held(arrays["x_train"], arrays["y_train"].astype("int64"))
-    test = Held(arrays["x_test"], arrays["y_test"].astype("int64"))
+    arrays = cached(path, expected, lambda: build(domain))
+    train = ImagesInMemory(arrays["x_train"], arrays["y_train"].astype("int64"))
+    test = ImagesInMemory(arrays["x_test"], arrays["y_test"].astype("int64"))
     return Domain(domain, CLASSES, train, test)
 
 

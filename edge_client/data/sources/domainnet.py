@@ -10,7 +10,7 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Domain
 from protofleet.edge_client.data.errors import reading
-from protofleet.edge_client.data.images.pictures import Pictures
+from protofleet.edge_client.data.images.image_files import ImageFiles
 from protofleet.edge_client.data.sources.source import Source
 
 WAY_OUT: Final = "put DomainNet's split files and folders there, or name their folder in data.root"
@@ -44,8 +44,10 @@ def _classes(folder: Path, domain: str, listed: Listed) -> tuple[str, ...]:
     return tuple(names.get(label, f"class {label}") for label in range(max(names) + 1))
 
 
-def _pictures(folder: Path, listed: Listed) -> Pictures:
-    return Pictures([folder / name for name, _ in listed], np.array([label for _, label in listed], np.int64))
+def _pictures(folder: Path, listed: Listed) -> ImageFiles:
+    return ImageFiles(
+        [folder / name for name, _ in listed], np.array([label for _, label in listed], np.int64)
+    )
 
 
 SOURCE = Source(read, ("clipart", "infograph", "painting", "quickdraw", "real", "sketch"), TEN)

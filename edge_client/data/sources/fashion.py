@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.domain import Domain, Held, Indices, Labels
+from protofleet.edge_client.data.domain import Domain, ImagesInMemory, Indices, Labels
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.images.paint import Canvas, blend, to_pixels
 from protofleet.edge_client.data.images.photos import crops, draw_places, read_photos
@@ -54,7 +54,7 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, CLASSES, _styled(train, domain, False), _styled(test, domain, True))
 
 
-def _styled(held: Held, domain: str, test: bool) -> Styled:
+def _styled(held: ImagesInMemory, domain: str, test: bool) -> Styled:
     mine = slice(list(STYLES).index(domain), None, len(STYLES))
     return Styled(held.images[mine], held.labels[mine], STYLES[domain], test)
 

@@ -10,8 +10,8 @@ import numpy as np
 from protofleet.edge_client.data.domain import Collection, Domain, Indices, take
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.images.pictures import class_folders, subfolders
-from protofleet.edge_client.data.picks import stratified, without
+from protofleet.edge_client.data.images.image_files import class_folders, subfolders
+from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.sources.source import Source
 
 WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"

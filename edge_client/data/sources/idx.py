@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.domain import Held
+from protofleet.edge_client.data.domain import ImagesInMemory
 from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.images.resize import Pixels
 
@@ -17,7 +17,7 @@ BYTES: Final = 8  # the type code of unsigned bytes
 NAMES: Final = {"train": "train", "test": "t10k"}
 
 
-def read_pair(folders: Sequence[Path], split: str) -> Held:
+def read_pair(folders: Sequence[Path], split: str) -> ImagesInMemory:
     """`train` or `test`: images and labels, from the first folder that has them."""
     images_path = _found(folders, f"{NAMES[split]}-images-idx3-ubyte")
     labels_path = _found(folders, f"{NAMES[split]}-labels-idx1-ubyte")
@@ -27,7 +27,7 @@ def read_pair(folders: Sequence[Path], split: str) -> Held:
             f"{images_path} has {len(images)} images and {labels_path} {len(labels)} labels; "
             "one of them is of another data set, copy both again"
         )
-    return Held(images[..., None], labels.astype(np.int64))
+    return ImagesInMemory(images[..., None], labels.astype(np.int64))
 
 
 def read_idx(path: Path, dimensions: int) -> Pixels:

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.domain import Domain, ImagesInMemory
 from protofleet.edge_client.data.errors import DataError, reading
 from protofleet.edge_client.data.sources.source import DIGITS, Source, digits
 
@@ -18,7 +18,7 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, DIGITS, _held(folder / "train_32x32.mat"), _held(folder / "test_32x32.mat"))
 
 
-def _held(path: Path) -> Held:
+def _held(path: Path) -> ImagesInMemory:
     with reading(path, WAY_OUT), path.open("rb") as file:
         try:
             from scipy.io.matlab import MatReadError, loadmat
@@ -34,7 +34,7 @@ def _held(path: Path) -> Held:
         if images.shape != (32, 32, 3, len(labels)) or images.dtype != np.uint8:
             raise ValueError(f"X is {images.dtype} {images.shape}, not bytes (32, 32, 3, {len(labels)})")
     # MATLAB counts images last, and its digit 0 has the label 10.
-    return Held(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
+    return ImagesInMemory(np.ascontiguousarray(images.transpose(3, 0, 1, 2)), labels % 10)
 
 
 SOURCE = Source(read, ("svhn",), called=digits)

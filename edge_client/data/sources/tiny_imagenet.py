@@ -10,7 +10,7 @@ import numpy as np
 
 from protofleet.edge_client.data.domain import Domain
 from protofleet.edge_client.data.errors import DataError, reading
-from protofleet.edge_client.data.images.pictures import Pictures, pictures_in, subfolders
+from protofleet.edge_client.data.images.image_files import ImageFiles, image_files_in, subfolders
 from protofleet.edge_client.data.sources.source import Source
 
 WAY_OUT: Final = "unpack tiny-imagenet-200.zip there, or name its folder in data.root"
@@ -25,15 +25,15 @@ def names(folder: Path, domain: str) -> tuple[str, ...]:
     return tuple(subfolders(folder / "train", WAY_OUT))
 
 
-def _train(folder: Path, classes: tuple[str, ...]) -> Pictures:
-    groups = [pictures_in(folder / name / "images") for name in classes]
+def _train(folder: Path, classes: tuple[str, ...]) -> ImageFiles:
+    groups = [image_files_in(folder / name / "images") for name in classes]
     if not any(groups):
         raise DataError(f"there are no pictures in {folder}/<wnid>/images; {WAY_OUT}")
     labels = np.repeat(np.arange(len(classes)), [len(group) for group in groups])
-    return Pictures([path for group in groups for path in group], labels)
+    return ImageFiles([path for group in groups for path in group], labels)
 
 
-def _validation(folder: Path, classes: tuple[str, ...]) -> Pictures:
+def _validation(folder: Path, classes: tuple[str, ...]) -> ImageFiles:
     path = folder / "val_annotations.txt"
     number = {name: i for i, name in enumerate(classes)}
     with reading(path, WAY_OUT):
@@ -41,7 +41,7 @@ def _validation(folder: Path, classes: tuple[str, ...]) -> Pictures:
             line.split("\t")[:2] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()
         ]
         labels = np.array([number[name] for _, name in rows], np.int64)
-    return Pictures([folder / "images" / name for name, _ in rows], labels)
+    return ImageFiles([folder / "images" / name for name, _ in rows], labels)
 
 
 SOURCE = Source(read, ("tiny_imagenet",), called=names)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.domain import Domain, Held
+from protofleet.edge_client.data.domain import Domain, ImagesInMemory
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.sources.source import DIGITS, Source, digits
 
@@ -24,7 +24,7 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, DIGITS, _held(folder / "usps.bz2"), _held(folder / "usps.t.bz2"))
 
 
-def _held(path: Path) -> Held:
+def _held(path: Path) -> ImagesInMemory:
     with reading(path, WAY_OUT), bz2.open(path, "rt", encoding="ascii") as file:
         rows = [_row(line) for line in file if line.strip()]
         values = np.array([row[1:] for row in rows], np.float32)
@@ -32,7 +32,7 @@ def _held(path: Path) -> Held:
         if not rows or np.abs(values).max() > 1:
             raise ValueError("it is empty or a value is outside [-1, 1]")
         grey = ((values + 1) / 2 * 255).astype(np.uint8)  # as torchvision rounds
-    return Held(grey.reshape(-1, SIDE, SIDE, 1), labels)
+    return ImagesInMemory(grey.reshape(-1, SIDE, SIDE, 1), labels)
 
 
 def _row(line: str) -> list[float]:

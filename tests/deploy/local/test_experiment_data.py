@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protofleet.deploy.local.experiment import read_experiment
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from tests.edge_client.data.files import write_class_folders, write_mnist, write_svhn, write_usps
 
 FOLDER = Path(__file__).parents[3] / "experiments"
@@ -37,7 +37,7 @@ def loaded(tmp_path_factory):
             patch.setenv("HOME", str(home))
             patch.delenv("PROTOFLEET_DATA", raising=False)
             shards = read_experiment(FOLDER / file, ["data.size=8"]).shards
-            return {name: load(data) for name, data in shards.items()}
+            return {name: load_shard(data) for name, data in shards.items()}
 
     return loaded
 

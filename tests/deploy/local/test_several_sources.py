@@ -4,7 +4,7 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.local.experiment import Experiment
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, tomllib, write_toml
 from tests.edge_client.data.files import write_class_folders, write_mnist
 
@@ -41,7 +41,7 @@ def decoded(text):
 
 def test_each_device_gets_its_domain_from_its_source(file):
     found = decoded(file + "[devices]\nclients = { mnist = 2, synth = 1, mnistm = 1 }").shards
-    loaded = {name: load(data) for name, data in found.items()}
+    loaded = {name: load_shard(data) for name, data in found.items()}
     assert {name: shard.domain for name, shard in loaded.items()} == {
         "mnist-1": "mnist", "mnist-2": "mnist", "synth": "synth", "mnistm": "mnistm",
     }  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +17,7 @@ def all_digits(tmp_path_factory) -> Path:
     base = tmp_path_factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "digits"
     for domain in domains("digits"):
-        load(DataSettings(root=str(root), domain=domain))
+        load_shard(DataSettings(root=str(root), domain=domain))
     return root
 
 

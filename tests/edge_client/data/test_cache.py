@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofleet.edge_client.data.cache import default_folder, kept, seal
+from protofleet.edge_client.data.cache import cached, checksum, default_folder
 from protofleet.edge_client.data.errors import DataError
 
 ARRAYS = {"x": np.arange(5000, dtype=np.uint8).reshape(50, 100), "y": np.ones(50, np.uint8)}
@@ -32,7 +32,7 @@ def same(found):
 def test_it_is_built_once_and_read_from_then_on(tmp_path):
     build = Builder()
     for _ in range(3):
-        assert same(kept(tmp_path / "new" / "a.npz", seal(ARRAYS), build))
+        assert same(cached(tmp_path / "new" / "a.npz", checksum(ARRAYS), build))
     assert build.calls == 1
 
 
@@ -43,16 +43,16 @@ def test_it_is_built_once_and_read_from_then_on(tmp_path):
 )
 def test_a_damaged_file_is_built_again(tmp_path, damage):
     path, build = tmp_path / "a.npz", Builder()
-    kept(path, seal(ARRAYS), build)
+    cached(path, checksum(ARRAYS), build)
     path.write_bytes(damage(path.read_bytes()))
-    assert same(kept(path, seal(ARRAYS), build))
+    assert same(cached(path, checksum(ARRAYS), build))
     assert build.calls == 2
-    assert same(kept(path, seal(ARRAYS), build)) and build.calls == 2
+    assert same(cached(path, checksum(ARRAYS), build)) and build.calls == 2
 
 
 def test_a_whole_file_with_other_content_is_built_again(tmp_path):
     np.savez(tmp_path / "a.npz", **{**ARRAYS, "y": np.zeros(50, np.uint8)})
-    assert same(kept(tmp_path / "a.npz", seal(ARRAYS), Builder()))
+    assert same(cached(tmp_path / "a.npz", checksum(ARRAYS), Builder()))
 
 
 def test_a_failed_build_leaves_nothing_behind(tmp_path):
@@ -60,7 +60,7 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path):
         raise DataError("no")
 
     with pytest.raises(DataError, match="no"):
-        kept(tmp_path / "a.npz", seal(ARRAYS), fail)
+        cached(tmp_path / "a.npz", checksum(ARRAYS), fail)
     assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
 
 
@@ -73,14 +73,14 @@ def test_a_failed_write_leaves_no_half_file(tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=r"a\.npz cannot be written.*No space left.*data\.root.*PROTOFLEET_DATA"
     ):
-        kept(tmp_path / "a.npz", seal(ARRAYS), Builder())
+        cached(tmp_path / "a.npz", checksum(ARRAYS), Builder())
     assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"file.a\.lock cannot be written.*data\.root.*PROTOFLEET_DATA"):
-        kept(tmp_path / "file" / "a.npz", seal(ARRAYS), Builder())
+        cached(tmp_path / "file" / "a.npz", checksum(ARRAYS), Builder())
 
 
 BUILD_SLOWLY = """
@@ -88,7 +88,7 @@ BUILD_SLOWLY = """
     torch = types.ModuleType("torch"); torch.Tensor = object; sys.modules["torch"] = torch  # a second saved
     import numpy as np
     from pathlib import Path
-    from protofleet.edge_client.data.cache import kept, seal
+    from protofleet.edge_client.data.cache import cached, checksum
 
     folder = Path(sys.argv[1])
     arrays = {"x": np.arange(100, dtype=np.uint8)}
@@ -99,7 +99,7 @@ BUILD_SLOWLY = """
         time.sleep(0.3)
         return arrays
 
-    found = kept(folder / "a.npz", seal(arrays), build)
+    found = cached(folder / "a.npz", checksum(arrays), build)
     assert (found["x"] == arrays["x"]).all()
 """
 

@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.edge_client.data.catalog import SOURCES, names
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import class_names, load
+from protofleet.edge_client.data.shard import class_names, load_shard
 from protofleet.edge_client.data.sources.digits import CLASSES as DIGITS
 from tests.edge_client.data.files import write_class_folders, write_mnist
 
@@ -39,20 +39,20 @@ def test_what_is_loaded_is_called_as_was_said_before(tmp_path):
         settings(tmp_path / "pets"),
         settings(tmp_path / "pets", classes=("owl", "cat")),
     ):
-        shard = load(made)
+        shard = load_shard(made)
         assert shard.names == class_names(made) and len(shard.names) == shard.classes
 
 
 def test_halves_of_a_data_set_are_no_classes(tmp_path):
     for half in ("train", "test"):
         write_class_folders(tmp_path / half, PETS)
-    assert class_names(settings(tmp_path)) == load(settings(tmp_path)).names == ("cat", "dog", "owl")
+    assert class_names(settings(tmp_path)) == load_shard(settings(tmp_path)).names == ("cat", "dog", "owl")
 
 
 @pytest.mark.parametrize("name", ["x" * 65, "owl\x1b[2J"])
 def test_names_that_cannot_be_said_are_not_said_and_the_data_can_still_be_used(tmp_path, caplog, name):
     write_class_folders(tmp_path, {"cat": 10, "dog": 10, name: 10})
     with caplog.at_level(logging.WARNING):
-        shard = load(settings(tmp_path))
+        shard = load_shard(settings(tmp_path))
     assert shard.classes == 3 and shard.names == ()
     assert "is no name of a class" in caplog.text and "\x1b" not in caplog.messages[0]

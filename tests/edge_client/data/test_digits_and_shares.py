@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def cache(tmp_path_factory):
 
 
 def digits(cache, domain="", **more):
-    return load(DataSettings(source="digits", root=str(cache), domain=domain, **more))
+    return load_shard(DataSettings(source="digits", root=str(cache), domain=domain, **more))
 
 
 @pytest.mark.parametrize("domain", domains("digits"))

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.edge_client.data.cache import seal
+from protofleet.edge_client.data.cache import checksum
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.digits import drawn, fonts, recipe, scans
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.photos import crops, read_photos
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 
 ROOT = Path(__file__).parents[3]
 SIZES = {
@@ -26,7 +26,7 @@ SIZES = {
 
 
 def shard(root, domain, **more):
-    return load(DataSettings(root=str(root), domain=domain, validation=0.0, **more))
+    return load_shard(DataSettings(root=str(root), domain=domain, validation=0.0, **more))
 
 
 @pytest.mark.parametrize("domain", domains("digits"))
@@ -190,4 +190,4 @@ def test_a_seal_covers_every_value_and_every_shape():
     arrays = {"x": np.zeros((2, 3), np.uint8), "y": np.zeros(2, np.uint8)}
     changed = {**arrays, "y": np.array([0, 1], np.uint8)}
     turned = {**arrays, "x": np.zeros((3, 2), np.uint8)}
-    assert len({seal(arrays), seal(changed), seal(turned)}) == 3
+    assert len({checksum(arrays), checksum(changed), checksum(turned)}) == 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from protofleet.edge_client.data.catalog import domains, names
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import SCALE, load
+from protofleet.edge_client.data.shard import SCALE, load_shard
 from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.edge_client.data.files import colours, write_class_folders
 
@@ -30,7 +30,7 @@ def pictures(tmp_path_factory):
 
 
 def shard(root, **more):
-    return load(DataSettings(source="folder", root=str(root), **{"size": 8, **more}))
+    return load_shard(DataSettings(source="folder", root=str(root), **{"size": 8, **more}))
 
 
 def test_black_is_minus_one_and_white_is_one():
@@ -107,19 +107,23 @@ def test_too_many_clients_for_the_data_is_an_error_with_a_way_out(pictures):
 
 
 def test_no_domain_is_all_of_them_together(all_digits):
-    found = load(DataSettings(root=str(all_digits), samples=120, validation=0.0))
+    found = load_shard(DataSettings(root=str(all_digits), samples=120, validation=0.0))
     assert found.domain == "digits" and found.counts().tolist() == [12] * 10
     sizes = [
-        len(load(DataSettings(root=str(all_digits), domain=each, validation=0.0)).test.y)
+        len(load_shard(DataSettings(root=str(all_digits), domain=each, validation=0.0)).test.y)
         for each in domains("digits")
     ]
-    assert len(load(DataSettings(root=str(all_digits), validation=0.0, samples=20)).test.y) == sum(sizes)
+    assert len(load_shard(DataSettings(root=str(all_digits), validation=0.0, samples=20)).test.y) == sum(
+        sizes
+    )
 
 
 PRINT = """
 import sys, hashlib
-from protofleet.edge_client.data.settings import DataSettings; from protofleet.edge_client.data.shard import load
-found = load(DataSettings(root=sys.argv[1], domain="optdigits", split="dirichlet", parts=3, part=1, samples=200))
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import load_shard
+made = DataSettings(root=sys.argv[1], domain="optdigits", split="dirichlet", parts=3, part=1, samples=200)
+found = load_shard(made)
 parts = (found.train, found.validation, found.test)
 print(hashlib.sha256(b"".join(t.numpy().tobytes() for part in parts for t in (part.x, part.y))).hexdigest())
 print([name for name in ("torchvision", "scipy", "PIL", "sklearn", "matplotlib") if name in sys.modules])
@@ -186,8 +190,8 @@ def test_the_document_tells_of_every_setting_source_and_domain():
 
 
 def test_one_channel_holds_the_luma_of_three():
-    colour = load(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16))
-    grey = load(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16, channels=1))
+    colour = load_shard(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16))
+    grey = load_shard(DataSettings(domain="mnistm", samples=20, test_samples=5, size=16, channels=1))
     assert grey.train.x.shape == (*colour.train.x.shape[:1], 1, 16, 16)
     share = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     rounding = 1 / 255 + 1e-6  # half a shade of 255, on a scale of 2
@@ -196,7 +200,7 @@ def test_one_channel_holds_the_luma_of_three():
 
 
 def test_shades_of_grey_keep_their_values():
-    three, one = (load(DataSettings(domain="mnist", samples=10, size=28, channels=n)) for n in (3, 1))
+    three, one = (load_shard(DataSettings(domain="mnist", samples=10, size=28, channels=n)) for n in (3, 1))
     assert torch.equal(three.train.x[:, :1], one.train.x)
 
 

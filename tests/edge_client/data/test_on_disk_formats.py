@@ -12,13 +12,13 @@ import pytest
 from protofleet.edge_client.data.catalog import names
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 
 PIL = pytest.importorskip("PIL.Image")
 
 
 def load_all(source, root, **more):
-    return load(DataSettings(source=source, root=str(root), validation=0.0, **{"size": 32, **more}))
+    return load_shard(DataSettings(source=source, root=str(root), validation=0.0, **{"size": 32, **more}))
 
 
 def idx(array):

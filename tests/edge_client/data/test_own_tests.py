@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from tests.edge_client.data.files import colours, write_class_folders
 
 COUNTS = {"a": 80, "b": 60, "c": 40}
@@ -24,7 +24,7 @@ def pictures(tmp_path_factory):
 
 def shards(root, parts, **more):
     common = {"source": "folder", "root": str(root), "size": 8, "validation": 0.0, "parts": parts, **more}
-    return [load(DataSettings(part=part, **common)) for part in range(parts)]
+    return [load_shard(DataSettings(part=part, **common)) for part in range(parts)]
 
 
 def counts(part):

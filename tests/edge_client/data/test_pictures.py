@@ -8,13 +8,13 @@ from PIL import Image
 
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.sources.folders import OFFICE_CALTECH
 from tests.edge_client.data.files import colours, write_class_folders
 
 
 def shard(source, root, **more):
-    return load(DataSettings(source=source, root=str(root), **{"validation": 0.0, "size": 8, **more}))
+    return load_shard(DataSettings(source=source, root=str(root), **{"validation": 0.0, "size": 8, **more}))
 
 
 def test_of_ten_office_pictures_the_last_two_are_for_the_test(tmp_path):

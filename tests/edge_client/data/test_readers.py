@@ -10,7 +10,7 @@ import pytest
 
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load
+from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.sources import fashion, mnist, svhn, usps
 from protofleet.edge_client.data.sources.cifar import unpickled
 from protofleet.edge_client.data.sources.idx import read_idx
@@ -73,7 +73,7 @@ def test_svhn_without_scipy_says_so(tmp_path, monkeypatch):
     (tmp_path / "train_32x32.mat").write_bytes(b"MATLAB 5.0")
     monkeypatch.setitem(sys.modules, "scipy.io.matlab", None)
     with pytest.raises(DataError, match=r"train_32x32\.mat.*scipy.*pip install scipy"):
-        load(DataSettings(source="svhn", root=str(tmp_path)))
+        load_shard(DataSettings(source="svhn", root=str(tmp_path)))
 
 
 @pytest.mark.parametrize("data", [b"", b"MATLAB 5.0 MAT-file", bytes(200)], ids=["empty", "cut", "zeros"])
@@ -81,7 +81,7 @@ def test_a_damaged_matlab_file_is_named(tmp_path, data):
     pytest.importorskip("scipy")
     (tmp_path / "train_32x32.mat").write_bytes(data)
     with pytest.raises(DataError, match=r"train_32x32\.mat cannot be read"):
-        load(DataSettings(source="svhn", root=str(tmp_path)))
+        load_shard(DataSettings(source="svhn", root=str(tmp_path)))
 
 
 def test_cifars_rows_are_one_colour_after_the_other(tmp_path):
@@ -90,7 +90,7 @@ def test_cifars_rows_are_one_colour_after_the_other(tmp_path):
         write_batch(tmp_path / f"data_batch_{i}", row, [i])
     write_batch(tmp_path / "test_batch", row, [0])
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{i}" for i in range(10)]}, 2))
-    found = load(DataSettings(source="cifar10", root=str(tmp_path), validation=0.0))
+    found = load_shard(DataSettings(source="cifar10", root=str(tmp_path), validation=0.0))
     assert sorted(found.train.y.tolist()) == [1, 2, 3, 4, 5]
     pixels = ((found.train.x[0] + 1) * 127.5).round().int().numpy()
     assert (pixels == row.reshape(3, 32, 32)).all()
@@ -132,7 +132,7 @@ def test_a_damaged_pickle_is_named(tmp_path, data):
     (tmp_path / "batches.meta").write_bytes(pickle.dumps({"label_names": ["a", "b"]}))
     (tmp_path / "data_batch_1").write_bytes(data)
     with pytest.raises(DataError, match="data_batch_1 cannot be read"):
-        load(DataSettings(source="cifar10", root=str(tmp_path)))
+        load_shard(DataSettings(source="cifar10", root=str(tmp_path)))
 
 
 IDX = struct.pack(">HBBIII", 0, 8, 3, 2, 2, 2) + bytes(8)
@@ -153,14 +153,14 @@ def test_images_and_labels_must_be_equally_many(tmp_path):
     write_mnist(tmp_path, 20, 10)
     write_idx(tmp_path / "train-labels-idx1-ubyte", np.zeros(19))
     with pytest.raises(DataError, match="has 20 images and .* 19 labels"):
-        load(DataSettings(source="mnist", root=str(tmp_path)))
+        load_shard(DataSettings(source="mnist", root=str(tmp_path)))
 
 
 def test_a_label_beyond_the_classes_is_an_error(tmp_path):
     write_mnist(tmp_path, 20, 10)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.arange(10) + 1)
     with pytest.raises(DataError, match="labels 1 to 10 for its 10 classes"):
-        load(DataSettings(source="mnist", root=str(tmp_path)))
+        load_shard(DataSettings(source="mnist", root=str(tmp_path)))
 
 
 def garments(tmp_path, n=80):
@@ -196,6 +196,9 @@ def test_styles_look_as_they_are_called(tmp_path):
 def test_missing_garments_are_looked_for_in_debians_folder_too(tmp_path, monkeypatch):
     monkeypatch.setattr(fashion, "DEBIAN", tmp_path / "debian")
     with pytest.raises(DataError, match=rf"train-images-idx3-ubyte.* in {tmp_path}/root.*{tmp_path}/debian"):
-        load(DataSettings(source="fashion", root=str(tmp_path / "root"), domain="plain"))
+        load_shard(DataSettings(source="fashion", root=str(tmp_path / "root"), domain="plain"))
     write_mnist(tmp_path / "debian", 80, 40)
-    assert len(load(DataSettings(source="fashion", root=str(tmp_path / "root"), domain="plain")).test.y) == 10
+    assert (
+        len(load_shard(DataSettings(source="fashion", root=str(tmp_path / "root"), domain="plain")).test.y)
+        == 10
+    )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.data.picks import balanced, stratified, without
+from protofleet.edge_client.data.sampling import balanced, stratified, without
 from protofleet.edge_client.data.shares import LEAST_SKEWED, SPLITS
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(np.array)

@@ -42,41 +42,41 @@ def lab(tmp_path):
 
 def test_what_the_root_says_holds_until_its_end_and_then_all_is_as_it_was(lab):
     tuner = lab.tuner()
-    tuner.look()
+    tuner.check()
     assert lab.seen == []
     lab.say("paused = true\nhottest_celsius = 80.0\n")
     for _ in range(3):
-        tuner.look()
+        tuner.check()
     assert lab.seen == [Overrides(paused=True, hottest_celsius=80.0)], "once is enough"
     lab.now += 3599
-    tuner.look()
+    tuner.check()
     assert len(lab.seen) == 1
     lab.now += 2
-    tuner.look()
+    tuner.check()
     assert lab.seen[-1] == Overrides() and len(lab.seen) == 2
 
 
 def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab):
     lab.say()
-    lab.tuner().look()
+    lab.tuner().check()
     again = lab.tuner()
-    again.look()
+    again.check()
     assert lab.seen == [Overrides(paused=True)] * 2
     lab.now += 4000
     third = lab.tuner()
-    third.look()
+    third.check()
     assert len(lab.seen) == 2, "its time is over"
 
 
 def test_a_later_word_replaces_an_earlier_one_and_never_the_other_way_round(lab, caplog):
     tuner = lab.tuner()
     lab.say("paused = true\n", version=6)
-    tuner.look()
+    tuner.check()
     lab.say("", version=7)
-    tuner.look()
+    tuner.check()
     assert lab.seen == [Overrides(paused=True), Overrides()]
     lab.say("paused = true\n", version=6)
-    tuner.look()
+    tuner.check()
     assert len(lab.seen) == 2 and "version 6, 7 has been followed" in caplog.text
 
 
@@ -97,17 +97,17 @@ REFUSED = [
 def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, words):
     tuner = lab.tuner()
     lab.say(**change)
-    tuner.look()
-    tuner.look()
+    tuner.check()
+    tuner.check()
     assert lab.seen == [] and caplog.text.count("is not followed") == 1 and words in caplog.text
 
 
 def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
     lab.say(by=enrol_federation(tmp_path / "other", "lab", ["a"]))
-    lab.tuner().look()
+    lab.tuner().check()
     assert lab.seen == [] and "signed by root" in caplog.text
     lab.path.write_text("paused = true\n")
-    lab.tuner().look()
+    lab.tuner().check()
     assert lab.seen == [] and "is no tuning" in caplog.text
 
 
@@ -125,14 +125,14 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     care, _ = caretaker(agent, tmp_path)
     sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
     care.apply(Overrides(paused=True))
-    care.look()
+    care.check()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
     assert sim.service.context.departures[Farewell.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"
     care.apply(Overrides())
-    care.look()
+    care.check()
     agent.wake(sim.world.now)
     sim.run(until=lambda: agent.receipts["accepted"] == 3)
 
@@ -145,7 +145,7 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
     resting = []
     for heat in (70, 81, 78, 76, 74, 79, 90):
         zone.write_text(f"{heat * 1000}\n")
-        care.look()
+        care.check()
         resting.append(agent.held)
     assert resting == [False, True, True, True, False, False, True]
 

@@ -51,7 +51,7 @@ def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, mana
 
 
 def test_without_a_service_manager_nothing_is_said():
-    NotifySocket({}).say("READY=1")
+    NotifySocket({}).notify("READY=1")
     assert NotifySocket({}).seconds == 0
 
 

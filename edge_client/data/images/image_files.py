@@ -18,7 +18,7 @@ WAY_OUT: Final = "replace it, or take it out of the data"
 
 
 @dataclass(frozen=True)
-class Pictures:
+class ImageFiles:
     paths: Sequence[Path]
     labels: Labels
 
@@ -38,21 +38,21 @@ def subfolders(folder: Path, way_out: str) -> list[str]:
     return found
 
 
-def pictures_in(folder: Path) -> list[Path]:
+def image_files_in(folder: Path) -> list[Path]:
     with reading(folder):
         return sorted(
             path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != "."
         )
 
 
-def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], Pictures]:
+def class_folders(folder: Path, way_out: str) -> tuple[tuple[str, ...], ImageFiles]:
     """`folder/<class>/<picture>`: the classes, and all pictures class by class."""
     classes = tuple(subfolders(folder, way_out))
-    paths = [pictures_in(folder / name) for name in classes]
+    paths = [image_files_in(folder / name) for name in classes]
     if not any(paths):
         raise DataError(f"there are no pictures in the folders of {folder} ({', '.join(classes)}); {way_out}")
     labels = np.repeat(np.arange(len(classes)), [len(group) for group in paths])
-    return classes, Pictures([path for group in paths for path in group], labels)
+    return classes, ImageFiles([path for group in paths for path in group], labels)
 
 
 def _picture(path: Path, size: int) -> Pixels:
