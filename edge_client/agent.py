@@ -78,8 +78,8 @@ class Agent:
         coordinator = link.keyring.get(COORDINATOR)
         holder = coordinator.holder if coordinator else ""
         self.link.epoch = restore_epoch(state, self._heard_file, link.clock, holder)
-        mark = self._heard_file.mark
-        self.link.remember({COORDINATOR: (mark.epoch, mark.sequence, holder)} if mark.epoch else {})
+        last = self._heard_file.last
+        self.link.remember({COORDINATOR: (last.epoch, last.sequence, holder)} if last.epoch else {})
         self.job: Job | None = None
         self.plan: Plan | None = None
         self._run = state.saved.run  # of which was heard last; plan, job and answers in hand are of it
@@ -109,7 +109,7 @@ class Agent:
     @property
     def silent(self) -> bool:
         """Connected, and the coordinator has said nothing new for long."""
-        return self._watchdog.told
+        return self._watchdog.expired
 
     @property
     def waiting(self) -> bool:
@@ -130,7 +130,7 @@ class Agent:
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self.connected, self._hello_at = False, float("inf")
-                self._watchdog.ends()
+                self._watchdog.stop()
                 if final:
                     self._end(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
@@ -152,8 +152,8 @@ class Agent:
             return
         self.connected = True
         self._hellos.name_classes_in_full()
-        self._watchdog.begins(now)
-        self._hello_timer.begins()
+        self._watchdog.start(now)
+        self._hello_timer.expect_frequent()
         self.link.say(self.link.topics.device_state(self.link.me.name), State(True), retain=True)
         self._hello()
 
@@ -171,7 +171,7 @@ class Agent:
             log.info("taking no new work: %s", why)
             self.backoff.hold()
             self._hello_at = float("inf")
-            self._hello_timer.leaves()
+            self._hello_timer.away()
             self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
@@ -187,7 +187,7 @@ class Agent:
     def wake(self, now: float) -> None:
         self._now = now
         self.link.wake(now)
-        self._watchdog.look(now)
+        self._watchdog.check(now)
         if now >= self._hello_at:
             self._hello()
         if now >= self._delivery.wake_at:
@@ -222,7 +222,7 @@ class Agent:
         """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
         saved = self.state.saved
         if self.job is None or self._run != self.link.run:
-            return  # what is in the book is of another run
+            return  # what is saved is of another run
         if self.link.epoch > saved.epoch and saved.answers and not (self.waiting or self.working):
             self._deliver(saved.answers[-1])
 
@@ -232,7 +232,7 @@ class Agent:
         forget_higher_epoch(self.state, self._heard_file, self.link.clock, received.epoch)
         self._plan_hello(received.message, received.epoch)
         self.heard |= not isinstance(received.message, State)  # which is said to nobody in particular
-        self._watchdog.broken(self.link.news_at)
+        self._watchdog.heard(self.link.news_at)
         if received.run != self._run:
             self._change_run(received.run)
         if not over(received.message):
@@ -263,12 +263,12 @@ class Agent:
 
     def _plan_hello(self, message: Message, epoch: int) -> None:
         """When to say hello again, now that something was heard."""
-        self._hello_timer.conducted_by(epoch)
+        self._hello_timer.coordinator_is(epoch)
         match message:
             case State(online=True, reason=reason, now=now) if reason == HERE:
-                self._hello_timer.here(now)
+                self._hello_timer.coordinator_here(now)
             case State():
-                self._hello_timer.begins()
+                self._hello_timer.expect_frequent()
             case Welcome():
                 self._hello_timer.welcomed()
         if self.connected:  # else it says hello as soon as it is
@@ -298,7 +298,7 @@ class Agent:
         self.plan = self.job = self._next = None
         self._delivery.cancel()
         self.link.least_round = 0
-        self._hello_timer.begins()
+        self._hello_timer.expect_frequent()
 
     def _hello(self) -> None:
         if self._now < self.backoff.until:
@@ -306,8 +306,8 @@ class Agent:
             return
         plan = self.plan if self._plan_is_known else None  # another coordinator may know other forms
         self._hellos.send(plan)
-        self._refusals.hello_said(self.link.me.boot, self.link.said, self._now)
-        self._hello_timer.hello_said(self._now)
+        self._refusals.hello_sent(self.link.me.boot, self.link.said, self._now)
+        self._hello_timer.hello_sent(self._now)
         self._hello_at = self._hello_timer.next_hello(self._now)
 
     @property
@@ -372,7 +372,7 @@ class Agent:
             return
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
-        elif problem := self.state.contradicted(question):
+        elif problem := self.state.cannot_answer(question):
             self._leave(f"{Farewell.DAMAGED.value}: {problem}")
             self._end(problem)
         elif not self._question and self.disk_space.for_answer(received.object):
@@ -428,7 +428,7 @@ class Agent:
         log.error("%s; asking for work again in %.0f s", death, pause)
         self._question, self._next, self._hello_at = "", None, self.backoff.until
         self.link.send(Bye(str(death)))
-        self._hello_timer.leaves()
+        self._hello_timer.away()
         self._forget()  # the job is in the middle of its work; the disk has what it was before
         self._notify("died", round=self.state.last_round)
 
@@ -460,27 +460,27 @@ class Agent:
 
     def _hear_run_end(self, run: str) -> None:
         """A session or a broker may have kept the word since another run."""
-        known, over = self.state.saved.run, self._heard_file.mark.over
+        known, over = self.state.saved.run, self._heard_file.last.over
         if self._run_end.heard(run, known, self.plan is not None, over, self._now):
             self._finish_run()
 
     def _finish_run(self) -> None:
-        self._watchdog.ends()
+        self._watchdog.stop()
         self._run_end.contradicted()
-        self._heard_file.end_of(self.state.saved.run)
+        self._heard_file.note_run_end(self.state.saved.run)
         self._delivery.cancel()
         self._next, self.idle = None, True
-        self._hello_timer.leaves()
+        self._hello_timer.away()
         self.link.send(Bye(Farewell.FINISHED.value))
         if not self.stays:
-            self._end(self.state.contradicted(""))
+            self._end(self.state.cannot_answer(""))
 
     def _end(self, problem: str) -> None:
         self._keep_heard(lasting=True)
         self.problem, self.finished = problem, True
 
     def _keep_heard(self, lasting: bool) -> None:
-        self._heard_file.up_to(*self.link.heard_of(COORDINATOR), lasting)
+        self._heard_file.note_message(*self.link.heard_of(COORDINATOR), lasting)
 
     def _notify(self, what: str, **figures: float) -> None:
         for observer in self.observers:

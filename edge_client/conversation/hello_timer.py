@@ -21,38 +21,38 @@ QUIET_SECONDS: Final = 600.0  # between hellos of a device that nobody waits for
 @dataclass
 class HelloTimer:
     _epoch: int = 0
-    _told: bool = False  # the last `here` said where the coordinator is
-    _heard_of_us: bool = False
-    _said_at: float = 0.0
-    _greeted: bool = True  # this coordinator, since it was heard
+    _says_whom_it_misses: bool = False  # the last `here` said which question it is at
+    _knows_us: bool = False
+    _sent_at: float = 0.0
+    _hello_sent: bool = True  # to this coordinator, since it was first heard
 
-    def conducted_by(self, epoch: int) -> None:
+    def coordinator_is(self, epoch: int) -> None:
         if epoch != self._epoch:
-            self._epoch, self._greeted = epoch, False
-            self.leaves()
+            self._epoch, self._hello_sent = epoch, False
+            self.away()
 
-    def begins(self) -> None:
+    def expect_frequent(self) -> None:
         """With a connection, or when the device has been away from its work."""
-        self._told = False
+        self._says_whom_it_misses = False
 
-    def leaves(self) -> None:
-        """Nobody misses who has said so."""
-        self._told = self._heard_of_us = False
+    def away(self) -> None:
+        """The device has said that it leaves its work: its coordinator no longer misses it."""
+        self._says_whom_it_misses = self._knows_us = False
 
-    def hello_said(self, now: float) -> None:
-        self._said_at, self._greeted = now, True
+    def hello_sent(self, now: float) -> None:
+        self._sent_at, self._hello_sent = now, True
 
     def welcomed(self) -> None:
-        self._heard_of_us = True
+        self._knows_us = True
 
-    def here(self, where: Now | None) -> None:
-        self._told = where is not None
+    def coordinator_here(self, now: Now | None) -> None:
+        self._says_whom_it_misses = now is not None
 
     def next_hello(self, now: float) -> float:
-        if not self._greeted:
+        if not self._hello_sent:
             return now
-        if not self._heard_of_us:  # whatever else is said meanwhile: the hello or its welcome may be lost
-            return max(now, self._said_at + HELLO_SECONDS)
-        if self._told:
-            return min(now + HEARD_SECONDS, self._said_at + QUIET_SECONDS)
+        if not self._knows_us:  # whatever else is said meanwhile: the hello or its welcome may be lost
+            return max(now, self._sent_at + HELLO_SECONDS)
+        if self._says_whom_it_misses:
+            return min(now + HEARD_SECONDS, self._sent_at + QUIET_SECONDS)
         return now + HELLO_SECONDS

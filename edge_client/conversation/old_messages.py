@@ -30,7 +30,7 @@ class RefusalCheck:
             self.ask_at = now + CONFIRM_SECONDS
         return self._asked
 
-    def hello_said(self, boot: int, sequence: int, now: float) -> None:
+    def hello_sent(self, boot: int, sequence: int, now: float) -> None:
         self._last = (boot, sequence)
         self._asked |= now >= self.ask_at
 

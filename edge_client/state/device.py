@@ -52,10 +52,10 @@ class DeviceState:
 
     def boot(self, clock: int, holder: str = "") -> int:
         """The number of this start, above every earlier one of its holder even if the clock went back."""
-        with self._alone():
+        with self._locked():
             known = self.holders = read_holders(self.folder)
             earlier = {self.saved.boot}
-            # Where that is raised here, the copies of the book have just told that the number is damaged.
+            # Where that is raised here, the copies of the file have just shown that the number is damaged.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
             if known.own:  # else a version that did not look has written them
@@ -65,29 +65,29 @@ class DeviceState:
             self.started_last = max(earlier)
             boot = max(clock, *(boot + 1 for boot in earlier))
             if boot < self.saved.boot:
-                self._lower_previous(boot)
-            self._hold(replace(known, own=holder, boot=boot))
-            self._turn_to(replace(self.saved, boot=boot))
+                self._lower_boot_of_previous(boot)
+            self._save_holders(replace(known, own=holder, boot=boot))
+            self._save(replace(self.saved, boot=boot))
             self._own = boot
         return boot
 
     def forget_epoch(self) -> None:
         """The one that is kept binds nobody any more."""
-        with self._alone():
-            self._turn_to(replace(self.saved, epoch=0))
+        with self._locked():
+            self._save(replace(self.saved, epoch=0))
 
-    def conducted_by(self, coordinator: str) -> None:
+    def belongs_to_coordinator(self, coordinator: str) -> None:
         """Whose the epochs are that are kept from now on."""
-        with self._alone():
-            self._hold(replace(self.holders, coordinator=coordinator))
+        with self._locked():
+            self._save_holders(replace(self.holders, coordinator=coordinator))
 
     def outranked(self, boot: int, mine: int) -> bool:
         """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
-        with self._alone():
+        with self._locked():
             # What a later process of this very folder has written there is its own.
             if boot > max(mine, self.saved.boot, self._boot_on_disk()):
-                self._hold(replace(self.holders, boot=boot))
-                self._turn_to(replace(self.saved, boot=boot))
+                self._save_holders(replace(self.holders, boot=boot))
+                self._save(replace(self.saved, boot=boot))
                 self._own = boot
         return boot > mine
 
@@ -100,9 +100,9 @@ class DeviceState:
         """Take on a run; what was learned in another one is forgotten."""
         if (self.saved.run, self.saved.plan) == (run, plan):
             return
-        with self._alone():
-            self._demand_own()
-            self._turn_to(StateFile(boot=self.saved.boot, run=run, plan=plan, epoch=epoch))
+        with self._locked():
+            self._check_not_taken_over()
+            self._save(StateFile(boot=self.saved.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._files.previous)
             self._half_before = ""
         self.store.sweep()
@@ -117,26 +117,26 @@ class DeviceState:
     def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
         """State and answer become durable together, and whose question it was."""
         name = self.store.put(half).object.hex() if half else ""
-        with self._alone():
-            self._demand_own()
+        with self._locked():
+            self._check_not_taken_over()
             before = self.saved
             answers = [a for a in before.answers if a.round == answer.round]
             saved = replace(
                 before, epoch=max(epoch, before.epoch), half=name, broadcast=answer.base,
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
             )  # fmt: skip
-            self._turn_to(saved, keep=True)
+            self._save(saved, keep=True)
             self._half_before = before.half
 
-    def contradicted(self, question: str) -> str:
+    def cannot_answer(self, question: str) -> str:
         """Why a question cannot be answered: an answer is lost that came before it. Or nothing."""
         lost = self.saved.lost
         if lost is None or lost.question == question:
             return ""
-        words = (
+        lost_message = (
             f"the answer to round {lost.round} {lost.phase} is lost, and so is the broadcast it was made from"
         )
-        return f"{words}; {way_out(self.folder)}"
+        return f"{lost_message}; {way_out(self.folder)}"
 
     def next_bytes(self, base: bytes) -> int:
         """About what the answer to this broadcast and the state behind it will take of the disk."""
@@ -150,7 +150,7 @@ class DeviceState:
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[None]:
         """Processes on one folder, and threads of this one, look and write one after the other.
 
         The loop hears that it is outranked while the worker writes an answer down.
@@ -162,14 +162,14 @@ class DeviceState:
         finally:
             os.close(handle)
 
-    def _hold(self, holders: Holders) -> None:
+    def _save_holders(self, holders: Holders) -> None:
         if not (holders.own or holders.coordinator):
             return
         if holders != self.holders or not (self.folder / NAME).exists():
             write_holders(self.folder, self.disk, holders)
             self.holders = holders
 
-    def _demand_own(self) -> None:
+    def _check_not_taken_over(self) -> None:
         """With new keys boots are counted anew: a process that has taken over may have a lower one."""
         if (seen := self._boot_on_disk()) not in (0, self._own):
             raise TakenOverError(
@@ -177,7 +177,7 @@ class DeviceState:
                 f"one, {self._own}, stops"
             )
 
-    def _turn_to(self, saved: StateFile, keep: bool = False) -> None:
+    def _save(self, saved: StateFile, keep: bool = False) -> None:
         """On the disk first: what could not be written has not happened."""
         self._write(saved, keep)
         self.saved = saved
@@ -188,7 +188,7 @@ class DeviceState:
         except (FileNotFoundError, DamagedError):
             return 0
 
-    def _lower_previous(self, boot: int) -> None:
+    def _lower_boot_of_previous(self, boot: int) -> None:
         """A number that is let go of, in the generation before too: beside it the newest would look older."""
         path = self._files.previous
         try:

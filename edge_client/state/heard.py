@@ -1,7 +1,7 @@
-"""What has been heard of the coordinator, so that a later start of this device takes none of it for news.
+"""What has been heard of the coordinator, so that a later start of this device takes no old message for a new one.
 
 A broker may keep a refusal, or the word that a run is over, and say it again to every later start. The file stands
-beside the book, whose form older versions read too. Where it is lost, old words may be news once more.
+beside device.json, whose form older versions read too. Where it is lost, old messages may count once more.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ class HeardFile:
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
         self._path, self._disk = folder / NAME, disk
         self._seen = 0  # the newest time that was written down, and not by a clock that was behind it
-        self.mark = self._read()
+        self.last = self._read()
         self.clock = clock if renewed else clock.after(self._seen)
 
-    def up_to(self, epoch: int, sequence: int, lasting: bool) -> None:
+    def note_message(self, epoch: int, sequence: int, lasting: bool) -> None:
         """`lasting`: before something is done about it; else a power cut may take it back."""
-        if (epoch, sequence) > (self.mark.epoch, self.mark.sequence):
-            self._turn_to(replace(self.mark, epoch=epoch, sequence=sequence), lasting)
+        if (epoch, sequence) > (self.last.epoch, self.last.sequence):
+            self._save(replace(self.last, epoch=epoch, sequence=sequence), lasting)
 
     def note_time(self) -> None:
         """Something is about to be written down that a clock behind this time shall not judge."""
-        self._turn_to(self.mark, False)
+        self._save(self.last, False)
 
     def forget(self) -> None:
         """What was heard binds nobody any more."""
-        self._turn_to(LastHeard(over=self.mark.over), True)
+        self._save(LastHeard(over=self.last.over), True)
 
-    def end_of(self, run: str) -> None:
-        if run != self.mark.over:
-            self._turn_to(replace(self.mark, over=run), True)
+    def note_run_end(self, run: str) -> None:
+        if run != self.last.over:
+            self._save(replace(self.last, over=run), True)
 
-    def _turn_to(self, mark: LastHeard, lasting: bool) -> None:
-        self.mark = mark
+    def _save(self, last: LastHeard, lasting: bool) -> None:
+        self.last = last
         if self.clock.is_believable:
             self._seen = int(self.clock.now())
-        table, seen = asdict(mark), {"seal": checksum(self._seen), "time": self._seen}
+        table, seen = asdict(last), {"seal": checksum(self._seen), "time": self._seen}
         fresh = self._path.with_suffix(".new")
         try:
             fresh.write_text(json.dumps({"seal": checksum(table), "heard": table, "seen": seen}))
@@ -81,8 +81,8 @@ class HeardFile:
     def _read(self) -> LastHeard:
         try:
             table = json.loads(self._path.read_bytes())
-            mark = decode(LastHeard, table["heard"])
-            if table["seal"] != checksum(table["heard"]) or min(mark.epoch, mark.sequence) < 0:
+            last = decode(LastHeard, table["heard"])
+            if table["seal"] != checksum(table["heard"]) or min(last.epoch, last.sequence) < 0:
                 raise ValueError("it is not what was written")
             self._seen = _time_in(table.get("seen"))
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class HeardFile:
                 "%s is damaged (%.80s); old words of the coordinator may be news once", self._path, error
             )
             return LastHeard()
-        return mark
+        return last
 
 
 def _time_in(seen: object) -> int:
@@ -105,7 +105,7 @@ def _time_in(seen: object) -> int:
 
 def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
     """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
-    epoch, known = max(state.saved.epoch, heard.mark.epoch), state.holders.coordinator
+    epoch, known = max(state.saved.epoch, heard.last.epoch), state.holders.coordinator
     why = ""
     if epoch and other_keys(known, coordinator):
         why = "the coordinator has other keys now"
@@ -113,13 +113,13 @@ def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinato
         why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"
     if why:
         _forget(state, heard, epoch, why)
-    state.conducted_by(coordinator)
+    state.belongs_to_coordinator(coordinator)
     return 0 if why else epoch
 
 
 def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
     """Of an epoch that is heard: where a higher one is held, the link has found that far ahead of the clock."""
-    held = max(state.saved.epoch, heard.mark.epoch)
+    held = max(state.saved.epoch, heard.last.epoch)
     if epoch < held:
         far = days(clock.ahead(held))
         _forget(

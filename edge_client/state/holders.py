@@ -1,8 +1,8 @@
 """Whose the numbers are that a device has kept: its own boots, and the epochs of its coordinator.
 
 With other keys both are counted anew; a new record of the same ones lets go of what lies far ahead of the clock. The
-file stands beside the book, which versions before this one read and write too; where it is missing, the numbers are
-of whoever holds the names now.
+file stands beside device.json, which earlier versions read and write too; where it is missing, the numbers are of
+whoever holds the names now.
 """
 
 from __future__ import annotations

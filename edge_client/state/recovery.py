@@ -1,9 +1,9 @@
 """What a device that starts finds on its disk: the newest of it that is whole, and what has to be made again.
 
-One damaged file changes no bit, and neither do two. The book has two copies. Where the state or the last answer is
+One damaged file changes no bit, and neither do two. device.json has two copies. Where the state or the last answer is
 gone, the device goes back to before that answer and works it out again: at once where the broadcast is here, else
 when the same is asked once more. Another question it does not answer, as other bits would come of that. What is lost
-stands in the book, so that a later start knows it as well.
+stands in that file, so that a later start knows it as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Recovered:
 
 
 class Files:
-    """The book, copies of it, and the book from before the last answer."""
+    """device.json, copies of it, and the one from before the last answer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,7 +44,7 @@ def recover(files: Files, store: ObjectStore) -> Recovered:
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return Recovered(StateFile())
-    fault = _words(files.newest, newest)
+    fault = _fault(files.newest, newest)
     least = (
         previous.boot if isinstance(previous, StateFile) else 0
     )  # an earlier version has left its second copy behind
@@ -54,29 +54,29 @@ def recover(files: Files, store: ObjectStore) -> Recovered:
         raise newer
     if saved is None:
         fault = fault or f"{files.newest} is older than {files.previous}"
-        raise _stop(files, fault, *map(_words, files.copies, copies))
+        raise _unrecoverable(files, fault, *map(_fault, files.copies, copies))
     if fault:
         log.error("%s; its copy has taken its place", fault)
     before = previous if isinstance(previous, StateFile) and not _missing(store, previous.half) else None
     if missing := _missing(store, saved.half, *_last(saved)):
-        return _before(files, saved, before, f"{store.folder / missing}.body is gone or damaged", store)
+        return _go_back(files, saved, before, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
-        log.warning("%s; it is the older one, the device goes on", _words(files.previous, previous))
-    return Recovered(_with_what_is_here(saved, store), before.half if before else "", bool(fault))
+        log.warning("%s; it is the older one, the device goes on", _fault(files.previous, previous))
+    return Recovered(_without_lost_objects(saved, store), before.half if before else "", bool(fault))
 
 
 def _of_a_later_version(saved: StateFile | None, *files: Found) -> NewerFormatError | None:
-    """A later version writes the book and all its copies: where one file alone says so, its number is damaged."""
+    """A later version writes device.json and all its copies: where one file alone says so, its number is damaged."""
     found = [file for file in files if isinstance(file, NewerFormatError)]
     return found[0] if len(found) > 1 or (found and saved is None) else None
 
 
-def _before(
+def _go_back(
     files: Files, newest: StateFile, before: StateFile | None, fault: str, store: ObjectStore
 ) -> Recovered:
     """What was before the last answer, and that answer to be worked out again."""
     if before is None or newest.lost or not newest.answers:
-        raise _stop(
+        raise _unrecoverable(
             files, fault, "" if before else f"what was before it, of {files.previous}, is gone or damaged"
         )
     last = newest.answers[-1]
@@ -85,11 +85,11 @@ def _before(
     again = ", and working it out again" if lost else ""
     when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
     log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
-    saved = replace(_with_what_is_here(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
+    saved = replace(_without_lost_objects(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
     return Recovered(saved, went_back=True)
 
 
-def _stop(files: Files, *faults: str) -> DamagedError:
+def _unrecoverable(files: Files, *faults: str) -> DamagedError:
     return DamagedError(f"{'; '.join(filter(None, faults))}; {way_out(files.folder)}")
 
 
@@ -106,7 +106,7 @@ def _read(path: Path) -> Found:
         return error
 
 
-def _words(path: Path, found: Found) -> str:
+def _fault(path: Path, found: Found) -> str:
     match found:
         case None:
             return f"{path} is gone"
@@ -127,7 +127,7 @@ def _missing(store: ObjectStore, *names: str) -> str:
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 
-def _with_what_is_here(saved: StateFile, store: ObjectStore) -> StateFile:
+def _without_lost_objects(saved: StateFile, store: ObjectStore) -> StateFile:
     answers = [a for a in saved.answers if store.has(bytes.fromhex(a.object))]
     for answer in saved.answers:
         if answer not in answers:

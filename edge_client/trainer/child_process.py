@@ -16,7 +16,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.trainer.job import LocalJob
 from protofleet.edge_client.trainer.local import LocalTrainer
-from protofleet.edge_client.trainer.pipe import ClosedError, hear, say
+from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import read_plan
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.messages import Arrays
@@ -33,63 +33,63 @@ def main(number: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the agent ends us
     end_plainly()
     log_plainly(sys.stderr)
-    with socket.socket(fileno=number) as door, contextlib.suppress(ClosedError):
-        words, _ = hear(door)
-        settings = decode(DeviceSettings, words["settings"])
+    with socket.socket(fileno=number) as connection, contextlib.suppress(ClosedError):
+        message, _ = receive(connection)
+        settings = decode(DeviceSettings, message["settings"])
         limit_memory(settings.trainer_memory_bytes)
         return_large_blocks()
         try:
-            server = JobServer(door, LocalTrainer(settings))
+            server = JobServer(connection, LocalTrainer(settings))
         except DataError as error:
-            say(door, {"data": str(error)})
+            send(connection, {"data": str(error)})
             return 1
         server.greet()
         while True:
-            server.answer(*hear(door))
+            server.answer(*receive(connection))
     return 0
 
 
 class JobServer:
     """Builds the job that the agent names, and runs it."""
 
-    def __init__(self, door: socket.socket, trainer: LocalTrainer) -> None:
-        self._door, self._trainer = door, trainer
+    def __init__(self, connection: socket.socket, trainer: LocalTrainer) -> None:
+        self._connection, self._trainer = connection, trainer
         self._job: LocalJob
 
     def greet(self) -> None:
         data = self._trainer.data
         told = {"domain": data.domain, "classes": data.classes, "names": data.names}
-        say(self._door, told, {"labels": data.train.y.cpu().numpy()})
+        send(self._connection, told, {"labels": data.train.y.cpu().numpy()})
 
-    def answer(self, words: dict[str, Any], arrays: Arrays) -> None:
+    def answer(self, message: dict[str, Any], arrays: Arrays) -> None:
         try:
-            self._do(words, arrays)
+            self._do(message, arrays)
         except ClosedError:
             raise
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not any(text in str(error).lower() for text in NO_MEMORY):
-                say(self._door, {"raised": traceback.format_exc()})
+                send(self._connection, {"raised": traceback.format_exc()})
             else:
-                message = " ".join(str(error).split())[:200] or "a Python object found no room"
-                say(self._door, {"no_memory": message})
+                reason = " ".join(str(error).split())[:200] or "a Python object found no room"
+                send(self._connection, {"no_memory": reason})
         except ValueError as error:
-            unfit = words["do"] == "build"
-            say(self._door, {"unfit": str(error)} if unfit else {"raised": traceback.format_exc()})
+            unfit = message["do"] == "build"
+            send(self._connection, {"unfit": str(error)} if unfit else {"raised": traceback.format_exc()})
         except Exception:  # noqa: BLE001 - the agent raises it again
-            say(self._door, {"raised": traceback.format_exc()})
+            send(self._connection, {"raised": traceback.format_exc()})
 
-    def _do(self, words: dict[str, Any], arrays: Arrays) -> None:
-        match words["do"]:
+    def _do(self, message: dict[str, Any], arrays: Arrays) -> None:
+        match message["do"]:
             case "build":
-                self._job = self._trainer.start(read_plan(words["plan"].encode()))
-                say(self._door, {})
+                self._job = self._trainer.start(read_plan(message["plan"].encode()))
+                send(self._connection, {})
             case "restore":
                 self._job.restore(arrays)
-                say(self._door, {})
+                send(self._connection, {})
             case "run":
-                payload, metrics = self._job.run(words["phase"], words["round"], arrays)
-                say(self._door, {"metrics": metrics}, payload)
-                say(self._door, {}, self._job.state())
+                payload, metrics = self._job.run(message["phase"], message["round"], arrays)
+                send(self._connection, {"metrics": metrics}, payload)
+                send(self._connection, {}, self._job.state())
 
 
 def limit_memory(most: int) -> None:

@@ -23,7 +23,7 @@ from protofleet.edge_client.data.shard import TensorSamples
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
 from protofleet.edge_client.trainer.job import Metrics
-from protofleet.edge_client.trainer.pipe import ClosedError, hear, say
+from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.wire.messages import NOTHING, Arrays
@@ -84,13 +84,13 @@ class ChildTrainer:
         if not self._ensure_process():
             self._build(plan)
             if (saved := self._saved()) is not None:
-                self._ask({"do": "restore"}, saved)
-        answer, payload = self._ask({"do": "run", **task}, received)
-        _, state = self._hear()
+                self._request({"do": "restore"}, saved)
+        answer, payload = self._request({"do": "run", **task}, received)
+        _, state = self._receive()
         return payload, answer["metrics"], state
 
     def restore(self, state: Arrays) -> None:
-        self._ask({"do": "restore"}, state)
+        self._request({"do": "restore"}, state)
 
     def _start_process(self) -> Splits:
         ours, theirs = socket.socketpair()
@@ -99,10 +99,10 @@ class ChildTrainer:
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._socket, self._kills = ours, kills()
         ours.settimeout(START_SECONDS)
-        words, arrays = self._ask({"do": "start", "settings": encode(self._settings)})
+        message, arrays = self._request({"do": "start", "settings": encode(self._settings)})
         ours.settimeout(self._settings.trainer_seconds)
         part = TensorSamples(torch.empty(0), torch.from_numpy(arrays["labels"].copy()))
-        return Labels(words["domain"], words["classes"], part, part, part, tuple(words["names"]))
+        return Labels(message["domain"], message["classes"], part, part, part, tuple(message["names"]))
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
         """For a process that is started from now on; 0 is as the settings have it."""
@@ -119,23 +119,23 @@ class ChildTrainer:
         self._child = self._socket = None
 
     def _build(self, plan: Plan) -> None:
-        self._ask({"do": "build", "plan": plan.encode().decode()})
+        self._request({"do": "build", "plan": plan.encode().decode()})
 
-    def _ask(self, words: dict[str, Any], arrays: Arrays = NOTHING) -> tuple[dict[str, Any], Arrays]:
+    def _request(self, message: dict[str, Any], arrays: Arrays = NOTHING) -> tuple[dict[str, Any], Arrays]:
         assert self._socket is not None
         try:
-            say(self._socket, words, arrays)
+            send(self._socket, message, arrays)
         except ClosedError:
             raise self._died() from None
-        return self._hear()
+        return self._receive()
 
-    def _hear(self) -> tuple[dict[str, Any], Arrays]:
+    def _receive(self) -> tuple[dict[str, Any], Arrays]:
         assert self._socket is not None
         try:
-            words, arrays = hear(self._socket)
+            message, arrays = receive(self._socket)
         except ClosedError:
             raise self._died() from None
-        match words:
+        match message:
             case {"unfit": str(told)}:
                 raise ValueError(told)
             case {"data": str(told)}:
@@ -145,7 +145,7 @@ class ChildTrainer:
                 raise TrainerDiedError(Farewell.OUT_OF_MEMORY, told)
             case {"raised": str(told)}:
                 raise TrainingError(told)
-        return words, arrays
+        return message, arrays
 
     def _ensure_process(self) -> bool:
         """Whether the process is the one that knows the job; else there is a new one."""

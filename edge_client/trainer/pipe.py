@@ -1,4 +1,4 @@
-"""What a device says to its training process and hears from it: a line of JSON, then arrays as the wire has them."""
+"""Messages between a device and its training process: a line of JSON, then arrays as the wire has them."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ class ClosedError(ConnectionError):
     """The other side has gone."""
 
 
-def say(door: socket.socket, words: Mapping[str, Any], arrays: Arrays = NOTHING) -> None:
-    text = json.dumps(words).encode()
+def send(connection: socket.socket, message: Mapping[str, Any], arrays: Arrays = NOTHING) -> None:
+    text = json.dumps(message).encode()
     pieces = list(encode(arrays)) if arrays else []
     size = sum(memoryview(piece).nbytes for piece in pieces)
     try:
-        door.sendall(HEAD.pack(len(text), size) + text)
+        connection.sendall(HEAD.pack(len(text), size) + text)
         for piece in pieces:
-            door.sendall(piece)
+            connection.sendall(piece)
     except OSError as error:
         raise ClosedError(str(error)) from None
 
 
-def hear(door: socket.socket) -> tuple[dict[str, Any], Arrays]:
-    """Each array in memory of its own that whoever hears may keep."""
-    text, size = HEAD.unpack(_take(door, HEAD.size))
-    words: dict[str, Any] = json.loads(bytes(_take(door, text)))
+def receive(connection: socket.socket) -> tuple[dict[str, Any], Arrays]:
+    """Each array in memory of its own that the receiver may keep."""
+    text, size = HEAD.unpack(_take(connection, HEAD.size))
+    message: dict[str, Any] = json.loads(bytes(_take(connection, text)))
     if not size:
-        return words, NOTHING
-    body = Body(lambda start, stop: _take(door, stop - start), size)  # which reads from front to back
-    return words, {name: body[name] for name in body}
+        return message, NOTHING
+    body = Body(lambda start, stop: _take(connection, stop - start), size)  # which reads from front to back
+    return message, {name: body[name] for name in body}
 
 
-def _take(door: socket.socket, size: int) -> memoryview:
+def _take(connection: socket.socket, size: int) -> memoryview:
     data = bytearray(size)
     view, at = memoryview(data), 0
     while at < size:
         try:
-            got = door.recv_into(view[at:])
+            got = connection.recv_into(view[at:])
         except OSError as error:
             raise ClosedError(str(error)) from None
         if not got:

@@ -169,11 +169,11 @@ def test_a_broadcast_that_follows_the_tasks_of_others_is_no_fault(tmp_path):
 
 
 def test_a_hello_without_a_welcome_is_said_again_after_15_s_whatever_else_is_heard():
-    quiet = HelloTimer()
-    quiet.conducted_by(1)
-    quiet.hello_said(100.0)
+    timer = HelloTimer()
+    timer.coordinator_is(1)
+    timer.hello_sent(100.0)
     for now in range(101, 115):
-        quiet.here(Now(1, "train", 0, ()))
-        assert quiet.next_hello(now) == 115.0
-    quiet.welcomed()
-    assert quiet.next_hello(115.0) > 130.0
+        timer.coordinator_here(Now(1, "train", 0, ()))
+        assert timer.next_hello(now) == 115.0
+    timer.welcomed()
+    assert timer.next_hello(115.0) > 130.0

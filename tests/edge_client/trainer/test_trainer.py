@@ -21,7 +21,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.trainer.child_trainer import ChildTrainer, kills
 from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
 from protofleet.edge_client.trainer.local import LocalTrainer
-from protofleet.edge_client.trainer.pipe import hear, say
+from protofleet.edge_client.trainer.pipe import receive, send
 from protofleet.methods.contract.bridge import kept, to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Bye
@@ -273,10 +273,10 @@ def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):
     ours, theirs = socket.socketpair()
     sent = {"weights.large": np.ones(4_000_000, np.float32), "weights.none": np.empty((0, 3), np.float32)}
     with ours, theirs:
-        speaker = threading.Thread(target=say, args=(theirs, {}, sent))
+        speaker = threading.Thread(target=send, args=(theirs, {}, sent))
         speaker.start()
         tracemalloc.start()
-        _, heard = hear(ours)
+        _, heard = receive(ours)
         tensors = kept(heard)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
