@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery, question_of
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
@@ -26,6 +25,7 @@ from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.state.heard import HeardFile, forget_higher_epoch, restore_epoch
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.edge_client.trainer.job import Job, StartJob
+from protofleet.edge_client.view import Observer
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
@@ -56,10 +56,6 @@ from protofleet.runtime.event_loop import Worker
 from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.device")
-
-
-class Observer(Protocol):
-    def happened(self, agent: Agent, what: str, **figures: float) -> None: ...
 
 
 class Agent:
@@ -484,7 +480,7 @@ class Agent:
 
     def _notify(self, what: str, **figures: float) -> None:
         for observer in self.observers:
-            observer.happened(self, what, **figures)
+            observer.happened(what, **figures)
 
 
 def over(message: Message) -> bool:

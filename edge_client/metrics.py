@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
 from protofleet.edge_client.host.sensors import PREFIX, Sensors
+from protofleet.edge_client.view import AgentView
 from protofleet.protocol.storage.disk import LITTLE
 from protofleet.runtime.health import Check
 from protofleet.runtime.host_metrics import Place
@@ -57,7 +58,7 @@ class DeviceSeries:
 class DeviceMetrics:
     """An observer of the agent. The registry is its own, never the global one."""
 
-    def __init__(self, agent: Agent, sensors: Sensors | None = None) -> None:
+    def __init__(self, agent: AgentView, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
         r.register(ConnectionErrors(lambda: agent.link.transport.failures.count))
@@ -70,7 +71,7 @@ class DeviceMetrics:
         series.connected.set_function(lambda: float(agent.connected))
         series.silent.set_function(lambda: float(agent.silent))
 
-    def happened(self, agent: Agent, what: str, **figures: float) -> None:
+    def happened(self, what: str, **figures: float) -> None:
         self.series.round.set(figures["round"])
         if what == "died":
             self.series.deaths.inc()

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.view import AgentView
 from protofleet.protocol.security.keyfiles import PUBLIC
 
 
@@ -47,17 +47,17 @@ class StatusFile:
         self._path, self._software, self._settings = path, software, settings
         self._started, self._written = int(time.time()), ""
 
-    def status_of(self, agent: Agent) -> Status:
+    def status_of(self, agent: AgentView) -> Status:
         receipts = agent.receipts
         return Status(
             os.getpid(), agent.link.me.boot, self._started, self._software, self._settings,
             connected=agent.connected, heard=agent.heard, run=agent.state.saved.run,
             round=agent.state.last_round, working=agent.working, waiting=agent.waiting,
-            accepted=receipts["accepted"], refused=receipts["refused"] + receipts["late"],
+            accepted=receipts.get("accepted", 0), refused=receipts.get("refused", 0) + receipts.get("late", 0),
             idle=agent.idle, draining=agent.draining, over=agent.problem if agent.finished else "",
         )  # fmt: skip
 
-    def write(self, agent: Agent) -> None:
+    def write(self, agent: AgentView) -> None:
         text = json.dumps(asdict(self.status_of(agent)), indent=1) + "\n"
         if text == self._written:
             return
