@@ -111,7 +111,7 @@ def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
     assert lab.seen == [] and "is no tuning" in caplog.text
 
 
-def caretaker(agent, root, **settings):
+def supervised(agent, root, **settings):
     limits = []
     made = Supervisor(
         agent, DeviceSettings("a", **settings), lambda *what: limits.append(what), Sensors(root)
@@ -122,17 +122,17 @@ def caretaker(agent, root, **settings):
 def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
-    care, _ = caretaker(agent, tmp_path)
+    supervisor, _ = supervised(agent, tmp_path)
     sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
-    care.apply(Overrides(paused=True))
-    care.check()
+    supervisor.apply(Overrides(paused=True))
+    supervisor.check()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
     assert sim.service.context.departures[Farewell.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"
-    care.apply(Overrides())
-    care.check()
+    supervisor.apply(Overrides())
+    supervisor.check()
     agent.wake(sim.world.now)
     sim.run(until=lambda: agent.receipts["accepted"] == 3)
 
@@ -141,20 +141,20 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
     root = jetson_files(tmp_path / "board")
     zone = root / "sys/class/thermal/thermal_zone0/temp"
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
-    care, _ = caretaker(agent, root, hottest_celsius=80.0)
+    supervisor, _ = supervised(agent, root, hottest_celsius=80.0)
     resting = []
     for heat in (70, 81, 78, 76, 74, 79, 90):
         zone.write_text(f"{heat * 1000}\n")
-        care.check()
+        supervisor.check()
         resting.append(agent.held)
     assert resting == [False, True, True, True, False, False, True]
 
 
 def test_limits_of_training_and_the_log_follow(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
-    care, limits = caretaker(agent, tmp_path)
-    care.apply(Overrides(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
-    care.apply(Overrides())
+    supervisor, limits = supervised(agent, tmp_path)
+    supervisor.apply(Overrides(trainer_memory_bytes=5, trainer_seconds=7.0, verbose=True))
+    supervisor.apply(Overrides())
     assert limits == [(5, 7.0), (0, 0.0)]
 
 
