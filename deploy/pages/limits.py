@@ -94,9 +94,12 @@ LIMITS: Final = (
         "seconds without news before a device complains",
         "protofleet.edge_client.conversation.coordinator_watchdog.SILENT_SECONDS",
     ),
-    ("seconds before an update is said again", "protofleet.edge_client.conversation.outgoing.RESEND_SECONDS"),
-    ("and at most", "protofleet.edge_client.conversation.outgoing.LONGEST_RESEND_SECONDS"),
-    ("answers that a device keeps, of one round", "protofleet.edge_client.state.device.KEPT_ANSWERS"),
+    (
+        "seconds before an update is said again",
+        "protofleet.edge_client.conversation.answer_delivery.RESEND_SECONDS",
+    ),
+    ("and at most", "protofleet.edge_client.conversation.answer_delivery.LONGEST_RESEND_SECONDS"),
+    ("answers that a device keeps, of one round", "protofleet.edge_client.state.file.KEPT_ANSWERS"),
     (
         "seconds that a broker keeps a device's session",
         "protofleet.edge_client.config.DeviceSettings.session_seconds",
