@@ -14,7 +14,7 @@ from pathlib import Path
 import msgpack
 
 from benchmarks.member import MadeUp, made_up
-from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.link.meter import DOWN, UP
@@ -22,7 +22,6 @@ from protofleet.protocol.transport.base import packet_bytes
 
 CLASSES, SIZE, DEVICES, ROUNDS = 10, 8, 4, 20
 POLICY = Policy(
-    rounds=ROUNDS,
     quorum=DEVICES,
     cohort=DEVICES,
     patience_seconds=20.0,

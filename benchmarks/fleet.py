@@ -16,8 +16,9 @@ from benchmarks.keys import make_keys
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.view import RunView
-from protofleet.coordinator.round.events import Command, Event, Policy
+from protofleet.coordinator.round.events import Command, Event
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.service import CoordinatorService
@@ -99,7 +100,9 @@ def conduct(
     transport = Mqtt("bench-coordinator", address, inbox, subscriptions=topics.coordinator_subscriptions())
     link = CoordinatorLink(me, ring, topics, transport, spool.store, FEDERATION)
     context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
-    service = CoordinatorService(context, Run(plan, RoundMachine(policy), spool, context, [observer]))
+    service = CoordinatorService(
+        context, Run(plan, RoundMachine(policy, plan.rounds), spool, context, [observer])
+    )
     transport.connect(link.will(topics.coord_state))
     try:
         wait_for_broker(inbox, PATIENCE)

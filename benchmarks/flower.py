@@ -31,7 +31,8 @@ from benchmarks.fleet import Clockwork, broker, conduct, members
 from benchmarks.flower_app.processes import LOOPBACK, CountingProxy, Family, free_port, listens
 from benchmarks.rounds import DEVICES, MODEL, ROUNDS, one, ratio
 from protofleet.coordinator.observe.view import RunView
-from protofleet.coordinator.round.events import Command, Event, Joined, Policy
+from protofleet.coordinator.round.events import Command, Event, Joined
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.transport.address import BrokerAddress
 
 WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
@@ -191,7 +192,7 @@ def ours() -> dict[str, object]:
 
 def in_child(folder: Path) -> dict[str, object]:
     observer = Present(Family(folder))
-    policy = Policy(ROUNDS, quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+    policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
     (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
     names = [f"device-{i}" for i in range(DEVICES)]
     with broker(folder) as running, CountingProxy(running.address.port) as proxy:

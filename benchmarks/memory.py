@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.fleet import Clockwork, broker, conduct, members
-from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.runtime.allocator import return_large_blocks
 
@@ -59,7 +59,7 @@ def coordinator(cohort: int) -> float:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": LARGE.classes, "size": LARGE.size}))
-        policy = Policy(1, quorum=cohort, cohort=cohort, settle_seconds=600.0, patience_seconds=1200.0)
+        policy = Policy(quorum=cohort, cohort=cohort, settle_seconds=600.0, patience_seconds=1200.0)
         return_large_blocks()  # as protofleet.coordinator.main does
         with broker(folder) as running, members(folder, names, running.address, examples=2):
             conduct(folder, LARGE, policy, running.address, Clockwork())
@@ -74,7 +74,7 @@ def device() -> float:
         with broker(folder) as running, members(folder, ["a"], running.address, 500) as processes:
             observer = Joining(processes["a"].pid)
             try:
-                conduct(folder, SMALL, Policy(1000, quorum=2), running.address, observer)
+                conduct(folder, SMALL, Policy(quorum=2), running.address, observer)
             except Waiting:
                 return observer.resident
     raise AssertionError("the device never joined")

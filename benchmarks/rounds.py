@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.fleet import Clockwork, broker, conduct, members
-from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 
 DEVICES, ROUNDS = 10, 10
@@ -33,7 +33,7 @@ def one(plan: Plan, examples: int) -> dict[str, object]:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
         observer = Clockwork()
-        policy = Policy(ROUNDS, quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+        policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
         with broker(folder) as running, members(folder, names, running.address, examples) as processes:
             service = conduct(folder, plan, policy, running.address, observer)
             for process in processes.values():

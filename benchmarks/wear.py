@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.member import made_up
-from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.storage.disk import Disk
@@ -63,7 +63,7 @@ def run(plan: Plan, folder: Path, written: Written) -> int:
     """To its end; the most that the device's folder has held when a round began."""
     names, most = [f"device-{i}" for i in range(DEVICES)], 0
     shards = {name: made_up(name, CLASSES, plan.size, EXAMPLES) for name in names}
-    policy = Policy(plan.rounds, quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)
+    policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)
     sim = Simulation(
         plan, shards, policy, folder,
         disks=lambda name: MeteredDisk(written) if name == names[0] else Disk(durable=False),

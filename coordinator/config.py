@@ -2,53 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
-    MANY,
-    STEEP,
     Channels,
     Classes,
-    Devices,
     OptionalPort,
     Pixels,
     Rounds,
-    Seconds,
     Seed,
     SomeSeconds,
     Threads,
     Watchdog,
-    Within,
 )
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.class_names import fault_in, normal
 from protofleet.protocol.wire.names import valid_name
 from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
-
-Straggler = Annotated[float, Within(1, STEEP, also=((0, "off"),))]
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The [policy] table; see protofleet.coordinator.round.events.Policy for what each rule does."""
-
-    quorum: Annotated[int, Within(1, MANY)] = 1
-    cohort: Devices = 0
-    gather: Devices = 0
-    patience_seconds: SomeSeconds = 600.0
-    grace_seconds: Seconds = 10.0
-    settle_seconds: Seconds = 2.0
-    spares: Devices = 0
-    straggler_factor: Straggler = 2.5
-    straggler_seconds: Seconds = 0.5
-    flaps: Annotated[int, Within(2, MANY, also=((0, "never"),))] = 5
-    flap_seconds: Seconds = 300.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +40,7 @@ class CoordinatorSettings:
     size: Pixels = 32  # images are size x size
     channels: Channels = 3  # of an image: 3, or 1 for shades of grey
     network: Network = field(default_factory=Network)
-    policy: Rules = field(default_factory=Rules)
+    policy: Policy = field(default_factory=Policy)
     limits: Limits = field(default_factory=Limits)
     broker: BrokerAddress = field(default_factory=BrokerAddress)
     enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of `key`
@@ -89,14 +65,10 @@ class CoordinatorSettings:
         if problem := fault_in(normal(self.class_names)):
             raise ValueError(f"class_names cannot be used: {problem}")
         self.endpoint()
-        self.rules()
         self.plan()
 
     def endpoint(self) -> Endpoint:
         return Endpoint(self.metrics_host, self.metrics_port)
-
-    def rules(self) -> Policy:
-        return Policy(self.rounds, **asdict(self.policy))
 
     def plan(self) -> Plan:
         name, hyper = split_method(self.method)

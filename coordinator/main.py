@@ -65,7 +65,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         me, keyring, topics, transport, spool.store, settings.name,
         seals(settings.security), Clock(since=keys.not_before), where(folder),
     )  # fmt: skip
-    machine = RoundMachine(settings.rules(), settings.seed)
+    machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
     worker, names = ThreadWorker(inbox, pulse), settings.class_names
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     run = Run(plan, machine, spool, context, limits=settings.limits, class_names=names)

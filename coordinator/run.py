@@ -65,7 +65,7 @@ class Run:
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or Limits()
         self._context, self._link = context, context.link
         self.queue = CommandQueue(spool, self.perform)
-        self.server_runner = ServerRunner(plan, spool, machine.policy.rounds, self.limits.outlier)
+        self.server_runner = ServerRunner(plan, spool, machine.rounds, self.limits.outlier)
         self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
         feature_size = self.server_runner.server.model.embedding_size
         self.participants = Participants(
@@ -255,7 +255,7 @@ class Run:
             case Send(device, round, phase, seconds):
                 self.question.send_to(device, round, phase, seconds, self._context.connected)
             case Dismiss(device):
-                self._link.send(device, Finished(self.machine.policy.rounds))
+                self._link.send(device, Finished(self.machine.rounds))
             case Finish():
                 self._end()
 

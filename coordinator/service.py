@@ -125,7 +125,7 @@ class CoordinatorService:
             self.context.heartbeat.announced(now)
             self.run.note_traffic()
         for device in self.context.shutdown.due(now):
-            self.link.send(device, Finished(self.run.machine.policy.rounds))
+            self.link.send(device, Finished(self.run.machine.rounds))
 
     # Whom it listens to.
 

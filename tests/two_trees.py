@@ -14,14 +14,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.plan import Network
 from tests.chaos.campaign import pictures
 from tests.hostile.federation import Federation
 
 DEVICES = ("one", "three", "two")
-TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
+TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}}
 WORLDS = {  # of which tree coordinator and devices are; the first is what the others are compared with
     "all before": ("before", "before", "before", "before"),

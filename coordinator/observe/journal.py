@@ -161,7 +161,7 @@ class Journal:
             self._enter(what, round=number, phase=phase, device=device, reason=words)
 
     def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
-        kind = "evaluation" if number > self._run.policy.rounds else "training"
+        kind = "evaluation" if number > self._run.rounds_planned else "training"
         if self._record.round != number:
             earlier = self._run.traffic_before(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)

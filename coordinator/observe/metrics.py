@@ -178,7 +178,7 @@ class Metrics:
         r.register(Errors(run))
         self.attendance.banned.set_function(lambda: float(len(run.banned)))
         self.progress.epoch.set(run.epoch)
-        self.progress.planned.set(run.policy.rounds)
+        self.progress.planned.set(run.rounds_planned)
         self.progress.quorum.set(run.policy.quorum)
         self.room.full.set_function(lambda: float(bool(run.disk_full)))
         self.room.free.set_function(lambda: float(run.free_bytes))

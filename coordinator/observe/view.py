@@ -13,8 +13,9 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.participants import Participants
-from protofleet.coordinator.round.events import Command, Event, Policy
+from protofleet.coordinator.round.events import Command, Event
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.coordinator.spool.traffic import RoundTraffic
@@ -66,6 +67,10 @@ class RunView:
     @property
     def policy(self) -> Policy:
         return self._machine.policy
+
+    @property
+    def rounds_planned(self) -> int:
+        return self._machine.rounds
 
     @property
     def limits(self) -> Limits:

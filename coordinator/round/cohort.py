@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from protofleet.coordinator.round.events import Policy
+from protofleet.coordinator.round.policy import Policy
 
 
 @dataclass
 class CohortSelection:
     policy: Policy
+    rounds: int
     seed: int
     settled: float | None = None  # when who is there is enough
 
@@ -31,7 +32,7 @@ class CohortSelection:
         """A seeded choice; others than steady ones take the seats that are left."""
         dice = random.Random(f"{self.seed}/{number}/{attempt}")
         size = len(steady) + len(others)
-        if number <= self.policy.rounds and self.seats:
+        if number <= self.rounds and self.seats:
             size = self.seats
         drawn = _drawn(dice, steady, size)
         return tuple(sorted(drawn + _drawn(dice, others, size - len(drawn))))

@@ -20,55 +20,6 @@ class Stage(Enum):
     FINISHED = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
-    rounds: int
-    quorum: int = 1  # the k of k-of-n: fewer answers make no round
-    cohort: int = 0  # the n, drawn anew each round; 0 invites everybody present
-    gather: int = 0  # so many devices the first round waits for, for as long as one ask may take
-    patience_seconds: float = 600.0  # how long a cohort gets for one ask
-    grace_seconds: float = 10.0  # how long a device that has left may take to come back
-    settle_seconds: float = 2.0  # how long a quorum waits for more before a round starts
-    spares: int = 0  # so many more are invited; the first `cohort` answers make the phase
-    straggler_factor: float = (
-        2.5  # a quorum waits for the rest so many times the median answer takes; 0: patience
-    )
-    straggler_seconds: float = 0.5  # and at least so long
-    flaps: int = 5  # losses of the connection within flap_seconds: it is asked, but not counted on; 0: never
-    flap_seconds: float = 300.0
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds is {self.rounds}, it must be at least 1")
-        if self.quorum < 1:
-            raise ValueError(f"quorum is {self.quorum}, it must be at least 1")
-        if self.cohort < 0 or 0 < self.cohort < self.quorum:
-            raise ValueError(
-                f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"
-            )
-        if self.gather < 0:
-            raise ValueError(f"gather is {self.gather}, it must be 0 (a quorum is enough) or more")
-        if self.spares < 0 or (self.spares and not self.cohort):
-            raise ValueError(
-                f"spares is {self.spares} with cohort = {self.cohort}, it must be 0 or more; 0 where all are invited"
-            )
-        if self.straggler_factor and not 1 <= self.straggler_factor < float("inf"):
-            raise ValueError(f"straggler_factor is {self.straggler_factor}, it must be 0 (off) or at least 1")
-        if self.flaps < 0 or self.flaps == 1:
-            raise ValueError(f"flaps is {self.flaps}, it must be 0 (off) or at least 2")
-        for name in (
-            "patience_seconds",
-            "grace_seconds",
-            "settle_seconds",
-            "flap_seconds",
-            "straggler_seconds",
-        ):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}, it must be 0 or more")
-        if self.patience_seconds == 0:
-            raise ValueError("patience_seconds is 0, nobody could answer in time")
-
-
 # Events: everything that can happen to the coordinator.
 @dataclass(frozen=True, slots=True)
 class Joined:

@@ -33,7 +33,6 @@ from protofleet.coordinator.round.events import (
     IllegalEventError,
     Joined,
     Left,
-    Policy,
     PutAside,
     Recovered,
     Repeat,
@@ -44,6 +43,7 @@ from protofleet.coordinator.round.events import (
     Woke,
 )
 from protofleet.coordinator.round.flapping import FlapDetector
+from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.round.stragglers import StragglerDeadline
 from protofleet.coordinator.round.verdicts import BROKEN, Verdicts
 from protofleet.protocol.wire.reasons import Problem, Reason
@@ -54,6 +54,7 @@ Handler: TypeAlias = "Callable[[RoundMachine, Any, float], Iterable[Command]]"
 @dataclass
 class RoundMachine:
     policy: Policy
+    rounds: int
     seed: int = 0
     evaluate: bool = True  # one more round at the end in which everybody present is only asked to evaluate
     round: int = 1
@@ -75,7 +76,7 @@ class RoundMachine:
     _later_rounds: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
 
     def __post_init__(self) -> None:
-        self.selection = CohortSelection(self.policy, self.seed)
+        self.selection = CohortSelection(self.policy, self.rounds, self.seed)
         self.straggler_deadline = StragglerDeadline(
             self.policy.straggler_factor, self.policy.straggler_seconds
         )
@@ -125,7 +126,7 @@ class RoundMachine:
 
     @property
     def evaluating(self) -> bool:
-        return self.round > self.policy.rounds
+        return self.round > self.rounds
 
     @property
     def waited_for(self) -> frozenset[str]:
@@ -138,7 +139,7 @@ class RoundMachine:
 
     @property
     def _last_round(self) -> int:
-        return self.policy.rounds + self.evaluate
+        return self.rounds + self.evaluate
 
     @property
     def _quorum(self) -> int:
@@ -392,7 +393,7 @@ class RoundMachine:
 
     def _finish(self) -> Iterator[Command]:
         self.stage, self._deadline = Stage.FINISHED, None
-        yield Finish(self.policy.rounds)
+        yield Finish(self.rounds)
         yield from (Dismiss(device) for device in sorted(self.roster))
 
     def _seconds_left(self, now: float) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from protofleet.coordinator.round.events import Policy, Stage
+from protofleet.coordinator.round.events import Stage
+from protofleet.coordinator.round.policy import Policy
 
 
 class MachineReader(Protocol):

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from protofleet.coordinator.config import CoordinatorSettings, Rules, Straggler, split_method
+from protofleet.coordinator.config import CoordinatorSettings, split_method
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy, StragglerFactor
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings, Fraction, Samples
@@ -81,10 +82,10 @@ class BrokerChoice:
 
 
 @dataclass(frozen=True)
-class LocalRules(Rules):
+class LocalPolicy(Policy):
     """On one machine it is chance which device is slow, and a repeated run must have the same cohorts."""
 
-    straggler_factor: Straggler = 0.0
+    straggler_factor: StragglerFactor = 0.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Experiment:
     data: DataSettings = field(default_factory=DataSettings)
     domains: dict[str, DomainSource] = field(default_factory=dict)  # if not all are from data.source
     devices: SimulatedDevices = field(default_factory=SimulatedDevices)
-    policy: LocalRules | None = None  # default: every round waits for all devices
+    policy: LocalPolicy | None = None  # default: every round waits for all devices
     broker: BrokerChoice = field(default_factory=BrokerChoice)
     pictures: Snapshots = field(default_factory=Snapshots)
     security: str = "sealed"  # or "off": signed still, but the broker can read it
@@ -166,10 +167,10 @@ class Experiment:
         return self.plan.variant.reports
 
     @cached_property
-    def rules(self) -> LocalRules:
+    def rules(self) -> LocalPolicy:
         """The first round waits for all devices: else the cohort would depend on which of them started fastest."""
         all_devices = len(self.shards)
-        rules = self.policy or LocalRules(quorum=all_devices, settle_seconds=0.0)
+        rules = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
         return replace(rules, gather=rules.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:

@@ -13,8 +13,8 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.view import Observer
-from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
@@ -99,7 +99,7 @@ class Simulation:
         session.passing = disk.passing
         link = CoordinatorLink(me, self.ring, self.topics, session, spool.store, "simulated")
         session.will = link.will(self.topics.coord_state)
-        machine = RoundMachine(self.policy, self.plan.seed)
+        machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
         run = Run(self.plan, machine, spool, context, self.observers, self.limits, self.class_names)
         self.service = CoordinatorService(context, run)

@@ -11,16 +11,17 @@ from protofleet.coordinator.round.events import (
     Drop,
     Joined,
     Left,
-    Policy,
     Recovered,
     Send,
     Stage,
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
 from tests.coordinator.round.test_machine import WRONG, AnyWeather, answer, machine, started
+from tests.support.run_policy import RunPolicy
 
-HARD = Policy(
+HARD = RunPolicy(
     rounds=3, quorum=2, cohort=2, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, spares=2,
     straggler_factor=2.0, flaps=2, flap_seconds=6.0,
 )  # fmt: skip
@@ -98,7 +99,7 @@ def test_a_quorum_waits_for_the_rest_so_many_times_the_median_answer_takes():
 
 
 def test_by_default_a_silent_device_of_four_costs_no_phase_three_times_the_others_time():
-    m = RoundMachine(Policy(rounds=6))
+    m = RoundMachine(Policy(), 6)
     now = 0.0
     for device in "abcd":
         m.handle(Joined(device), now)
@@ -353,4 +354,4 @@ def test_a_will_that_is_said_again_is_no_second_loss():
 )
 def test_impossible_rules_are_refused_with_their_value(rules):
     with pytest.raises(ValueError, match=r"is -?[01]"):
-        Policy(**{"rounds": 1, **rules})
+        Policy(**rules)

@@ -14,16 +14,17 @@ import torch
 
 from protofleet.coordinator.observe.journal import RoundFile, read_rounds
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.round.events import Advance, Policy
+from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.bridge import to_torch
 from protofleet.methods.contract.plan import Network
 from tests.crash.platter import FrailDisk, Platter
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import plan, shard
 
 ROUNDS = 2
-POLICY = Policy(
+POLICY = RunPolicy(
     rounds=ROUNDS, quorum=3, cohort=3, patience_seconds=3000.0, settle_seconds=0.5, grace_seconds=100.0,
     straggler_factor=0.0,  # whoever died in the last evaluation is waited for, and comes to the same bits
 )  # fmt: skip

@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from protofleet.coordinator.observe.measured import pooled
-from protofleet.coordinator.round.events import Policy
 from protofleet.edge_client.evaluate import evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.trainer.job import LocalJob, work
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Network
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import CLASSES, plan, shard, simulation
 
 
@@ -114,7 +114,7 @@ def test_a_device_whose_network_does_not_fit_says_why_and_the_others_go_on(tmp_p
         return plan.client_half(data.train, device, own)
 
     policy = {"quorum": 2, "cohort": 3, "patience_seconds": 20.0, "settle_seconds": 0.5}
-    run = simulation(tmp_path, "fedavg", policy=Policy(rounds=2, **policy), build=build).run()
+    run = simulation(tmp_path, "fedavg", policy=RunPolicy(rounds=2, **policy), build=build).run()
     assert run.service.finished
     assert "fedavg needs the same network on every device" in run.agents["device-1"].problem
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.round.events import Policy, Stage
+from protofleet.coordinator.round.events import Stage
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
 from protofleet.protocol.security.keys import Keys
@@ -19,9 +19,10 @@ from protofleet.protocol.wire.messages import Manifest, Task
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends
 from tests.support.lying_device import KEY, in_world
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, simulation
 
-POLICY = Policy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
+POLICY = RunPolicy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
 MANY = 1000
 
 

@@ -9,8 +9,9 @@ import protofleet.methods.fedpall
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.journal import RoundFile
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.round.events import Left, Policy
+from protofleet.coordinator.round.events import Left
 from protofleet.deploy.simulation.federation import Simulation
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import (
     plan,
     replace_coordinator,
@@ -18,7 +19,7 @@ from tests.support.small_federation import (
     shard,
 )
 
-POLICY = Policy(
+POLICY = RunPolicy(
     rounds=3, quorum=5, gather=5, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,
     straggler_factor=0.0,
 )  # fmt: skip

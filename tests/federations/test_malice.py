@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.round.events import Policy, Stage
+from protofleet.coordinator.round.events import Stage
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.lying_device import KEY, encoded, in_world, with_table
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, simulation
 
-POLICY = Policy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
+POLICY = RunPolicy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
 METHOD = "fedproto"  # its answers have values, labels and counts to lie about
 D = 16  # of the tiny network's embedding
 

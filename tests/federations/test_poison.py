@@ -8,9 +8,9 @@ import torch
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.observe.journal import RoundFile
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.round.events import Policy
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.wire.reasons import Reason
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import (
     assert_same,
     final_state,
@@ -18,7 +18,7 @@ from tests.support.small_federation import (
     simulation,
 )
 
-POLICY = Policy(
+POLICY = RunPolicy(
     rounds=3, quorum=3, cohort=0, gather=4, patience_seconds=60.0, grace_seconds=3.0, settle_seconds=1.0,
     straggler_factor=0.0,
 )  # fmt: skip

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from protofleet.coordinator.config import CoordinatorSettings, Rules
+from protofleet.coordinator.config import CoordinatorSettings
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.deploy.enrol.local_federation import LocalFederation
 from protofleet.edge_client.config import DeviceSettings
@@ -90,7 +91,7 @@ class Federation:
         Its clock is so many seconds ahead of that of everybody else; a planted fault is run before its own code;
         `out` takes its events, if not its log; its command line follows on `through`.
         """
-        given = {"policy": Rules(), "metrics_port": free_port(), **self.settings, **more}
+        given = {"policy": Policy(), "metrics_port": free_port(), **self.settings, **more}
         given.setdefault("method", {"name": "fedavg", "lr": 0.02})
         made = CoordinatorSettings(
             **{"name": RUN, "rounds": 3, "classes": CLASSES, "size": SIZE, "threads": 1, "seed": 1,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 
 HOUR = 3600.0
@@ -33,7 +33,7 @@ def takes_part(f: Federation, name: str) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("words", [noise, repeat], ids=["noise", "repeats"])
 def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_path, words):
-    rules = Rules(quorum=1, grace_seconds=1.0)
+    rules = Policy(quorum=1, grace_seconds=1.0)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=rules) as f:
         assert f.proxy
         first = f.coordinator()
@@ -56,7 +56,7 @@ def test_an_honest_device_that_a_broker_has_banned_is_heard_again_by_itself(tmp_
 
 
 def test_a_broker_that_invents_names_meets_one_pause_and_no_error_of_ours(tmp_path):
-    with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=Rules(quorum=2)) as f:
+    with Federation(tmp_path, "one", "two", taken_over=True, rounds=100_000, policy=Policy(quorum=2)) as f:
         assert f.proxy
         coordinator = f.coordinator()
         f.raw("one"), f.raw("two")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile import wire
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
@@ -73,7 +73,7 @@ class Story:
 def story(tmp_path_factory):
     """All of them at once beside one honest device; nobody is waited for by the pace of the others."""
     names = list(BROKEN)
-    policy = Rules(
+    policy = Policy(
         quorum=1, gather=len(names) + 1, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0,
         settle_seconds=120.0, grace_seconds=0.2,
     )  # fmt: skip
@@ -109,7 +109,7 @@ def boxed_in(box, size):
 
 
 def test_an_answer_whose_manifest_lies_in_no_manifest_is_refused_whether_that_is_new_or_here(tmp_path):
-    policy = Rules(
+    policy = Policy(
         quorum=1, gather=3, patience_seconds=PATIENCE_SECONDS, straggler_factor=0.0, settle_seconds=120.0
     )
     with Federation(tmp_path, "one", "earlier", "new", rounds=2, policy=policy) as f:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.class_names import digest_of
 from tests.chaos.campaign import pictures
 from tests.hostile.device import Device
 from tests.hostile.federation import Federation
 
 NAMES, OTHER = ("circle", "line", "square"), ("line", "square", "zebra")
-POLICY = Rules(quorum=2, gather=2, settle_seconds=0.5, grace_seconds=1.0, patience_seconds=60.0)
+POLICY = Policy(quorum=2, gather=2, settle_seconds=0.5, grace_seconds=1.0, patience_seconds=60.0)
 FIRST = "class 0 is 'line' in {} and 'circle' in {}; {}: line, square, zebra; {}: circle, line, square"
 JUDGES_NOTHING = (
     "from protofleet.coordinator.devices.class_names import ClassNameVote\n"

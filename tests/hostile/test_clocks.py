@@ -2,7 +2,7 @@
 
 import time
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.key_folder import install, make_request, read_approval_file
 from protofleet.deploy.enrol.lifecycle import approve, reissue_approvals, renew, review_request, revoke
@@ -11,7 +11,7 @@ from tests.hostile.device import Device, honest
 from tests.hostile.federation import Federation
 
 DAY = 86_400.0
-ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
+ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2)
 UNBOUNDED = "import protofleet.protocol.link.clocks as clocks; clocks.Clock.ahead = lambda self, number: 0.0"
 
 

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import torch
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from protofleet.methods.maths.finch import MOST_ROWS, partition
 from tests.hostile import wire
@@ -63,7 +63,7 @@ def join(federation, name, table, examples):
 
 
 def test_more_prototypes_than_a_device_can_have_are_refused_and_never_clustered(tmp_path):
-    policy = Rules(quorum=2, cohort=3, patience_seconds=15.0, settle_seconds=2.0, gather=3)
+    policy = Policy(quorum=2, cohort=3, patience_seconds=15.0, settle_seconds=2.0, gather=3)
     with Federation(tmp_path, "liar", "b", "c", rounds=1, method=METHOD, policy=policy) as f:
         coordinator = f.coordinator(watchdog_seconds=WATCHED)
         liar = join(f, "liar", crowd(40_000, 16), 1_000_000)
@@ -77,7 +77,7 @@ def test_more_prototypes_than_a_device_can_have_are_refused_and_never_clustered(
 
 def test_clustering_for_longer_than_the_watchdog_waits_ends_no_coordinator(tmp_path):
     network = Network("cnn4", feature_size=512)
-    given = {"method": METHOD, "network": network, "size": 16, "policy": Rules(quorum=2, gather=2)}
+    given = {"method": METHOD, "network": network, "size": 16, "policy": Policy(quorum=2, gather=2)}
     with Federation(tmp_path, "liar", "b", rounds=1, **given) as f:
         coordinator = f.coordinator(watchdog_seconds=WATCHED)
         liar = join(f, "liar", crowd(enough_for(2 * WATCHED, 512), 512), 1_000_000)

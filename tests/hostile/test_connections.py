@@ -1,11 +1,11 @@
 """A broker whose packets cannot be what they are: each is counted, and all of them cost one line an hour."""
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 
 SUBACK = 9
-RULES = Rules(quorum=1, gather=1, straggler_factor=0.0)
+RULES = Policy(quorum=1, gather=1, straggler_factor=0.0)
 
 
 def acknowledges_no_topic(party, packet):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.edge_client.host.status_file import read_status
 from tests.hostile.federation import Federation
 
@@ -12,7 +12,7 @@ LONG = 1000  # epochs, which take longer than the test
 
 
 def test_a_device_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):
-    with Federation(tmp_path, "one", policy=Rules(quorum=1)) as f:
+    with Federation(tmp_path, "one", policy=Policy(quorum=1)) as f:
         f.coordinator(method={"name": "fedavg", "lr": 0.02, "epochs": LONG})
         status = tmp_path / "status.json"
         device = f.device("one", status=str(status))
@@ -36,7 +36,7 @@ fedlsa.anchor_cross_entropy = said
 
 
 def test_a_coordinator_that_is_told_to_end_while_it_trains_ends_in_good_order(tmp_path):
-    with Federation(tmp_path, "one", policy=Rules(quorum=1)) as f:
+    with Federation(tmp_path, "one", policy=Policy(quorum=1)) as f:
         trains = tmp_path / "trains"
         coordinator = f.coordinator(
             planted=SAYS_WHEN_IT_TRAINS.format(str(trains)),
@@ -61,7 +61,7 @@ CoordinatorService.take = fails
 
 
 def test_an_error_of_our_own_is_seen_and_no_core_dump_while_a_thread_computes(tmp_path):
-    with Federation(tmp_path, "one", "two", policy=Rules(quorum=1)) as f:
+    with Federation(tmp_path, "one", "two", policy=Policy(quorum=1)) as f:
         trains = tmp_path / "trains"
         coordinator = f.coordinator(
             planted=SAYS_WHEN_IT_TRAINS.format(str(trains)) + FAILS_WHEN_IT_TRAINS,
@@ -75,7 +75,7 @@ def test_an_error_of_our_own_is_seen_and_no_core_dump_while_a_thread_computes(tm
 
 
 def test_a_device_that_says_in_the_middle_of_a_run_that_it_is_over_is_no_good_end(tmp_path):
-    with Federation(tmp_path, "one", "two", rounds=1, policy=Rules(quorum=2, gather=2)) as f:
+    with Federation(tmp_path, "one", "two", rounds=1, policy=Policy(quorum=2, gather=2)) as f:
         coordinator = f.coordinator()
         f.raw("one", lambda task: None)
         two = f.raw("two", lambda task: None)

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-PATIENT = Rules(quorum=2, gather=3, patience_seconds=300.0, settle_seconds=1.0)
+PATIENT = Policy(quorum=2, gather=3, patience_seconds=300.0, settle_seconds=1.0)
 
 
 def refused(task):
@@ -30,7 +30,7 @@ def test_a_device_whose_answers_are_refused_holds_no_phase_open(tmp_path):
 
 
 def test_an_answer_that_is_said_again_after_its_round_is_still_accepted(tmp_path):
-    with Federation(tmp_path, "one", "two", policy=Rules(quorum=2), rounds=3) as f:
+    with Federation(tmp_path, "one", "two", policy=Policy(quorum=2), rounds=3) as f:
         coordinator = f.coordinator()
         one = f.raw("one")
         hold = []

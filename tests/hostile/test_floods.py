@@ -10,11 +10,11 @@ import sys
 import time
 from datetime import datetime
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.cli.main import main
 from tests.hostile.federation import Federation
 
-TOGETHER = Rules(quorum=2, gather=2, grace_seconds=1.0)
+TOGETHER = Policy(quorum=2, gather=2, grace_seconds=1.0)
 JUNK = bytes(200)
 
 
@@ -56,7 +56,7 @@ def test_two_devices_that_flood_hold_no_run_still(tmp_path):
 
 
 def test_a_ban_outlives_a_restart_and_ends_with_unban(tmp_path, capsys):
-    with Federation(tmp_path, "a", "b", "shouter", rounds=2, policy=Rules(quorum=3, gather=3)) as f:
+    with Federation(tmp_path, "a", "b", "shouter", rounds=2, policy=Policy(quorum=3, gather=3)) as f:
         first = f.coordinator()
         f.wait_until(f.answers, "the coordinator")
         with flooding(f, "shouter", rate=5000):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
 LEAST = 5120  # 4,096 blocks of 1,024 bytes: 4 MiB
 FEDPLCC = {"name": "fedplcc", "lr": 0.02}
 LARGE = Network("mlp", feature_size=615, embedding_size=1500)  # 4.19 MB of weights; a prototype has 6 kB
-RULES = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=120.0)
+RULES = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=120.0)
 ACCEPTED = 'protofleet_updates_total{verdict="accepted"}'
 HELLOS = 'protofleet_messages_total{direction="up",kind="hello",result="accepted"}'
 # The server half of round 1 is slow: it ends when a file is there.
@@ -54,7 +54,7 @@ def test_a_broadcast_that_outgrows_the_limit_of_a_restarted_broker_waits_for_ano
 
 def test_an_answer_that_outgrows_the_only_limit_its_device_has_known_waits_for_another(tmp_path):
     settings = {"network": LARGE, "method": FEDPLCC, "rounds": 1, "broker": [f"max_packet_size {LEAST}"]}
-    rules = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=120.0)
+    rules = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=120.0)
     with Federation(tmp_path, "one", policy=rules, **settings) as f:
         coordinator, device = f.coordinator(), f.device("one")
         said = "what has to be said has grown; it waits, and tries again until the broker takes more"
@@ -69,7 +69,7 @@ def test_a_device_of_the_first_version_hears_why_it_can_take_no_further_part(tmp
     """The manifest of round 2's broadcast is an object, at a broker that has never taken larger packets."""
     fedsa = {"name": "fedsa", "lr": 0.02, "anchors": "random"}
     settings = {"network": Network("mlp", embedding_size=4000), "method": fedsa, "rounds": 2}
-    rules = Rules(quorum=1, gather=2, settle_seconds=0.2, patience_seconds=5.0)
+    rules = Policy(quorum=1, gather=2, settle_seconds=0.2, patience_seconds=5.0)
     with Federation(
         tmp_path, "one", "old", policy=rules, broker=[f"max_packet_size {LEAST}"], **settings
     ) as f:

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, Work, honest
 from tests.hostile.federation import Federation
 
 NAMES = ("far", "one", "three", "two")
-TOGETHER = Rules(quorum=4, gather=5, settle_seconds=1.0, straggler_factor=0.0)
+TOGETHER = Policy(quorum=4, gather=5, settle_seconds=1.0, straggler_factor=0.0)
 STRIKE = 0.4375  # a weight that nobody else says
 SERVER_HALF = f"""
 import time

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.hostile.test_old_words import over, said_to, tell_again, until_connected
 
-ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
+ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2)
 
 
 def hellos(f, device):

@@ -8,7 +8,7 @@ import sqlite3
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
@@ -92,7 +92,7 @@ def test_a_coordinator_that_waits_to_read_its_index_can_be_stopped(tmp_path):
 
 
 def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else_does(tmp_path):
-    with Federation(tmp_path, "one", "two", policy=Rules(quorum=2)) as f:
+    with Federation(tmp_path, "one", "two", policy=Policy(quorum=2)) as f:
         coordinator, works = f.coordinator(), []
         f.raw("one")
         f.raw("two", lambda task: honest(task) if works else None)
@@ -114,7 +114,7 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
 
 def test_a_ledger_that_another_program_holds_is_waited_for_once(tmp_path):
     """Else each of its rows takes the loop 5 s."""
-    with Federation(tmp_path, "one", "two", rounds=100, policy=Rules(quorum=2)) as f:
+    with Federation(tmp_path, "one", "two", rounds=100, policy=Policy(quorum=2)) as f:
         coordinator = f.coordinator()
         f.raw("one"), f.raw("two")
         f.wait_until(lambda: f.rounds(), "a round")

@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.protocol.security.enrolment import CURRENT, KnownRecords, load_enrolled
 from protofleet.protocol.wire.names import COORDINATOR
@@ -14,7 +14,7 @@ from tests.hostile.federation import Federation
 from tests.hostile.test_floods import flooding
 
 NASTY = "x\n2026-01-01 00:00:00,000 INFO all is well\x1b[2J\x1b]0;mine\x07\u202e"
-TOGETHER = Rules(quorum=2, gather=2, grace_seconds=1.0)
+TOGETHER = Policy(quorum=2, gather=2, grace_seconds=1.0)
 
 
 def memory_of(process) -> int:

@@ -1,11 +1,11 @@
 """Words that were once meant, kept by a broker and said again to devices as they are started."""
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
-BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
+BOTH = Policy(quorum=2, gather=2, settle_seconds=0.2)
 
 
 def said_to(f, device, *kinds):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.spool.older_copies import LISTEN_SECONDS
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile import wire
@@ -16,7 +16,7 @@ from tests.hostile.federation import Federation
 
 
 def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordinator(tmp_path):
-    policy = Rules(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=6.0)
+    policy = Policy(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=6.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=2, policy=policy) as f:
         coordinator = f.coordinator()
         bad = f.raw("bad", work=lambda task: None)
@@ -32,7 +32,7 @@ def test_a_device_that_is_there_alone_and_answers_a_round_to_come_ends_no_coordi
 
 
 def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothing_is_fixed(tmp_path):
-    policy = Rules(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=4.0)
+    policy = Policy(quorum=2, gather=2, settle_seconds=0.5, patience_seconds=4.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=2, policy=policy) as f:
         coordinator = f.coordinator()
         bad = f.raw("bad", hello={"can": ["names"], "names": ["x", "y", "z"]}, work=lambda task: None)
@@ -54,7 +54,7 @@ def test_a_liar_that_comes_first_with_other_names_turns_nobody_away_while_nothin
 
 def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_are_fixed(tmp_path):
     """It says hello once, as a device does that is asked in every round."""
-    policy = Rules(quorum=2, gather=3, settle_seconds=0.5, patience_seconds=2.0)
+    policy = Policy(quorum=2, gather=3, settle_seconds=0.5, patience_seconds=2.0)
     with Federation(tmp_path, "odd", "one", "two", rounds=5, policy=policy) as f:
         coordinator = f.coordinator()
         said = {"can": ["names"]}
@@ -71,7 +71,7 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
 
 def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_together(tmp_path):
     """The coordinator is started again before anything is fixed, and hears the other one first."""
-    policy = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=4.0)
+    policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=4.0)
     with Federation(tmp_path, "one", "odd", taken_over=True, rounds=1000, policy=policy) as f:
         first = f.coordinator()
         said = {"can": ["names"]}
@@ -92,7 +92,7 @@ def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_tog
 
 def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
     """Whoever comes first does, as nobody contradicts; the round in hand may end."""
-    policy = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
+    policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
     with Federation(tmp_path, "bad", "one", "two", rounds=500, policy=policy) as f:
         coordinator = f.coordinator()
         f.raw("bad", hello={"can": ["names"], "names": ["x", "y", "z"]})
@@ -116,7 +116,7 @@ def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
 
 
 def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_path):
-    policy = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=4.0)
+    policy = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=4.0)
     old = {"names": ["square", "line", "circle"], "can": ["names"]}
     with Federation(tmp_path, "one", "two", "three", taken_over=True, rounds=1, policy=policy) as f:
         spring = f.coordinator(name="spring")
@@ -149,7 +149,7 @@ def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_pat
 def test_many_that_have_waited_for_one_are_told_once_each(tmp_path):
     half = 40
     names = [f"d{i:03d}" for i in range(2 * half + 1)]
-    policy = Rules(quorum=2 * half, gather=2 * half, settle_seconds=5.0, patience_seconds=600.0)
+    policy = Policy(quorum=2 * half, gather=2 * half, settle_seconds=5.0, patience_seconds=600.0)
     with Federation(tmp_path, *names, taken_over=True, rounds=2, policy=policy) as f:
         coordinator = f.coordinator()
         f.wait_until(lambda: f.answers() and f.proxy.frames("state", down=False), "the coordinator")

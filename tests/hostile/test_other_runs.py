@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.security.enrolment import CURRENT
 from tests.chaos.world import Process
 from tests.hostile.federation import CLASSES, Federation
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
-ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2)
-BOTH = Rules(quorum=2, gather=2, settle_seconds=0.2)
+ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2)
+BOTH = Policy(quorum=2, gather=2, settle_seconds=0.2)
 HELD = """
 import os, time
 from protofleet.edge_client.job_runner import JobRunner

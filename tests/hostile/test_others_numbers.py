@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
 from protofleet.deploy.fleet.settings import Care
@@ -18,7 +18,7 @@ from protofleet.deploy.local.progress import Progress
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
 
-BOTH = Rules(quorum=2, gather=2)
+BOTH = Policy(quorum=2, gather=2)
 SERIES = re.compile(r'protofleet_accuracy_ratio\{domain="(.*)",split="(\w+)",view="(.*)"\}')
 
 
@@ -92,7 +92,7 @@ def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
 def test_devices_that_the_settings_name_share_a_domain_whoever_says_it_first(tmp_path):
     limits = Limits(domains={"street": ("board-*",)})
     with Federation(
-        tmp_path, "board-1", "board-2", "liar", rounds=1, policy=Rules(quorum=3, gather=3), limits=limits
+        tmp_path, "board-1", "board-2", "liar", rounds=1, policy=Policy(quorum=3, gather=3), limits=limits
     ) as f:
         coordinator = f.coordinator()
         f.raw("liar", measuring(0.0), hello={"domain": "street", "examples": 1_000_000})
@@ -164,7 +164,7 @@ def test_a_device_of_ours_whose_loss_is_huge_takes_part_and_its_loss_is_passed_o
 
 
 def test_a_hello_that_is_said_again_is_seen_and_makes_no_row(tmp_path):
-    with Federation(tmp_path, "restless", rounds=1, policy=Rules(quorum=2)) as f:
+    with Federation(tmp_path, "restless", rounds=1, policy=Policy(quorum=2)) as f:
         coordinator = f.coordinator()
         restless = f.raw("restless", again=600.0)
         joined(f, "restless")

@@ -6,13 +6,13 @@ import urllib.request
 import numpy as np
 import pytest
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 from tests.support.secured_broker import free_port
 
-TOGETHER = Rules(quorum=2, gather=3, settle_seconds=1.0)
+TOGETHER = Policy(quorum=2, gather=3, settle_seconds=1.0)
 SERVER_HALF = """
 import protofleet.methods.fedavg as fedavg
 mean = fedavg.weighted_mean
@@ -78,7 +78,7 @@ Agent._asked = raises
 
 def test_a_device_goes_on_after_an_error_with_a_message_of_its_coordinator(tmp_path):
     """The next hello brings the task again."""
-    with Federation(tmp_path, "one", rounds=1, policy=Rules(straggler_factor=0.0)) as f:
+    with Federation(tmp_path, "one", rounds=1, policy=Policy(straggler_factor=0.0)) as f:
         coordinator, port = f.coordinator(), free_port()
         device = f.device("one", planted=DEVICE, metrics_port=port)
         f.wait_until(lambda: "an error in handling a message" in f.log_of(device), "the error")

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 from tests.hostile.proxy import of_packets_up_to
@@ -28,7 +28,7 @@ def shrink(f, size, *parties):
 
 
 def test_a_broadcast_that_is_under_way_is_cut_anew_for_a_smaller_limit(tmp_path):
-    with federation(tmp_path, "one", "two", policy=Rules(quorum=2, gather=2, **SOON)) as f:
+    with federation(tmp_path, "one", "two", policy=Policy(quorum=2, gather=2, **SOON)) as f:
         coordinator = f.coordinator()
         devices = [f.device(name) for name in ("one", "two")]
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "block")
@@ -43,7 +43,7 @@ def test_a_broadcast_that_is_under_way_is_cut_anew_for_a_smaller_limit(tmp_path)
 
 def test_an_answer_that_is_on_offer_is_offered_anew_for_a_smaller_limit(tmp_path):
     large = Network("mlp", feature_size=600)
-    with federation(tmp_path, "one", network=large, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+    with federation(tmp_path, "one", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
         coordinator, device = f.coordinator(), f.device("one")
         f.proxy.passes = lambda frame: frame.down or frame.kind != "block" or frame.party != "one"
         f.wait_until(lambda: f.proxy.frames("want", "coordinator", down=True), "a want")
@@ -59,7 +59,7 @@ def test_one_limit_that_is_too_small_for_the_model_or_for_anything_ends_nobody(t
     """Of 5,200 bytes the model would take more blocks than an object may have."""
     large = Network("mlp", feature_size=5500)
     network = large if size == 5200 else Network("mlp")
-    with federation(tmp_path, "one", network=network, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+    with federation(tmp_path, "one", network=network, policy=Policy(quorum=1, gather=1, **SOON)) as f:
         coordinator, device = f.coordinator(), f.device("one")
         f.proxy.passes = lambda frame: frame.kind != "receipt"
         f.wait_until(lambda: f.proxy.frames("update", "one"), "an answer")
@@ -90,7 +90,7 @@ def test_a_limit_that_is_too_small_at_the_first_connection_is_one_clear_line(tmp
 
 def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
     with federation(
-        tmp_path, "one", policy=Rules(quorum=1, gather=1, **{**SOON, "patience_seconds": 3.0})
+        tmp_path, "one", policy=Policy(quorum=1, gather=1, **{**SOON, "patience_seconds": 3.0})
     ) as f:
         coordinator, device = f.coordinator(), f.device("one")
         f.proxy.passes = lambda frame: frame.kind != "update"
@@ -111,7 +111,7 @@ def test_nobody_is_called_silent_while_no_broker_can_be_used(tmp_path):
 def test_a_device_that_takes_no_manifest_as_an_object_is_not_sent_away_for_one_smaller_limit(tmp_path):
     """A device of 1.0: at 5,200 bytes it could not take part, and a refusal would end it."""
     large = Network("mlp", feature_size=600)
-    with federation(tmp_path, "one", network=large, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+    with federation(tmp_path, "one", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
         coordinator, one = f.coordinator(), f.raw("one", lambda task: None)
         one.wait("task")
         told = []
@@ -137,7 +137,7 @@ SOON_LASTING = "import protofleet.coordinator.devices.small_packets as sp; sp.LA
 def test_a_device_that_takes_no_manifest_as_an_object_keeps_nobody_from_a_broker(tmp_path, leaves):
     """It is the only one such; the broker's limit stays as small as it has become. Without it a quorum is there."""
     large = Network("mlp", feature_size=600)
-    with federation(tmp_path, "one", "old", network=large, policy=Rules(quorum=1, gather=1, **SOON)) as f:
+    with federation(tmp_path, "one", "old", network=large, policy=Policy(quorum=1, gather=1, **SOON)) as f:
         coordinator = f.coordinator(planted=SOON_LASTING)
         old, one = f.raw("old"), f.device("one")
         f.wait_until(lambda: '"joined", "device": "one"' in f.log_of(coordinator), "both to be there")

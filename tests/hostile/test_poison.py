@@ -5,12 +5,12 @@ import time
 
 import numpy as np
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import Answer, honest
 from tests.hostile.federation import Federation
 
-TOGETHER = Rules(quorum=2, gather=3, settle_seconds=1.0)
+TOGETHER = Policy(quorum=2, gather=3, settle_seconds=1.0)
 
 
 def just_below_the_norm(task):
@@ -60,7 +60,7 @@ def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp
 
 def test_where_nobody_can_learn_the_run_ends_as_diverged_with_exit_code_4(tmp_path):
     method = {"name": "fedavg", "lr": 1000.0, "momentum": 0.99, "epochs": 40}
-    with Federation(tmp_path, "one", "two", policy=Rules(quorum=2), rounds=3, method=method) as f:
+    with Federation(tmp_path, "one", "two", policy=Policy(quorum=2), rounds=3, method=method) as f:
         coordinator = f.coordinator()
         f.device("one"), f.device("two")
         began = time.monotonic()

@@ -3,10 +3,10 @@
 import json
 import shutil
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 
-ALONE = Rules(quorum=1, settle_seconds=0.2)
+ALONE = Policy(quorum=1, settle_seconds=0.2)
 
 
 def folder_of(f, name):

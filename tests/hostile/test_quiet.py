@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.hostile.test_other_runs import held_in
 
@@ -21,7 +21,7 @@ def slowly(*x):
     return answer(*x)
 JobRunner.answer = slowly
 """
-RULES = Rules(quorum=1, gather=1, grace_seconds=1.0, settle_seconds=0.2)
+RULES = Policy(quorum=1, gather=1, grace_seconds=1.0, settle_seconds=0.2)
 
 
 def takes_part(f: Federation, name: str) -> bool:

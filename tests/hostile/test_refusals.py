@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.reasons import Reason
 from tests.hostile.device import Answer, Device, honest
 from tests.hostile.federation import Federation
@@ -42,7 +42,7 @@ def story(tmp_path_factory):
 
     Once for all, as the processes are what takes the time.
     """
-    policy = Rules(quorum=1, gather=len(ASKED) + 1, grace_seconds=0.5, patience_seconds=40.0)
+    policy = Policy(quorum=1, gather=len(ASKED) + 1, grace_seconds=0.5, patience_seconds=40.0)
     names = ["honest", *(reason.value for reason in TOGETHER)]
     with Federation(tmp_path_factory.mktemp("lies"), *names, rounds=2, policy=policy) as f:
         first, lied = f.coordinator(), threading.Event()
@@ -130,7 +130,7 @@ def scarce(tmp_path_factory):
     """Room for the answers of two of three, of whom the liar has offered first and sends nothing."""
     size = 28_000  # of an answer, and a little more
     limits = Limits(answer_bytes=size, spool_bytes=2 * size)
-    policy = Rules(quorum=2, gather=3, patience_seconds=120.0, straggler_factor=0.0)
+    policy = Policy(quorum=2, gather=3, patience_seconds=120.0, straggler_factor=0.0)
     reason, lie = Reason.NO_ROOM, LIES[Reason.NO_ROOM]
     names = (reason.value, "b", "c")
     with Federation(tmp_path_factory.mktemp("scarce"), *names, rounds=1, policy=policy, limits=limits) as f:

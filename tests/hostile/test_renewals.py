@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.lifecycle import renew
 from protofleet.protocol.wire.names import COORDINATOR
@@ -14,7 +14,7 @@ from tests.hostile.federation import Federation
 from tests.hostile.test_clocks import DAY, Dial, rejected, renewed
 from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
 
-ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
+ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
 SLOW = """
 import time
 from protofleet.edge_client.job_runner import JobRunner

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from protofleet.coordinator.config import Rules
 from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from tests.hostile import wire
 from tests.hostile.device import Answer, honest
@@ -22,7 +22,7 @@ SIZE = 128  # numbers in a prototype
 ROWS = 2_000  # of an honest device
 LARGEST = 32_768  # rows of one device
 METHOD = {"name": "fedplcc", "epochs": 1, "lr": 0.02}
-RULES = Rules(quorum=2, cohort=3, gather=3, patience_seconds=120.0, settle_seconds=2.0, straggler_factor=0.0)
+RULES = Policy(quorum=2, cohort=3, gather=3, patience_seconds=120.0, settle_seconds=2.0, straggler_factor=0.0)
 GIVEN = {
     "method": METHOD,
     "network": Network("cnn4", feature_size=SIZE),
@@ -125,7 +125,7 @@ def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_pa
 
 ANSWER = 27_231  # bytes of one, of the smallest network
 SCARCE = Limits(answer_bytes=ANSWER + 1000, spool_bytes=2 * ANSWER + 2000)  # for two of three
-WAITS = Rules(quorum=2, cohort=3, gather=3, patience_seconds=120.0, straggler_factor=0.0)
+WAITS = Policy(quorum=2, cohort=3, gather=3, patience_seconds=120.0, straggler_factor=0.0)
 
 
 @pytest.mark.parametrize("offers", ["one", "another each time"])

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
@@ -59,7 +59,7 @@ def participants(f):
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_path, number):
     """Two have their answers ready then, one is at work: nobody waits 600 s, and nobody who works is cut off."""
-    with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4, grace_seconds=8.0)) as f:
+    with Federation(tmp_path, *NAMES, rounds=2, policy=Policy(gather=4, grace_seconds=8.0)) as f:
         quick = [f.raw(name) for name in ("one", "two")]
         slow = f.raw("three", takes(8.0, number))
         f.raw("four", lambda task: None if task.round >= number else honest(task))
@@ -74,7 +74,7 @@ def test_a_silent_device_costs_no_patience_when_a_coordinator_comes_back(tmp_pat
 
 
 def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tmp_path):
-    with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4)) as f:
+    with Federation(tmp_path, *NAMES, rounds=2, policy=Policy(gather=4)) as f:
         for name in NAMES[:3]:
             f.raw(name)
         f.raw("four", lambda task: None if task.phase == "evaluate" else honest(task))
@@ -83,7 +83,7 @@ def test_a_device_that_is_silent_in_the_last_evaluation_does_not_hold_the_end(tm
 
 
 def test_a_half_that_answers_at_once_does_not_shut_out_the_other(tmp_path):
-    with Federation(tmp_path, *NAMES, rounds=2, policy=Rules(gather=4)) as f:
+    with Federation(tmp_path, *NAMES, rounds=2, policy=Policy(gather=4)) as f:
         for name in NAMES:
             f.raw(name, honest if name in NAMES[:2] else takes(3.0))
         assert f.wait_for_end(f.coordinator(), 60) == 0, f.last_words()

@@ -2,11 +2,11 @@
 
 import urllib.request
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.support.secured_broker import free_port
 
-RULES = Rules(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=300)
+RULES = Policy(quorum=2, gather=2, settle_seconds=0.2, patience_seconds=300)
 HELLOS = 30
 
 

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from tests.hostile.device import honest
 from tests.hostile.federation import Federation
 
-RULES = Rules(gather=2, quorum=1, grace_seconds=3.0, settle_seconds=0.2)
+RULES = Policy(gather=2, quorum=1, grace_seconds=3.0, settle_seconds=0.2)
 
 
 def say_the_will_of(f, name, coordinator="coordinator"):
@@ -88,7 +88,7 @@ def heard_again(f):
 
 def test_a_will_keeps_no_device_seen(tmp_path):
     """Said once when it has left, and again and again after that."""
-    rules = Rules(gather=2, quorum=1, grace_seconds=10.0, straggler_factor=0.0)
+    rules = Policy(gather=2, quorum=1, grace_seconds=10.0, straggler_factor=0.0)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
         gate = []
         coordinator = f.coordinator()
@@ -124,7 +124,7 @@ MUTE = {"says_hello": False, "again": 1000.0}  # but for what the test says
 
 @pytest.mark.parametrize("breaks", [dies_and_starts_again, connects_again])
 def test_a_will_that_was_due_is_no_fault_of_the_broker_whatever_its_device_says_first(tmp_path, breaks):
-    rules = Rules(gather=2, quorum=1, grace_seconds=60.0, settle_seconds=0.2)
+    rules = Policy(gather=2, quorum=1, grace_seconds=60.0, settle_seconds=0.2)
     with Federation(tmp_path, "one", "two", taken_over=True, rounds=1, policy=rules) as f:
         coordinator = f.coordinator()
         f.raw("one", lambda task: None)

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import packet_bytes
@@ -18,7 +18,7 @@ ARRAYS = CLASSES * (4 * WIDTH + 2 * 8)
 ROUNDS = 4
 KINDS = ("task", "want", "update", "receipt")
 NEW, OLD = ("board-1", "board-2"), "board-3"
-TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
+TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
 SAYS_NO_FORM = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from protofleet.protocol.transport.address import BrokerError
@@ -35,7 +35,7 @@ METHODS = {  # broadcasts of several blocks, and of one
         "method": {"name": "fedproto"},
     },  # its broadcasts are one block
 }
-TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
+TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
 SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # it says no form
 OURS = ("one", "two")
 SPOKEN = {  # what 1.0 has in what devices hear, and what they look away from

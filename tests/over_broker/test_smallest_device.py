@@ -10,7 +10,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.enrol.key_folder import install
 from protofleet.deploy.enrol.lifecycle import renew
 from protofleet.methods.contract import catalog as methods
@@ -27,11 +27,11 @@ from tests.hostile.test_old_words import said_to, tell_again, until_connected
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "device.py"
-TOGETHER = Rules(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2)
+TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=60.0, settle_seconds=0.2)
 SETTINGS = {"fedpall": {"server_epochs": 1}, "fedhp": {"init_steps": 20}, "fedplcc": {}}
 EXAMPLES, BOTH = 10, ("one", "foreign")
-ALONE = Rules(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600.0)
-PAIR = Rules(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)
+ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600.0)
+PAIR = Policy(quorum=2, cohort=2, patience_seconds=60.0, settle_seconds=0.2)
 
 
 @pytest.fixture(scope="module")

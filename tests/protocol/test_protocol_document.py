@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.pages import arrays, limits, reasons
 from protofleet.methods.contract.wants import OPTIONAL, ROWS, SUM, TWO
 from protofleet.protocol.link.base import FRAME_ROOM
@@ -241,7 +241,7 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
 
 def test_paces_that_are_told_in_words_are_those_of_the_code():
     factor, least = re.search(r"has ([\d.]+) times as long .*? and ([\d.]+) s at least", FLAT).groups()
-    assert (float(factor), float(least)) == (Rules().straggler_factor, Rules().straggler_seconds)
+    assert (float(factor), float(least)) == (Policy().straggler_factor, Policy().straggler_seconds)
     (stable,) = re.findall(r"after a connection that has lasted for more than (\d+) s", FLAT)
     assert float(stable) == STABLE_SECONDS and FLAPS == 3 and "After three in a row" in FLAT
 

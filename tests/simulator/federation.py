@@ -170,7 +170,7 @@ class Federation:
             self.scenario.sealed, Wall(process.host.wall), process.name,
         )  # fmt: skip
         line.leave(link.will(topics.coord_state))
-        machine = self.parts.machine(self.scenario.policy, self.plan.seed)
+        machine = self.parts.machine(self.scenario.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
         run = self._run(self.plan, machine, spool, context)
         process.start(CoordinatorService(context, run), line)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.answer_delivery import Outgoing
@@ -25,6 +24,7 @@ from tests.simulator.hearing import Said
 from tests.simulator.kept import check_answers, check_ended
 from tests.simulator.process import Killed
 from tests.simulator.promises import demand
+from tests.support.run_policy import RunPolicy
 
 
 def fingerprint(arrays: Arrays) -> str:
@@ -65,7 +65,7 @@ class Work:
 
 @dataclass
 class History:
-    policy: Policy
+    policy: RunPolicy
     clock: Clock
     said: Said
     epochs: list[int] = field(default_factory=list)

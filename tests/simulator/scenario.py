@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from protofleet.coordinator.round.events import Policy
 from tests.simulator.broker import Manners
+from tests.support.run_policy import RunPolicy
 
 KINDS = (
     "kill_coordinator", "kill_device", "die_inside", "power_cut", "broker_kill", "broker_restart", "cut",
@@ -30,7 +30,7 @@ class Scenario:
     seed: int
     method: str
     devices: tuple[str, ...]
-    policy: Policy
+    policy: RunPolicy
     hyper: dict[str, Any]
     kinds: frozenset[str]
     bad_seconds: float  # then all faults stop
@@ -80,10 +80,10 @@ def draw(seed: int) -> Scenario:
     )
 
 
-def _policy(dice: random.Random, more: random.Random, count: int, method: str) -> Policy:
+def _policy(dice: random.Random, more: random.Random, count: int, method: str) -> RunPolicy:
     quorum = dice.randint(1, count)
     cohort = dice.choice((0, 0, quorum, min(count, quorum + 1)))
-    return Policy(
+    return RunPolicy(
         rounds=dice.choice((2, 3, 4)) if method == "tally" else 2,
         quorum=quorum,
         cohort=cohort,

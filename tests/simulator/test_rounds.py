@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.round.events import Policy
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.federation import Federation, close_files, tally_known
 from tests.simulator.run import judge
 from tests.simulator.scenario import draw
+from tests.support.run_policy import RunPolicy
 
-CALM = Policy(
+CALM = RunPolicy(
     rounds=4, quorum=2, patience_seconds=60.0, grace_seconds=5.0, settle_seconds=1.0, straggler_factor=0.0
 )
 DEVICES = tuple(f"d{i}" for i in range(5))
@@ -198,8 +198,8 @@ def test_ten_minutes_without_a_broker_cost_ten_minutes(judged, moment, keeps):
 
         as_soon_as(f, lambda: f.clock.now > 0.5 and MOMENTS[moment](f), gone)
 
-    calm = judged(1, policy=Policy(rounds=4, quorum=5))
-    run = judged(1, before, policy=Policy(rounds=4, quorum=5), bad_seconds=900.0)
+    calm = judged(1, policy=RunPolicy(rounds=4, quorum=5))
+    run = judged(1, before, policy=RunPolicy(rounds=4, quorum=5), bad_seconds=900.0)
     assert run.history.saves[-1].at < calm.history.saves[-1].at + TEN_MINUTES + 60.0
     assert outage["over"] < run.history.saves[-1].at
     states = [{save.round: save.state for save in f.history.saves} for f in (run, calm)]

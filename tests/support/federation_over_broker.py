@@ -51,7 +51,7 @@ class Federation:
         transport = Mqtt(f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, subscriptions=topics)
         link = CoordinatorLink(me, self.ring, self.topics, transport, spool.store, "test")
         context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
-        machine = RoundMachine(self.policy, self.plan.seed)
+        machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
         self.service = CoordinatorService(context, Run(self.plan, machine, spool, context))
         transport.connect(link.will(self.topics.coord_state))
         return self.service, inbox

@@ -10,16 +10,16 @@ import torch
 
 from protofleet.coordinator.observe.journal import RoundFile
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan
+from tests.support.run_policy import RunPolicy
 
 torch.set_num_threads(1)  # tests run side by side
 CLASSES, SIZE = 3, 8
 NAMES = ("cat", "dog", "owl")
 # Everybody's answers make the bits: nobody is too slow, however busy the machine is.
-POLICY = Policy(
+POLICY = RunPolicy(
     rounds=3,
     quorum=3,
     cohort=3,
@@ -70,7 +70,7 @@ def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
 
 
 def simulation(
-    folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: Policy = POLICY,
+    folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
     hyper: Mapping[str, object] | None = None, **more,
 ) -> Simulation:  # fmt: skip
     shards = {f"device-{i}": shard(i) for i in range(3)}

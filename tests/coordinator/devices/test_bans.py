@@ -5,9 +5,9 @@ import os
 import pytest
 
 from protofleet.coordinator.devices.bans import Bans, banned_in, lift
-from protofleet.coordinator.round.events import Policy
 from protofleet.protocol.storage.store import Partial
 from protofleet.protocol.transport.base import Arrived
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import simulation
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -106,7 +106,7 @@ def test_a_pause_is_one_offence_however_often_it_is_said_and_its_doubling_has_an
 
 def test_invented_names_are_one_stranger_that_is_dropped_and_costs_no_honest_transfer(tmp_path, monkeypatch):
     monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
-    policy = Policy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
+    policy = RunPolicy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
     run = simulation(tmp_path, "fedavg", policy=policy)
     for agent in run.agents.values():
         agent.link.inline, agent.link.adapt = 64, lambda *limits: None

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.class_names import LISTEN_SECONDS, ClassNameVote
-from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.wire.class_names import digest_of
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.reasons import Reason
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import NAMES, shard, simulation
 
 OTHER = ("cat", "cow", "owl")
 LISTENING = 1000.0  # seconds, by which all have been heard
-PATIENT = Policy(rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
+PATIENT = RunPolicy(rounds=2, quorum=2, patience_seconds=30.0, grace_seconds=3.0, settle_seconds=1.0)
 
 
 def naming(stated=(), known=None):

@@ -10,7 +10,6 @@ import protofleet.coordinator.participants
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.gate.gate import Gate
-from protofleet.coordinator.round.events import Policy
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.index import FencedError
 from protofleet.coordinator.spool.spool import Spool
@@ -20,10 +19,11 @@ from protofleet.protocol.link.fetch import Fetch
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import Task, Want
 from protofleet.runtime.faults import OurFault
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import simulation
 
 BAD = "device-1"
-POLICY = Policy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
+POLICY = RunPolicy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
 
 
 class Planted(Exception):

@@ -23,7 +23,6 @@ from protofleet.coordinator.round.events import (
     IllegalEventError,
     Joined,
     Left,
-    Policy,
     PutAside,
     Recovered,
     Repeat,
@@ -34,11 +33,13 @@ from protofleet.coordinator.round.events import (
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.reasons import Problem, Reason
+from tests.support.run_policy import RunPolicy
 
 DEVICES = [f"d{i}" for i in range(5)]
 PHASES = ("train", "mix")
-POLICY = Policy(
+POLICY = RunPolicy(
     rounds=3, quorum=2, cohort=3, patience_seconds=10.0, grace_seconds=3.0, settle_seconds=1.0, straggler_factor=0.0
 )  # fmt: skip
 WRONG = Problem(Reason.WRONG_SHAPE, "means is (9, 64), not (10, 64)")
@@ -78,7 +79,7 @@ class AnyWeather(RuleBasedStateMachine):
         super().__init__()
         self.now, self.said = 0.0, []
         self.reborn = 0  # so much was said by earlier processes
-        self.machine = self.machine_class(self.policy)
+        self.machine = self.machine_class(self.policy, self.policy.rounds)
         self.thinking = None  # the Advance that the worker has in hand
         self.disk = {"save": None, "closed": {}, "accepted": {}}
         self.story = []  # (round, attempt, phase, devices) that reached the server half
@@ -168,7 +169,7 @@ class AnyWeather(RuleBasedStateMachine):
         self.reborn = len(self.said)
         present, self.machine, self.thinking = (
             sorted(self.machine.roster),
-            self.machine_class(self.policy),
+            self.machine_class(self.policy, self.policy.rounds),
             None,
         )
         if saved := self.disk["save"]:
@@ -293,9 +294,9 @@ AnyWeather.TestCase.settings = settings(max_examples=200, stateful_step_count=40
 TestAnyWeather = AnyWeather.TestCase
 
 
-def machine(**rules):
+def machine(rounds=2, **rules):
     return RoundMachine(
-        Policy(**{"rounds": 2, "quorum": 2, "settle_seconds": 0.0, "straggler_factor": 0.0, **rules})
+        Policy(**{"quorum": 2, "settle_seconds": 0.0, "straggler_factor": 0.0, **rules}), rounds
     )
 
 
@@ -417,7 +418,7 @@ def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
 
 def test_the_cohort_is_a_seeded_draw():
     def draw(seed):
-        m = RoundMachine(Policy(rounds=1, quorum=2, cohort=4, settle_seconds=1.0), seed)
+        m = RoundMachine(Policy(quorum=2, cohort=4, settle_seconds=1.0), 1, seed)
         for i in range(20):
             m.roster.add(f"d{i:02}")
         m.handle(Woke(), 0.0), m.handle(Woke(), 1.0)
@@ -454,7 +455,6 @@ def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_fir
 @pytest.mark.parametrize(
     "rules",
     [
-        {"rounds": 0},
         {"quorum": 0},
         {"cohort": 1, "quorum": 2},
         {"patience_seconds": 0.0},
@@ -464,7 +464,7 @@ def test_who_never_comes_is_waited_for_as_long_as_an_ask_may_take_and_in_the_fir
 )
 def test_impossible_rules_are_refused_with_their_value(rules):
     with pytest.raises(ValueError, match="is -?[01]"):
-        Policy(**{"rounds": 1, **rules})
+        Policy(**rules)
 
 
 def dropped_or_repeated(commands):

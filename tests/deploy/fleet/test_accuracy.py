@@ -107,7 +107,7 @@ def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
     run.run()
     with exporter(generate_latest(metrics.registry)) as url:
         found = fetch_metrics(url)
-    assert found.rounds == run.service.run.machine.policy.rounds + 1  # and the final evaluation
+    assert found.rounds == run.service.run.machine.rounds + 1  # and the final evaluation
     assert found.accuracy and all(0 <= value <= 1 for value in found.accuracy.values())
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from protofleet import methods
 from protofleet.coordinator.observe.measured import names_of
-from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.catalog import load, names
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, final_state, simulation
 
 ROUGH = NetworkConditions(jitter=0.5, repeat=0.5)
@@ -69,7 +69,7 @@ def test_repeats_and_reordering_change_nothing_but_time(unbroken, tmp_path):
 def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, seed):
     method, run = unbroken
     patient = {"patience_seconds": 3000.0, "grace_seconds": 1000.0}
-    policy = Policy(**{**vars_of(POLICY), **patient})
+    policy = RunPolicy(**{**vars_of(POLICY), **patient})
     lossy = simulation(tmp_path, method, LOSSY, seed, policy).run()
     assert lossy.service.finished
     assert_same(run, lossy)
@@ -114,7 +114,7 @@ SPOILT = {
 @pytest.mark.parametrize("fault", SPOILT)
 @pytest.mark.parametrize("method", METHODS)
 def test_one_bad_device_cannot_stop_the_others(method, fault, tmp_path):
-    policy = Policy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
+    policy = RunPolicy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
     run = simulation(tmp_path, method, policy=policy, build=Spoiler(SPOILT[fault]))
     run.run()
     assert run.service.finished

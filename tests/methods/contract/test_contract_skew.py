@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from protofleet.coordinator.round.events import Drop, Policy
+from protofleet.coordinator.round.events import Drop
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.catalog import names
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import final_state, plan, shard, simulation
 
 METHODS = names()
-SHORT = Policy(rounds=3, quorum=1, cohort=3, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
+SHORT = RunPolicy(rounds=3, quorum=1, cohort=3, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
 
 
 def world(folder, method, shards, policy=SHORT, **more):
@@ -55,7 +56,7 @@ def test_a_device_that_comes_late_takes_part_from_then_on(method, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_devices_that_sit_rounds_out_keep_what_they_know(method, tmp_path):
-    policy = Policy(
+    policy = RunPolicy(
         **{**{f: getattr(SHORT, f) for f in SHORT.__dataclass_fields__}, "rounds": 5, "cohort": 1}
     )
     run = world(tmp_path, method, {f"device-{i}": shard(i) for i in range(3)}, policy).run()
@@ -81,7 +82,7 @@ def test_whole_numbers_out_of_range_are_refused_and_the_others_go_on(method, tmp
             half.run = run
         return half
 
-    policy = Policy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
+    policy = RunPolicy(rounds=2, quorum=2, cohort=3, patience_seconds=20.0, settle_seconds=0.5)
     watcher = Refusals()
     run = simulation(tmp_path, method, policy=policy, build=build, observers=[watcher]).run()
     assert run.service.finished

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.local.experiment import read_experiment
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.limits import HalfBuilder, Limits, memory_of, per_sample
@@ -16,6 +15,7 @@ from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.reader import SettingsError, decode
 from protofleet.protocol.wire.reasons import Farewell
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, part, plan, shard, simulation
 
 FILES = sorted(
@@ -120,7 +120,7 @@ def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
 
 def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_durable_state(tmp_path):
     """It has trained, and then died: what it learned until then is in no later answer."""
-    policy = Policy(
+    policy = RunPolicy(
         **{**{f: getattr(POLICY, f) for f in POLICY.__dataclass_fields__}, "patience_seconds": 600.0}
     )
     sim = simulation(tmp_path / "run", "fedproto", policy=policy)

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from protofleet.coordinator.round.events import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan, mixing
 from protofleet.methods.nets import catalog as nets
 from tests.methods.contract.test_contract_skew import assert_numbers
+from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import CLASSES, Part, Shard
 
 SIZE, FEATURES = 16, 32
@@ -34,7 +34,7 @@ def shard(i):
 def test_four_architectures_take_part_in_one_federation(method, tmp_path):
     hyper = {"epochs": 1, "batch": 9}
     plan = Plan(method, CLASSES, 2, 1, SIZE, FLEET["device-0"], hyper)
-    policy = Policy(rounds=2, quorum=4, patience_seconds=60.0, settle_seconds=0.0)
+    policy = RunPolicy(rounds=2, quorum=4, patience_seconds=60.0, settle_seconds=0.0)
     shards = {device: shard(i) for i, device in enumerate(FLEET)}
     run = Simulation(
         plan, shards, policy, tmp_path, NetworkConditions(), 0,

@@ -2,13 +2,13 @@
 
 import pytest
 
-from protofleet.coordinator.config import Rules
+from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network
 from tests.hostile.federation import Federation
 
 LEAST = ["max_packet_size 5120"]
 MEGABYTE = Network("mlp", feature_size=1300)
-ALONE = Rules(quorum=1, settle_seconds=0.5)
+ALONE = Policy(quorum=1, settle_seconds=0.5)
 pytestmark = pytest.mark.slow
 
 

@@ -1,0 +1,39 @@
+"""The [policy] table: who is asked, how many have to answer, and how long anybody is waited for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from protofleet.protocol.settings.bounds import MANY, STEEP, Devices, Seconds, SomeSeconds, Within
+from protofleet.protocol.settings.reader import demand_within
+
+Quorum = Annotated[int, Within(1, MANY)]
+StragglerFactor = Annotated[float, Within(1, STEEP, also=((0, "off"),))]
+Flaps = Annotated[int, Within(2, MANY, also=((0, "never"),))]
+
+
+@dataclass(frozen=True)
+class Policy:
+    quorum: Quorum = 1  # the k of k-of-n: fewer answers make no round
+    cohort: Devices = 0  # the n, drawn anew each round; 0 invites everybody present
+    gather: Devices = 0  # so many devices the first round waits for, for as long as one ask may take
+    patience_seconds: SomeSeconds = 600.0  # how long a cohort gets for one ask
+    grace_seconds: Seconds = 10.0  # how long a device that has left may take to come back
+    settle_seconds: Seconds = 2.0  # how long a quorum waits for more before a round starts
+    spares: Devices = 0  # so many more are invited; the first `cohort` answers make the phase
+    # A quorum waits for the rest so many times as long as the median answer takes, and at least so long; 0: patience.
+    straggler_factor: StragglerFactor = 2.5
+    straggler_seconds: Seconds = 0.5
+    # Who loses its connection so often within flap_seconds is asked, but not counted on; 0: nobody is too unsteady.
+    flaps: Flaps = 5
+    flap_seconds: Seconds = 300.0
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+        if 0 < self.cohort < self.quorum:
+            raise ValueError(
+                f"cohort is {self.cohort}, it must be 0 (all) or at least quorum = {self.quorum}"
+            )
+        if self.spares and not self.cohort:
+            raise ValueError(f"spares is {self.spares} with cohort = 0, it must be 0 where all are invited")
