@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from protofleet.deploy.brokers.mosquitto import Listening
 from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
-from protofleet.deploy.fleet.settings import merged
-from protofleet.protocol.settings.reader import write_toml
+from protofleet.protocol.settings.reader import merge, write_toml
 from tests.containers.devices import Bench, FakeDevice
 from tests.support.secured_broker import free_port
 
@@ -76,9 +75,9 @@ class Rig:
                 "compute": "cpu", "threads": 1, "data": TINY,
                 "broker": {"host": self.gateway, "port": self.port},
             },
-            "hosts": merged(known, hosts or {}),
+            "hosts": merge(known, hosts or {}),
         }  # fmt: skip
-        (self.folder / "fleet.toml").write_text(write_toml(merged(table, tables)))
+        (self.folder / "fleet.toml").write_text(write_toml(merge(table, tables)))
 
     def start_broker(self) -> None:
         program = shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin")
