@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.build import TARGETS, Build, base_of, build, moving, table
-from protofleet.deploy.images.built import BUILT
+from protofleet.deploy.images.build import TARGETS, Build, base_of, build, table, unpinned
+from protofleet.deploy.images.image_ids import IDS_FILE
 
 
 def main() -> int:
@@ -27,7 +27,11 @@ def main() -> int:
     parser.add_argument("--platform", default="", help="for example linux/arm64")
     parser.add_argument("--pinned", action="store_true", help="refuse a base that is named by a tag alone")
     parser.add_argument(
-        "--built", type=Path, default=BUILT, metavar="FILE", help="where the ids of what was built are kept"
+        "--built",
+        type=Path,
+        default=IDS_FILE,
+        metavar="FILE",
+        help="where the ids of what was built are kept",
     )
     options = parser.parse_args()
     if strange := set(options.targets) - set(TARGETS):
@@ -45,7 +49,7 @@ def main() -> int:
             options.tag,
         )
         builds = [Build(target, *given) for target in options.targets]
-        if options.job == "build" and (words := moving(map(base_of, builds))):
+        if options.job == "build" and (words := unpinned(map(base_of, builds))):
             if options.pinned:
                 raise RunError(words)
             print(f"images: {words}", file=sys.stderr)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.built import BUILT, FIXED, SOURCE, note
+from protofleet.deploy.images.image_ids import IDS_FILE, PINNED, SOURCE, save_id
 from protofleet.deploy.locks.lockfile import HERE as LOCKS
 from protofleet.deploy.locks.lockfile import normal, read_lock, read_wheel, with_wheels, write_lock
 from protofleet.protocol.settings.reader import read_toml
@@ -60,7 +60,7 @@ class Build:
         return [*words, str(context)]
 
 
-def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Path = BUILT) -> None:
+def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Path = IDS_FILE) -> None:
     if wanted.target == "edge-jetson" and not wanted.base:
         raise RunError("edge-jetson has no base of its own: say --base with an image that has NVIDIA's torch")
     with build_context(wanted.wheels, wanted.pins) as context:
@@ -69,7 +69,7 @@ def build(wanted: Build, environment: Mapping[str, str] | None = None, built: Pa
         )
     if done.returncode:
         raise RunError(f"docker could not build {wanted.tag}; what it said stands above")
-    note(wanted.tag, built, environment)
+    save_id(wanted.tag, built, environment)
 
 
 @contextmanager
@@ -120,9 +120,9 @@ def base_of(wanted: Build) -> str:
     return wanted.base or re.findall(r"(?m)^ARG BASE=(\S+)", (HERE / "Dockerfile").read_text())[0]
 
 
-def moving(images: Iterable[str]) -> str:
+def unpinned(images: Iterable[str]) -> str:
     """A word on names that may mean something else tomorrow; "" where all are fixed."""
-    loose = sorted({image for image in images if not FIXED.search(image)})
+    loose = sorted({image for image in images if not PINNED.search(image)})
     if not loose:
         return ""
     words = "a tag, which may be moved" if len(loose) == 1 else "tags, which may be moved"

@@ -10,8 +10,8 @@ from pathlib import Path
 from protofleet.deploy.cli.arguments import DEVICES
 from protofleet.deploy.cli.parser import Parser
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.build import moving
-from protofleet.deploy.images.built import BUILT, exact, read_built
+from protofleet.deploy.images.build import unpinned
+from protofleet.deploy.images.image_ids import IDS_FILE, ids_of, read_ids
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
 from protofleet.deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         "--pinned", action="store_true", help="up: refuse images of others that a tag alone names"
     )
     top.add_argument(
-        "--built", type=Path, default=BUILT, metavar="FILE", help="up: the ids of what was built here"
+        "--built", type=Path, default=IDS_FILE, metavar="FILE", help="up: the ids of what was built here"
     )
     top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
     return top
@@ -98,8 +98,8 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 def up(options: argparse.Namespace) -> int:
     stack = stack_of(options)
     compose.check_docker()
-    stack = stack.starting(exact(stack.images, read_built(options.built)))
-    if words := moving(stack.images):
+    stack = stack.starting(ids_of(stack.images, read_ids(options.built)))
+    if words := unpinned(stack.images):
         if options.pinned:
             raise SettingsError(words)
         print(f"stack: {words}", file=sys.stderr)

@@ -165,7 +165,7 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 def devices_file(stack: Stack) -> dict[str, Any]:
     """The compose file of the devices: a service for each, or one for all of a large fleet."""
-    template = {"extends": {"file": str(COMPOSE / "party.yaml"), "service": "device"}}
+    template = {"extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"}}
     healthy = {"condition": "service_healthy", "required": False}  # one of them is there
     order = {"depends_on": {BROKER: healthy, NODES[0]: healthy}}
     if stack.apart:

@@ -10,7 +10,7 @@ import pytest
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import Build, build, sizes
-from protofleet.deploy.images.built import exact, note, read_built
+from protofleet.deploy.images.image_ids import ids_of, read_ids, save_id
 from tests.containers.bases import python_base
 from tests.containers.images import built_in, product, wheel_folders
 
@@ -90,16 +90,16 @@ def test_a_name_that_was_given_to_another_image_is_not_taken_for_what_was_built(
     name, built = f"protofleet-local/moved-{uuid.uuid4().hex[:8]}", tmp_path / "images.json"
     engine.docker("tag", engine.base, name)
     try:
-        note(name, built)
+        save_id(name, built)
         noted = engine.docker("image", "inspect", "-f", "{{.Id}}", engine.base)
-        assert exact([name], read_built(built)) == {name: noted}
+        assert ids_of([name], read_ids(built)) == {name: noted}
         engine.docker("tag", engine.debian, name)
         with pytest.raises(RunError, match=rf"another image than was built here: sha256:\w+, not {noted};"):
-            exact([name], read_built(built))
+            ids_of([name], read_ids(built))
     finally:
         engine.docker("rmi", name)
     with pytest.raises(RunError, match=f"built here as {noted}, is not in this engine"):
-        exact([name], read_built(built))
+        ids_of([name], read_ids(built))
 
 
 def smoke(engine, image):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from protofleet.deploy.images.built import read_built
+from protofleet.deploy.images.image_ids import read_ids
 from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.runtime.metrics_page import Endpoint, exposed
@@ -197,7 +197,7 @@ def test_keys_belong_to_whoever_runs_and_to_nobody_else(history):
 
 
 def test_what_is_ours_runs_by_the_id_that_was_built_and_another_image_is_refused(history, engine):
-    stack, built = history.stack, read_built(built_in(engine))
+    stack, built = history.stack, read_ids(built_in(engine))
     for name, image in (("coordinator", "coordinator"), ("device-mnist", "demo")):
         found, wanted = stack.state(f"{stack.name}-{name}-1"), built[f"protofleet/{image}"]
         assert found["Image"] == found["Config"]["Image"] == wanted

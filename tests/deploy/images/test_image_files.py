@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from protofleet.deploy.images.build import Build, base_of, build_context, moving
-from protofleet.deploy.images.built import note
+from protofleet.deploy.images.build import Build, base_of, build_context, unpinned
+from protofleet.deploy.images.image_ids import save_id
 from protofleet.deploy.locks.lockfile import read_lock
 from protofleet.deploy.stack.__main__ import parser, stack_of
 from tests.deploy.locks.test_locks import SOURCE, wheel_of
@@ -38,12 +38,12 @@ def test_packages_of_an_image_come_by_their_hashes_but_for_those_that_are_pinned
 
 def test_an_image_that_a_tag_alone_names_is_said():
     assert base_of(Build("edge")) == "python:3.11-slim-bookworm" and base_of(Build("edge", DIGEST)) == DIGEST
-    assert moving([DIGEST, ID]) == ""
-    assert moving(["protofleet/edge"]).startswith("protofleet/edge: a tag"), (
+    assert unpinned([DIGEST, ID]) == ""
+    assert unpinned(["protofleet/edge"]).startswith("protofleet/edge: a tag"), (
         "ours, too, unless it was built here"
     )
-    assert moving(["edge@sha256:0"]) != ""
-    assert moving(["b:1", DIGEST, "a:2"]).startswith("a:2, b:1: tags, which may be moved; name@sha256:")
+    assert unpinned(["edge@sha256:0"]) != ""
+    assert unpinned(["b:1", DIGEST, "a:2"]).startswith("a:2, b:1: tags, which may be moved; name@sha256:")
 
 
 def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
@@ -57,7 +57,7 @@ def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
 def test_a_stack_knows_every_image_that_it_starts(words):
     images = stack_of(parser().parse_args(["up", *words])).images
     assert ("rabbitmq:4.1" in images) == bool(words) and ("eclipse-mosquitto:2.0.22" in images) != bool(words)
-    assert "grafana/grafana:12.1.0" in moving(images)
+    assert "grafana/grafana:12.1.0" in unpinned(images)
     assert {"protofleet/coordinator", "protofleet/demo"} <= set(images)
 
 
@@ -71,7 +71,7 @@ def engine(tmp_path):
         (tmp_path / "ids" / name).write_text(f"sha256:{digit * 64}\n")
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     for name in ("coordinator", "demo"):
-        note(f"protofleet/{name}", tmp_path / "built.json", environment)
+        save_id(f"protofleet/{name}", tmp_path / "built.json", environment)
 
     def up(*words):
         place = ["--folder", str(tmp_path / "s"), "--built", str(tmp_path / "built.json")]

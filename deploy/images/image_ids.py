@@ -14,23 +14,23 @@ from protofleet.deploy.errors import RunError
 from protofleet.protocol.security.keyfiles import write_file
 
 SOURCE: Final = Path(__file__).parents[2]  # of this checkout
-BUILT: Final = SOURCE / "build" / "images.json"
+IDS_FILE: Final = SOURCE / "build" / "images.json"
 ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
-FIXED: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # means the same image for ever
+PINNED: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # means the same image for ever
 
-Built = Mapping[str, str]  # name of an image: its id
+ImageIds = Mapping[str, str]  # name of an image: its id
 
 
-def note(name: str, path: Path = BUILT, environment: Mapping[str, str] | None = None) -> None:
+def save_id(name: str, path: Path = IDS_FILE, environment: Mapping[str, str] | None = None) -> None:
     if not (found := image_id(name, environment)):
         raise RunError(
             f"{name} was built, but this engine does not have it; `docker buildx use default` builds in it"
         )
-    table = {**read_built(path), _plain(name): found}
+    table = {**read_ids(path), _plain(name): found}
     write_file(path, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode(), durable=False)
 
 
-def read_built(path: Path = BUILT) -> Built:
+def read_ids(path: Path = IDS_FILE) -> ImageIds:
     try:
         table = json.loads(path.read_text())
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def read_built(path: Path = BUILT) -> Built:
     return table
 
 
-def exact(names: Iterable[str], built: Built) -> dict[str, str]:
+def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
     """For each name that was built here its id, by which it is to be started."""
     wanted = {name: built[_plain(name)] for name in names if _plain(name) in built}
     for name, noted in wanted.items():
