@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 
 from tests.rooms import PACKAGES, ROOT
-from tests.support.small_federation import POLICY, Simulation, Weather, plan, shard
+from tests.support.small_federation import POLICY, NetworkConditions, Simulation, plan, shard
 
-NETWORK = {str(Path(inspect.getfile(one)).relative_to(ROOT)) for one in (Simulation, Weather)}
+NETWORK = {str(Path(inspect.getfile(one)).relative_to(ROOT)) for one in (Simulation, NetworkConditions)}
 ROUND = 2  # in the first one, modules are still imported
 
 
