@@ -17,8 +17,7 @@ PATIENT = replace(POLICY, rounds=2, quorum=2, patience_seconds=30.0, grace_secon
 
 
 def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tmp_path):
-    run = simulation(tmp_path, "fedavg", policy=PATIENT)
-    run.agents["device-2"].data = replace(shard(2), classes=7)
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, shards={"device-2": replace(shard(2), classes=7)})
     run.run()
     assert run.service.finished
     assert "7 classes, this run has 3" in run.agents["device-2"].problem
@@ -122,9 +121,8 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
 
 
 def test_samples_without_any_validation_data_are_no_problem(tmp_path):
-    run = simulation(tmp_path, "fedavg", policy=PATIENT)
-    for name, agent in run.agents.items():
-        agent.data = replace(agent.data, validation=part(0, 1, 0.0))
+    shards = {f"device-{i}": replace(shard(i), validation=part(0, 1, 0.0)) for i in range(3)}
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=shards)
     assert run.run().service.finished
 
 

@@ -71,9 +71,10 @@ def plan(method: str, rounds: int = POLICY.rounds, **hyper) -> Plan:
 
 def simulation(
     folder: Path, method: str, conditions: NetworkConditions | None = None, seed: int = 0, policy: RunPolicy = POLICY,
-    hyper: Mapping[str, object] | None = None, **more,
+    hyper: Mapping[str, object] | None = None, shards: Mapping[str, Shard] | None = None, **more,
 ) -> Simulation:  # fmt: skip
-    shards = {f"device-{i}": shard(i) for i in range(3)}
+    """`shards`: of devices that hold other data than the common ones."""
+    shards = {f"device-{i}": shard(i) for i in range(3)} | dict(shards or {})
     made = plan(method, policy.rounds, **(hyper or {}))
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 

@@ -197,14 +197,13 @@ def test_class_names_that_cannot_be_used_are_one_line(names, words):
 # -- a whole coordinator among real agents
 
 
-def odd_one(run, device="device-2", names=OTHER):
-    run.agents[device].data = replace(shard(int(device[-1])), names=names)
+def odd_one(device="device-2", names=OTHER):
+    return {device: replace(shard(int(device[-1])), names=names)}
 
 
 @pytest.mark.parametrize("odd", ["device-0", "device-1", "device-2"])
 def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, odd):
-    run = simulation(tmp_path, "fedavg", policy=PATIENT)
-    odd_one(run, odd)
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=odd_one(odd))
     run.run(lambda: run.agents[odd].finished)
     assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].problem
     run.run()
@@ -213,8 +212,8 @@ def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, 
 
 
 def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path):
-    run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, quorum=3, patience_seconds=600.0))
-    odd_one(run)
+    policy = replace(PATIENT, quorum=3, patience_seconds=600.0)
+    run = simulation(tmp_path, "fedavg", policy=policy, shards=odd_one())
     run.run(lambda: run.agents["device-2"].finished)
     assert LISTEN_SECONDS <= run.world.now < 2 * LISTEN_SECONDS
     assert "its classes have other names" in run.agents["device-2"].problem
@@ -226,8 +225,8 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
     run.run(lambda: run.service.run.machine.round == 2)
     run.kill("coordinator")
     run.boot_coordinator()
+    run.shards.update(odd_one())
     run.boot_device("device-2")
-    odd_one(run)
     assert (
         run.service.run.participants.name_vote.names == NAMES and run.service.run.participants.name_vote.saved
     )
@@ -237,8 +236,7 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
 
 def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(ClassNameVote, "judge", lambda self, hello, now: None)
-    run = simulation(tmp_path, "fedavg", policy=PATIENT, class_names=NAMES)
-    odd_one(run)
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=odd_one(), class_names=NAMES)
     with caplog.at_level(logging.WARNING):
         run.run()
     assert run.agents["device-2"].problem == (
@@ -275,11 +273,10 @@ def test_names_are_said_in_full_once_to_each_coordinator_on_each_connection(tmp_
 
 def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
     names = tuple(f"{i}-{'x' * 50}" for i in range(3))
-    run = simulation(tmp_path, "fedavg", policy=PATIENT, class_names=names)
-    for i, (name, agent) in enumerate(run.agents.items()):
-        agent.data = replace(shard(i), names=names if i else OTHER)
+    shards = {f"device-{i}": replace(shard(i), names=names if i else OTHER) for i in range(3)}
+    run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=shards, class_names=names)
+    for agent in run.agents.values():
         agent.link.carries = lambda packed: False
-        assert name
     run.service.link.carries = lambda packed: False
     run.run()
     assert run.service.finished and len(run.service.run.participants.members) == 2
