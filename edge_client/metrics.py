@@ -61,7 +61,7 @@ class DeviceMetrics:
     def __init__(self, agent: AgentView, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
         r.register(MeterCollector(agent.link.meter, ""))
-        r.register(ConnectionErrors(lambda: agent.link.transport.failures.count))
+        r.register(ConnectionErrors(lambda: agent.link.transport.errors.count))
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(agent.waiting))

@@ -16,7 +16,7 @@ from protofleet.coordinator.observe.journal import ByView, RoundRecord
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.health import Check
 from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed, still
 
@@ -72,13 +72,13 @@ class DepartureCounts:
 
     @staticmethod
     def describe() -> list[CounterMetricFamily]:
-        words = f"Devices that took their leave: {', '.join(reason.value for reason in Farewell)}"
+        words = f"Devices that took their leave: {', '.join(reason.value for reason in DisconnectReason)}"
         return [CounterMetricFamily("protofleet_device_farewells", words, labels=["reason"])]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
         counted = self._run.departures if self._run else {}
-        for reason in Farewell:
+        for reason in DisconnectReason:
             family.add_metric([reason.value], counted.get(reason, 0))
         yield family
 

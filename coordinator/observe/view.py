@@ -222,7 +222,7 @@ class RunView:
 
     @property
     def connection_errors(self) -> int:
-        return self._context.link.transport.failures.count
+        return self._context.link.transport.errors.count
 
 
 class Observer(Protocol):

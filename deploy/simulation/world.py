@@ -10,7 +10,7 @@ from itertools import count
 from typing import TypeVar
 
 from protofleet.protocol.transport.base import Arrived, Connected, Done, Item, Will
-from protofleet.protocol.transport.callbacks import Failures
+from protofleet.protocol.transport.caught_errors import CaughtErrors
 
 T = TypeVar("T")
 Call = Callable[[], None]
@@ -64,7 +64,7 @@ class Session:
     will: Will | None
     topics: set[str]
     alive: bool = True
-    failures: Failures = field(default_factory=Failures)
+    errors: CaughtErrors = field(default_factory=CaughtErrors)
     passing: Callable[[str, str], None] = lambda step, topic: None  # as of a Disk: a frame is about to leave
 
     def subscribe(self, topic: str) -> None:
@@ -79,7 +79,7 @@ class Session:
             self.passing("publish", topic)
             self.broker.publish(topic, frame, retain)
 
-    def turn_down(self, why: str) -> None:
+    def reject_connection(self, why: str) -> None:
         """Never: this broker has one limit for all clients."""
 
     def close(self) -> None:

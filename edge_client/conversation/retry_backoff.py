@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from protofleet.protocol.transport.backoff import pause
+from protofleet.protocol.transport.reconnect import pause
 
 FIRST_SECONDS: Final = 30.0
 LONGEST_SECONDS: Final = 900.0

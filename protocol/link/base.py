@@ -124,7 +124,7 @@ class Link:
         again = "it took more before, so it is tried again"
         if self._room_told >= self._most_room:
             again = "what has to be said has grown; it waits, and tries again until the broker takes more"
-        self.transport.turn_down(f"{error}; {again}")
+        self.transport.reject_connection(f"{error}; {again}")
 
     def seal(
         self,

@@ -1,4 +1,4 @@
-"""Frames in, frames out. What carries them (MQTT, or memory in the simulator) stays behind this door."""
+"""Frames in, frames out. What carries them (MQTT, or memory in the simulator) is hidden by this protocol."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from protofleet.protocol.transport.callbacks import Failures
+from protofleet.protocol.transport.caught_errors import CaughtErrors
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Work handed to another thread has ended; `call` brings its result home."""
+    """Work on another thread has ended; `call` hands its result over."""
 
     call: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants this process to end in good order."""
+    """This process is to end in good order."""
 
     reason: str
 
@@ -58,7 +58,7 @@ Item: TypeAlias = Connected | Arrived | Disconnected | Denied | Done | Stop
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker publishes, retained, when this party's connection dies."""
+    """What the broker publishes, retained, when this client's connection is lost."""
 
     topic: str
     frame: bytes
@@ -68,7 +68,7 @@ class Transport(Protocol):
     """Everything received comes out of one inbox, given at construction, as an `Item`."""
 
     @property
-    def failures(self) -> Failures: ...
+    def errors(self) -> CaughtErrors: ...
 
     def subscribe(self, topic: str) -> None:
         """Ask for a topic now and after every reconnect."""
@@ -78,7 +78,7 @@ class Transport(Protocol):
     def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
         """QoS 1. While the connection is down the frame is dropped: whoever needs an answer asks again."""
 
-    def turn_down(self, why: str) -> None:
+    def reject_connection(self, why: str) -> None:
         """This connection cannot be used: end it, and try another after a pause that grows."""
 
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
 """MQTT 5 at QoS 1 over paho, and the only file that knows paho.
 
-One thread owns the socket and paho; it fills the inbox and runs nobody else's code. paho's own loop thread
+One thread owns the socket and paho; it fills the inbox and calls no code of its users. paho's own loop thread
 is not used: any exception ends it while `is_connected()` stays true, it hides why a connection failed, it
 waits without jitter, and its select() fails from the 1024th file descriptor on.
 
@@ -10,6 +10,7 @@ after a reconnect, past every window, and a packet too large among it for ever; 
 
 from __future__ import annotations
 
+import logging
 import queue
 import selectors
 import ssl
@@ -24,11 +25,10 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from protofleet.protocol.transport.address import FINAL, TAKEN_OVER, BrokerAddress, BrokerError, explain
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Item, Will, packet_bytes
-from protofleet.protocol.transport.callbacks import Failures, HeardErrors, never_raises
+from protofleet.protocol.transport.caught_errors import CaughtErrors, never_raises
 from protofleet.protocol.transport.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
-from protofleet.protocol.transport.reconnect import Backoff, Ending, Reconnecting
+from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd, ReconnectLoop
 from protofleet.protocol.transport.tls import rereading_context, settle
-from protofleet.protocol.transport.traffic import Traffic
 
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
@@ -38,6 +38,22 @@ MAX_PACKET: Final = 268_435_455  # of a broker that states no limit
 RECEIVE_MAX: Final = 65_535  # likewise
 
 Inbox: TypeAlias = "queue.SimpleQueue[Item] | queue.Queue[Item]"
+
+
+class PahoErrors(logging.Handler):
+    """paho keeps a socket's error to itself but logs it; under TLS nothing else says what is wrong."""
+
+    last: OSError | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = [arg for arg in record.args or () if isinstance(arg, OSError)]
+        self.last = found[0] if found else self.last
+
+    def logger(self) -> logging.Logger:
+        """Outside the tree of loggers, with this handler alone."""
+        logger = logging.Logger("paho", logging.ERROR)
+        logger.addHandler(self)
+        return logger
 
 
 class Mqtt:
@@ -54,25 +70,25 @@ class Mqtt:
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
     ) -> None:
-        self.failures = Failures()
+        self.errors = CaughtErrors()
         self._broker, self._inbox = broker, inbox
         self._returns: Callable[[], bool] = lambda: False
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
-        self._ending: Ending | None = None
-        self._errors, self._welcomed, self._denied, self._cut = HeardErrors(), False, "", False
-        self._turned_down = ""  # why, where the owner has no use for the present connection
+        self._ending: ConnectionEnd | None = None
+        self._paho_errors, self._accepted, self._denied, self._killed = PahoErrors(), False, "", False
+        self._rejected = ""  # why, where the owner cannot use the present connection
         self._client = self._paho(client_id)
-        self._outbox, self._traffic = Outbox(), Traffic()
-        self._thread = Reconnecting(client_id, self._connection, self._tell, Backoff(*retry_seconds))
+        self._outbox = Outbox()
+        self._reconnect = ReconnectLoop(client_id, self._connection, self._tell, Backoff(*retry_seconds))
 
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
         """`returns`: whether to connect again after another process has come under this name."""
         self._returns = returns
         if will is not None:
             self._client.will_set(will.topic, will.frame, qos=1, retain=True)
-        self._thread.start()
+        self._reconnect.start()
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
@@ -87,11 +103,8 @@ class Mqtt:
         if problem := self._outbox.put(order):
             self._tell(Denied(topic, problem))
 
-    def traffic(self) -> Traffic:
-        return self._traffic
-
-    def turn_down(self, why: str) -> None:
-        self._turned_down = why
+    def reject_connection(self, why: str) -> None:
+        self._rejected = why
         self._outbox.wake()
 
     def flush(self, seconds: float) -> bool:
@@ -106,13 +119,13 @@ class Mqtt:
 
     def kill(self) -> None:
         """What a power cut does: the socket goes without a DISCONNECT, and the broker sends the will."""
-        self._cut = True
+        self._killed = True
         self._end()
 
     def _end(self) -> None:
-        self._thread.end()
+        self._reconnect.stop()
         self._outbox.wake()
-        if self._thread.join(LEAVE_SECONDS):
+        if self._reconnect.join(LEAVE_SECONDS):
             self._outbox.close()
 
     @never_raises
@@ -121,22 +134,22 @@ class Mqtt:
 
     # From here on all runs on the network thread: first one connection, then what paho calls.
 
-    def _connection(self) -> Ending:
-        self._ending, self._welcomed, self._denied, self._errors.last = None, False, "", None
-        self._turned_down = ""
+    def _connection(self) -> ConnectionEnd:
+        self._ending, self._accepted, self._denied, self._paho_errors.last = None, False, "", None
+        self._rejected = ""
         try:
             self._open_connection()
             self._pump()
         except OSError as error:
             self._ending = self._explained(error)
-        except BrokerError as error:  # TLS files that somebody has spoilt since
-            self._ending = Ending(f"{self._broker}: {error}")
-        except Exception as error:  # noqa: BLE001 - it is said there
-            # paho raises over packets that no broker should send: the connection is spoilt, we are not.
-            self.failures.caught(f"the connection to {self._broker}")
-            self._ending = Ending(f"{self._broker}: the connection broke ({error!r})")
+        except BrokerError as error:  # TLS files that cannot be used any more
+            self._ending = ConnectionEnd(f"{self._broker}: {error}")
+        except Exception as error:  # noqa: BLE001 - it is logged there
+            # paho raises over packets that no broker should send: that ends the connection, and not this thread.
+            self.errors.caught(f"the connection to {self._broker}")
+            self._ending = ConnectionEnd(f"{self._broker}: the connection broke ({error!r})")
         self._hang_up()
-        return self._ending or Ending(f"{self._broker}: the connection was lost")
+        return self._ending or ConnectionEnd(f"{self._broker}: the connection was lost")
 
     def _open_connection(self) -> None:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -151,35 +164,34 @@ class Mqtt:
         with selectors.DefaultSelector() as selector:
             selector.register(self._outbox, selectors.EVENT_READ)
             key = selector.register(sock, selectors.EVENT_READ)
-            while self._client.socket() is not None and not self._cut:
+            while self._client.socket() is not None and not self._killed:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._client.want_write() else 0)
                 if events != key.events:
                     key = selector.modify(sock, events)
-                # TLS decrypts whole records: of what it holds already, no selector knows.
+                # TLS decrypts whole records: no selector knows of what it has decrypted already.
                 held = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
                 selector.select(0 if held else 1)
-                if self._turned_down:
-                    self._ending = Ending(f"{self._broker}: {self._turned_down}")
+                if self._rejected:
+                    self._ending = ConnectionEnd(f"{self._broker}: {self._rejected}")
                     return
                 self._step()
 
     def _step(self) -> None:
         """All that can be done without waiting; nothing here blocks."""
-        self._outbox.hush()
+        self._outbox.clear_wake()
         self._client.loop_read()
         while self._client.socket() is not None and (order := self._outbox.take()) is not None:
-            self._carry_out(order)
-        if self._thread.over and not self._cut:
+            self._execute(order)
+        if self._reconnect.stopped and not self._killed:
             self._client.disconnect()
         if self._client.want_write():
             self._client.loop_write()
         self._client.loop_misc()
 
     @never_raises
-    def _carry_out(self, order: Order) -> None:
+    def _execute(self, order: Order) -> None:
         match order:
-            case Publish(topic, frame, retain, size):
-                self._traffic = self._traffic.sent(size)
+            case Publish(topic, frame, retain):
                 self._outbox.sent(self._client.publish(topic, frame, 1, retain).mid, topic)
             case Subscribe(topic):
                 self._ask_for(topic)
@@ -192,26 +204,26 @@ class Mqtt:
             self._asked[mid] = topic
 
     def _hang_up(self) -> None:
-        self._outbox.shut()
+        self._outbox.connection_lost()
         self._asked.clear()
         self._client.drop_out_messages()
         if (sock := self._client.socket()) is not None:
             sock.close()
 
-    def _explained(self, error: OSError) -> Ending:
-        return Ending(f"{self._broker}: {explain(self._broker, error)}")
+    def _explained(self, error: OSError) -> ConnectionEnd:
+        return ConnectionEnd(f"{self._broker}: {explain(self._broker, error)}")
 
-    def _refused(self, reason: ReasonCode) -> Ending:
-        words = FINAL.get(reason.value)
-        final = words is not None and not (reason.value == TAKEN_OVER and self._returns())
-        advice = f"{words}; " if words else ""
-        return Ending(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
+    def _refused(self, reason: ReasonCode) -> ConnectionEnd:
+        known = FINAL.get(reason.value)
+        final = known is not None and not (reason.value == TAKEN_OVER and self._returns())
+        advice = f"{known}; " if known else ""
+        return ConnectionEnd(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
 
     def _paho(self, client_id: str) -> Client:
         client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
         client.max_inflight_messages_set(0)  # the outbox keeps the window, as it knows what the broker takes
         client.connect_timeout = CONNECT_SECONDS
-        client.enable_logger(self._errors.logger())
+        client.enable_logger(self._paho_errors.logger())
         if self._broker.tls is not None:
             client.tls_set_context(rereading_context(self._broker.tls))
         client.username_pw_set(self._broker.username, self._broker.password)
@@ -230,8 +242,8 @@ class Mqtt:
             return
         max_packet = getattr(told, "MaximumPacketSize", MAX_PACKET)
         receive_max = getattr(told, "ReceiveMaximum", RECEIVE_MAX)
-        self._welcomed = True
-        self._outbox.open(min(WINDOW, receive_max), max_packet)
+        self._accepted = True
+        self._outbox.connected(min(WINDOW, receive_max), max_packet)
         for topic in list(self._topics):  # every time: a broker that restarted has forgotten them
             self._ask_for(topic)
         self._tell(Connected(max_packet, receive_max))
@@ -242,7 +254,6 @@ class Mqtt:
             topic = message.topic
         except UnicodeDecodeError:  # a broker may say anything, as often as it likes
             return
-        self._traffic = self._traffic.received(packet_bytes(topic, len(message.payload)))
         self._tell(Arrived(topic, bytes(message.payload)))
 
     @never_raises
@@ -264,8 +275,10 @@ class Mqtt:
             return  # CONNACK has said why
         if by.is_disconnect_packet_from_server:
             self._ending = self._refused(code)
-        elif self._welcomed:
-            why = self._denied or getattr(self._errors.last, "strerror", None) or code
-            self._ending = Ending(f"{self._broker}: connection lost ({why})", wordless=not self._denied)
+        elif self._accepted:
+            why = self._denied or getattr(self._paho_errors.last, "strerror", None) or code
+            self._ending = ConnectionEnd(
+                f"{self._broker}: connection lost ({why})", without_disconnect=not self._denied
+            )
         else:
-            self._ending = self._explained(self._errors.last or ConnectionResetError())
+            self._ending = self._explained(self._paho_errors.last or ConnectionResetError())

@@ -1,4 +1,4 @@
-"""What waits to be sent: filled by any thread, emptied by the one that owns the connection."""
+"""What waits to be sent: any thread adds to it, the thread that owns the connection takes from it."""
 
 from __future__ import annotations
 
@@ -48,38 +48,38 @@ class Outbox:
         self._window = self._max_packet = 0
         self._waiting: deque[Order] = deque()
         self._bytes = 0
-        self._carried_out = True  # all that was ever put; an order just taken may still be under way
-        self._flying: dict[int, str] = {}  # packet id -> topic, until it is acknowledged
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
+        self._executed = True  # all that was ever put; an order just taken may still be under way
+        self._in_flight: dict[int, str] = {}  # packet id -> topic, until it is acknowledged
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
 
     def fileno(self) -> int:
-        return self._bell.fileno()
+        return self._wake_reader.fileno()
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody listens any more
-            self._rope.send(b"\0")
+        with contextlib.suppress(OSError):  # full: it is readable already; closed: nobody waits any more
+            self._wake_writer.send(b"\0")
 
-    def hush(self) -> None:
+    def clear_wake(self) -> None:
         with contextlib.suppress(OSError):
-            self._bell.recv(4096)
+            self._wake_reader.recv(4096)
 
     def close(self) -> None:
-        self._bell.close()
-        self._rope.close()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
-    def open(self, window: int, max_packet: int) -> None:
+    def connected(self, window: int, max_packet: int) -> None:
         with self._changed:
             self._open, self._window, self._max_packet = True, window, max_packet
 
-    def shut(self) -> None:
+    def connection_lost(self) -> None:
         """The connection is gone, and with it all that was waiting or in flight."""
         with self._changed:
             self._open, self._bytes = False, 0
             self._waiting.clear()
-            self._flying.clear()
-            self._carried_out = True
+            self._in_flight.clear()
+            self._executed = True
             self._changed.notify_all()
 
     def put(self, order: Order) -> str | None:
@@ -95,34 +95,34 @@ class Outbox:
                     return f"{self._bytes} bytes in {len(self._waiting)} frames wait for the broker already"
                 self._bytes += order.size
             self._waiting.append(order)
-            self._carried_out = False
+            self._executed = False
         self.wake()
         return None
 
     def take(self) -> Order | None:
-        """The next order that may be carried out now. Who asks has carried out the one before."""
+        """The next order that may be executed now. Who asks has executed the one before."""
         with self._changed:
             if not self._waiting:
-                self._carried_out = True
+                self._executed = True
                 self._changed.notify_all()
                 return None
             if isinstance(order := self._waiting[0], Publish):
-                if len(self._flying) >= self._window:
+                if len(self._in_flight) >= self._window:
                     return None
                 self._bytes -= order.size
             return self._waiting.popleft()
 
     def sent(self, packet_id: int, topic: str) -> None:
         with self._changed:
-            self._flying[packet_id] = topic
+            self._in_flight[packet_id] = topic
 
     def acknowledged(self, packet_id: int) -> str | None:
         """The topic of the publish that the broker has answered."""
         with self._changed:
-            topic = self._flying.pop(packet_id, None)
+            topic = self._in_flight.pop(packet_id, None)
             self._changed.notify_all()
             return topic
 
     def wait_until_empty(self, seconds: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._carried_out and not self._flying, seconds)
+            return self._changed.wait_for(lambda: self._executed and not self._in_flight, seconds)

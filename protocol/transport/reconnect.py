@@ -1,4 +1,4 @@
-"""One connection after another, on a thread of its own, until there shall be none."""
+"""One connection after another on a thread of its own, and how long to wait before each next try."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from protofleet.protocol.transport.backoff import pause
 from protofleet.protocol.transport.base import Disconnected
 
 STABLE_SECONDS: Final = 10.0  # a connection that lasted this long starts the back-off afresh
@@ -17,30 +16,35 @@ FLAPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ConnectionEnd:
     """Why a connection ended."""
 
     reason: str
     final: bool = False  # trying again would be wrong
-    wordless: bool = False  # it was up, and was cut without a DISCONNECT
+    without_disconnect: bool = False  # it was up, and no DISCONNECT came
+
+
+def pause(tries: int, shortest: float, longest: float, dice: random.Random) -> float:
+    """Twice as long each time, and with jitter: a fleet that fails together must not come back together."""
+    return min(longest, shortest * 2.0 ** min(tries, 30)) * dice.uniform(0.5, 1.0)
 
 
 class Backoff:
-    """Tries come soon after a long connection, and ever more rarely while they fail."""
+    """Short pauses after a long connection, longer ones while tries fail."""
 
     def __init__(self, shortest: float, longest: float) -> None:
         self._shortest, self._longest = shortest, longest
         self._random = random.Random()
         self._tries = self._flaps = 0
 
-    def ended(self, ending: Ending, lasted: float) -> None:
+    def ended(self, ending: ConnectionEnd, lasted: float) -> None:
         if lasted > STABLE_SECONDS:
             self._tries = self._flaps = 0
-        self._flaps = self._flaps + 1 if ending.wordless else 0
+        self._flaps = self._flaps + 1 if ending.without_disconnect else 0
 
     @property
     def flapping(self) -> bool:
-        """Brokers before Mosquitto 2.1 cut the older of two connections of one name without a word."""
+        """Brokers before Mosquitto 2.1 close the older of two connections of one name without a DISCONNECT."""
         return self._flaps >= FLAPS
 
     def pause(self) -> float:
@@ -48,45 +52,45 @@ class Backoff:
         return pause(self._tries - 1, self._shortest, self._longest, self._random)
 
 
-class Reconnecting:
-    """Calls `connection`, which lasts as long as a connection does, and `tell`s why each one ended."""
+class ReconnectLoop:
+    """Calls `connection`, which returns when the connection ends, and passes to `tell` why it did."""
 
     def __init__(
         self,
         name: str,
-        connection: Callable[[], Ending],
+        connection: Callable[[], ConnectionEnd],
         tell: Callable[[Disconnected], None],
         backoff: Backoff,
     ) -> None:
         self._name, self._connection, self._tell, self._backoff = name, connection, tell, backoff
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{name}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     @property
-    def over(self) -> bool:
-        return self._over.is_set()
+    def stopped(self) -> bool:
+        return self._stopped.is_set()
 
-    def end(self) -> None:
-        """Start no further connection; whoever runs the present one looks at `over`."""
-        self._over.set()
+    def stop(self) -> None:
+        """Start no further connection; whoever runs the present one looks at `stopped`."""
+        self._stopped.set()
 
     def join(self, seconds: float) -> bool:
-        """Whether it has come to its end."""
+        """Whether its thread has ended."""
         if self._thread.ident is not None:  # it was started
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             began = time.monotonic()
             ending = self._connection()
-            if self._over.is_set():
+            if self._stopped.is_set():
                 return
             self._backoff.ended(ending, time.monotonic() - began)
             hint = f"; is another process connected as {self._name}?" if self._backoff.flapping else ""
             self._tell(Disconnected(ending.reason + hint, ending.final))
-            if ending.final or self._over.wait(self._backoff.pause()):
+            if ending.final or self._stopped.wait(self._backoff.pause()):
                 return

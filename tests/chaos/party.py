@@ -53,7 +53,7 @@ def line(link: Any) -> list[str]:
     box = link.transport._outbox
     counts = ", ".join(f"{' '.join(key)} {n}" for key, n in sorted(link.meter.messages.items()))
     return [
-        f"open {box._open}, waiting {len(box._waiting)}, flying {len(box._flying)}, {link.transport._topics}",
+        f"open {box._open}, waiting {len(box._waiting)}, in flight {len(box._in_flight)}, {link.transport._topics}",
         counts,
     ]
 

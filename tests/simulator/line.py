@@ -15,7 +15,7 @@ from protofleet.protocol.transport.base import (
     Will,
     packet_bytes,
 )
-from protofleet.protocol.transport.callbacks import Failures
+from protofleet.protocol.transport.caught_errors import CaughtErrors
 from protofleet.protocol.transport.outbox import MAX_BYTES, MAX_ORDERS
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
@@ -66,7 +66,7 @@ class Line:
         self.clock, self.broker, self.dice, self.name, self.client_id = clock, broker, dice, name, client_id
         self.tell, self.weather, self.expires, self.clean = tell, weather, expires, clean
         self.will: Will | None = None
-        self.failures = Failures()
+        self.errors = CaughtErrors()
         self.topics = dict.fromkeys(topics)
         self.blocked: set[str] = set()
         self.bytes: Counter[str] = (
@@ -90,7 +90,7 @@ class Line:
 
     # The Transport.
 
-    def turn_down(self, why: str) -> None:
+    def reject_connection(self, why: str) -> None:
         self.reset()
 
     def subscribe(self, topic: str) -> None:

@@ -3,14 +3,14 @@
 import statistics
 
 from protofleet.protocol.transport.outbox import MAX_BYTES, MAX_ORDERS, RESERVED, Outbox, Publish, Subscribe
-from protofleet.protocol.transport.reconnect import Backoff, Ending
+from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
 
 SMALL = Publish("t", b"", False, 10)
 
 
 def test_a_full_outbox_refuses_instead_of_growing():
     outbox = Outbox()
-    outbox.open(window=1, max_packet=MAX_BYTES)
+    outbox.connected(window=1, max_packet=MAX_BYTES)
     half = Publish("t", b"", False, (MAX_BYTES - RESERVED) // 2 - SMALL.size)
     assert outbox.put(half) is outbox.put(half) is None
     assert "wait for the broker already" in outbox.put(half)
@@ -19,22 +19,22 @@ def test_a_full_outbox_refuses_instead_of_growing():
     outbox.sent(1, "t")
     assert outbox.take() is None and outbox.acknowledged(1) == "t" and outbox.take() is half
     assert outbox.take() is SMALL
-    outbox.shut()
+    outbox.connection_lost()
     assert outbox.put(Subscribe("t")) is None and outbox.take() is None
     outbox.close()
 
 
 def test_a_very_long_outbox_refuses_too():
     outbox = Outbox()
-    outbox.open(window=1, max_packet=10)
+    outbox.connected(window=1, max_packet=10)
     assert [outbox.put(SMALL) for _ in range(MAX_ORDERS)] == [None] * MAX_ORDERS
     assert "wait for the broker already" in outbox.put(SMALL)
     outbox.close()
 
 
-def test_the_outbox_is_empty_only_when_all_is_carried_out_and_acknowledged():
+def test_the_outbox_is_empty_only_when_all_is_executed_and_acknowledged():
     outbox = Outbox()
-    outbox.open(window=1, max_packet=10)
+    outbox.connected(window=1, max_packet=10)
     assert outbox.wait_until_empty(0)
     outbox.put(SMALL)
     assert not outbox.wait_until_empty(0)
@@ -45,7 +45,7 @@ def test_the_outbox_is_empty_only_when_all_is_carried_out_and_acknowledged():
     outbox.acknowledged(1)
     assert outbox.wait_until_empty(0)
     outbox.put(SMALL)
-    outbox.shut()
+    outbox.connection_lost()
     assert outbox.wait_until_empty(0)  # there is nothing left to wait for
     outbox.close()
 
@@ -57,13 +57,13 @@ def test_pauses_grow_to_their_limit_and_are_drawn_anew_for_everyone():
         pauses = [backoff.pause() for backoff in fleet]
         assert longest / 2 <= min(pauses) and max(pauses) <= longest
         assert statistics.pstdev(pauses) > longest / 20
-    fleet[0].ended(Ending("after an hour"), lasted=3600)
+    fleet[0].ended(ConnectionEnd("after an hour"), lasted=3600)
     assert fleet[0].pause() <= 0.5
 
 
-def test_only_short_wordless_ends_in_a_row_look_like_two_of_one_name():
+def test_only_short_connections_that_end_in_a_row_without_a_disconnect_look_like_two_of_one_name():
     backoff = Backoff(0.5, 30.0)
-    cut, said = Ending("cut", wordless=True), Ending("said")
+    cut, said = ConnectionEnd("cut", without_disconnect=True), ConnectionEnd("said")
     for ending, lasted, flapping in (
         (cut, 1, False), (cut, 1, False), (said, 1, False), (cut, 1, False), (cut, 3600, False),
         (cut, 1, False), (cut, 1, True),

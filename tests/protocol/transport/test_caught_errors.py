@@ -1,15 +1,15 @@
-"""What is kept from a library that calls back is counted, and said once an hour."""
+"""What a library that calls back must not see is counted, and logged once an hour."""
 
 import logging
 
 import pytest
 
-from protofleet.protocol.transport.callbacks import SAY_SECONDS, Failures, never_raises
+from protofleet.protocol.transport.caught_errors import LOG_SECONDS, CaughtErrors, never_raises
 
 
 class Connection:
     def __init__(self, clock):
-        self.failures = Failures(clock)
+        self.errors = CaughtErrors(clock)
 
     @never_raises
     def arrived(self, number):
@@ -21,12 +21,12 @@ class Connection:
 
 
 @pytest.mark.parametrize("hours", [1, 3])
-def test_each_place_is_said_once_an_hour_with_how_often_it_was_not(caplog, hours):
+def test_each_place_is_logged_once_an_hour_with_how_often_it_was_not(caplog, hours):
     now = [0.0]
     connection = Connection(lambda: now[0])
     with caplog.at_level(logging.ERROR):
         for hour in range(hours):
-            now[0] = hour * SAY_SECONDS
+            now[0] = hour * LOG_SECONDS
             for number in range(1000):
                 connection.arrived(number)
         connection.left()
@@ -34,4 +34,4 @@ def test_each_place_is_said_once_an_hour_with_how_often_it_was_not(caplog, hours
     again = "arrived failed, 999 times more since this was last said"
     assert said == ["arrived failed", *[again] * (hours - 1), "left failed"]
     assert all(record.exc_info for record in caplog.records)
-    assert connection.failures.count == 1000 * hours + 1
+    assert connection.errors.count == 1000 * hours + 1
