@@ -66,7 +66,7 @@ def opened(frames: list[bytes], keys: dict[str, Keys]) -> None:
     """Signature, every block's seal, and the hash of the whole."""
     ring = {name: pair.public for name, pair in keys.items()}
     header, payload = unseal(frames[0], ring, keys["coordinator"].receive)
-    place = codec.Place(header.round, header.phase, header.base)
+    place = codec.TaskId(header.round, header.phase, header.base)
     _, manifest = codec.decode(header.kind, payload, header.sender, place)
     assert isinstance(manifest, Manifest)
     whole = hashlib.sha256()

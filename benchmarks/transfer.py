@@ -46,7 +46,7 @@ class TakeAll:
     def admit(self, update: Update, size: int, name: bytes) -> bool:
         return True
 
-    def spoiled(self, update: Update, fault: Rejected) -> None:
+    def unusable(self, update: Update, fault: Rejected) -> None:
         raise fault
 
 

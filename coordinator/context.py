@@ -10,7 +10,7 @@ from protofleet.coordinator.devices.error_boundary import ErrorBoundary
 from protofleet.coordinator.heartbeat import Heartbeat
 from protofleet.coordinator.shutdown import Shutdown
 from protofleet.protocol.link.coordinator import CoordinatorLink
-from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.wire.messages import State
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.runtime.event_loop import Worker
@@ -30,10 +30,12 @@ class ProcessContext:
     shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
     # Lines about what peers say: a flood must not fill the disk with them; the counters have all of it.
-    peer_log: Bucket = field(default_factory=lambda: Bucket(rate=1.0, burst=20.0))
+    peer_log: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def __post_init__(self) -> None:
-        self.error_boundary = ErrorBoundary(self.bans, self.clock, lambda name: self.link.admission.who(name))
+        self.error_boundary = ErrorBoundary(
+            self.bans, self.clock, lambda name: self.link.rate_limiter.counted_as(name)
+        )
 
     def clock(self) -> float:
         return self.now

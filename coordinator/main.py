@@ -33,7 +33,7 @@ from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.runtime.health import Check, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.runtime.health import Check, Heartbeats, disk_takes, loop_turns, watchdog
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -55,8 +55,8 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     least = least_epoch(runs, settings.federation, clock)
     epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
     remember(runs, settings.federation, epoch)
-    inbox, pulse = BoundedInbox(), Pulse()
-    on_every_step(lambda: pulse.step("work"))
+    inbox, heartbeats = BoundedInbox(), Heartbeats()
+    on_every_step(lambda: heartbeats.beat_if_working("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
     name, subscriptions = f"{settings.federation}.{COORDINATOR}", topics.coordinator_subscriptions()
@@ -66,20 +66,20 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         seals(settings.security), Clock(since=keys.not_before), where(folder),
     )  # fmt: skip
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
-    worker, names = ThreadWorker(inbox, pulse), settings.class_names
+    worker, names = ThreadWorker(inbox, heartbeats), settings.class_names
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     run = Run(plan, machine, spool, context, limits=settings.limits, class_names=names)
     service = CoordinatorService(context, run)
     inbox.dropped, inbox.unwanted = link.overflowed, service.unwanted
-    transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_itself)
+    transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_own_messages)
     try:
-        checks = health(context, pulse, folder)
-        watched = watchdog(pulse, settings.watchdog_seconds)
+        checks = health(context, heartbeats, folder)
+        watched = watchdog(heartbeats, settings.watchdog_seconds)
         with observed(run, settings, folder, software, events, checks), watched:
             wait_for_broker(inbox, settings.patience_seconds)
-            spool.index.db.waits_on = until(stop_on_signals(inbox), pulse)
+            spool.index.db.waits_on = until(stop_on_signals(inbox), heartbeats)
             with spool.index.alone():
-                serve(service, inbox, time.monotonic, pulse)
+                serve(service, inbox, time.monotonic, heartbeats)
         if run.diverged:
             raise DivergedError(f"the run has diverged: {run.diverged}")
         return service.stopped
@@ -88,20 +88,20 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         spool.shut()
 
 
-def until(stopped: threading.Event, pulse: Pulse) -> Callable[[], bool]:
+def until(stopped: threading.Event, heartbeats: Heartbeats) -> Callable[[], bool]:
     """For what waits in the middle of a turn of the loop: it is no hang, and a signal ends it."""
 
     def waits_on() -> bool:
-        pulse.step("loop")
+        heartbeats.beat_if_working("loop")
         return not stopped.is_set()
 
     return waits_on
 
 
-def health(context: ProcessContext, pulse: Pulse, folder: Path) -> dict[str, Check]:
+def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
     """What has to be true of a coordinator that can do its work."""
     return {
-        "loop": loop_turns(pulse),
+        "loop": loop_turns(heartbeats),
         "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",
         "torch": tensors_work,
         "disk": disk_takes(folder),

@@ -24,7 +24,7 @@ from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import refusal_of
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.class_names import packed
-from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, Now, Welcome, short_name
+from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, RoundStatus, Welcome, short_name
 from protofleet.protocol.wire.reasons import Problem
 
 log = logging.getLogger("protofleet.coordinator")
@@ -116,7 +116,7 @@ class Participants:
         self.members[device] = Member(device, hello.examples, hello.counts)
         settle(device, hello.domain, self.domains, self._limits.domains)
         self._question.device_holds(device, hello.holds)
-        self.older_copies.greeted(hello, self._link.heard_of(device)[0], self._machine.base, now)
+        self.older_copies.greeted(hello, self._link.last_heard(device)[0], self._machine.base, now)
         self._happen(Joined(device))
 
     def said_goodbye(self, device: str, reason: str) -> None:
@@ -172,7 +172,7 @@ class Participants:
     def will_came(self, device: str) -> None:
         """A device that is there answers a welcome with a hello, whatever it is at."""
         known = device in self._machine.roster
-        if known and self.last_wills.received(device, self._link.heard_of(device), self._context.now):
+        if known and self.last_wills.received(device, self._link.last_heard(device), self._context.now):
             self._welcome(device)
 
     def connected(self, device: str) -> None:
@@ -182,7 +182,7 @@ class Participants:
 
     def heard_from(self, device: str) -> None:
         """Anything that is new."""
-        self.last_wills.heard_from(device, self._link.heard_of(device), self._context.now)
+        self.last_wills.heard_from(device, self._link.last_heard(device), self._context.now)
 
     def settle_wills(self) -> None:
         now = self._context.now
@@ -198,7 +198,7 @@ class Participants:
 
     # What is said to them.
 
-    def here(self) -> Now:
+    def here(self) -> RoundStatus:
         """While devices are gathered everybody is waited for; after a question was asked, for a while nobody who was
         asked. The hellos of those that are missed are waited for all the time."""
         m, now, unheard = self._machine, self._context.now, self._context.bans.ignored
@@ -206,9 +206,9 @@ class Participants:
         asked = m.asked if m.stage is Stage.COLLECTING else ""
         waited = set() if early else set(m.waited_for)
         if not early and (m.stage is Stage.GATHERING or len(waited) > MOST_NAMED):
-            return Now(m.round, asked, m.attempt, None)
+            return RoundStatus(m.round, asked, m.attempt, None)
         waited.update(self._hello_requests.names(unheard, MOST_NAMED - len(waited), now))
-        return Now(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
+        return RoundStatus(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
 
     def fix_class_names(self) -> None:
         self.name_vote.settle()

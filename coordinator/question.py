@@ -14,7 +14,7 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.codec import MAX_HOLDS
-from protofleet.protocol.wire.messages import Manifest, Offer, Task, Wanted, objects_of
+from protofleet.protocol.wire.messages import ArraySpec, Manifest, Offer, Task, objects_of
 
 
 class OpenQuestion:
@@ -26,7 +26,7 @@ class OpenQuestion:
         self.uses: dict[str, str] = {}  # forms of messages without which no device can take part, and why
         self.undelivered = Undelivered()
         self._offer: Offer | None = None  # of its broadcast
-        self._wanted: tuple[Wanted, ...] = ()  # what answers must hold, for devices that are told
+        self._wanted: tuple[ArraySpec, ...] = ()  # what answers must hold, for devices that are told
         self._held: dict[str, tuple[bytes, ...]] = {}  # objects that each device has
         self._packets = SmallPackets(machine.policy.quorum)
         self._max_packet = 0  # bytes, of this broker
@@ -76,7 +76,7 @@ class OpenQuestion:
             self._link.adapt(self._max_packet, size, boxes)
         except BrokerError as error:
             self._packets.broker_refused(now)
-            self._link.turn_down(error)
+            self._link.reject_connection(error)
             return False
         self._packets.broker_accepted()
         self.carried, self.uses = size, self._link.demands(size)

@@ -86,7 +86,7 @@ class Run:
 
     def tell_of_devices(self, heard_from: Callable[[str], None]) -> None:
         """Each time when a device says something of its own."""
-        self._link.spoke = heard_from
+        self._link.on_message = heard_from
 
     @property
     def wake_at(self) -> float:
@@ -179,7 +179,7 @@ class Run:
                 self._judged(update, None)
         return False
 
-    def spoiled(self, update: Update, fault: Rejected) -> None:
+    def unusable(self, update: Update, fault: Rejected) -> None:
         """Its bytes cannot be used."""
         self.spool.check_claim()
         self._refuse(update, Problem(fault.reason, str(fault)))
@@ -270,10 +270,10 @@ class Run:
 
     def _accept(self, accept: Accept) -> None:
         device, round, phase = accept.device, accept.round, accept.phase
-        heard, holder = self._link.heard_of(device), self._link.holder_of(device)
+        heard, holder = self._link.last_heard(device), self._link.holder_of(device)
         self.spool.accept(round, phase, self._fetched[device], heard, holder)
         self.question.device_answered(device, self._fetched.pop(device).object)
-        self._link.admission.frame_was_useful(device)
+        self._link.rate_limiter.frame_was_useful(device)
         self._link.send(device, Receipt(round, phase, "accepted"))
 
     def _put_aside(self, command: PutAside) -> None:

@@ -27,7 +27,7 @@ class CoordinatorService:
         self.finished = False
         self.link.remember(run.spool.heard())
         self.link.admission_controller = run
-        self.link.alone, self.link.admission.flooded = context.error_boundary.around, self._flooded
+        self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
 
     @property
     def stopped(self) -> str:
@@ -63,7 +63,7 @@ class CoordinatorService:
         name = self.link.writer(topic)
         if bans.drops(name):
             return True
-        return STRANGER in bans.ignored and bans.drops(self.link.admission.who(name))
+        return STRANGER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
     def _end_turn(self, now: float) -> None:
         self._drop_the_unheard()
@@ -180,7 +180,7 @@ class CoordinatorService:
             case State() if device == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
-                self.context.departures.greeted(received, self.link.heard_of(device)[1])
+                self.context.departures.greeted(received, self.link.last_heard(device)[1])
                 participants.greeted(received, hello)
             case State(online=False) if received.sequence == 0 and not self.context.shutdown.begun:
                 participants.will_came(device)
@@ -198,7 +198,7 @@ class CoordinatorService:
                 self.run.answered(update, received.object)
 
     def _is_stale(self, leave: Received) -> bool:
-        return self.context.departures.is_stale(leave, self.link.heard_of(leave.sender)[1])
+        return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])
 
     def _outranked(self, later: Received) -> None:
         """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""

@@ -29,7 +29,7 @@ from protofleet.edge_client.view import Observer
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
-from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import NoRoom, is_full
 from protofleet.protocol.storage.store import DamagedError
@@ -42,16 +42,16 @@ from protofleet.protocol.wire.messages import (
     Bye,
     Finished,
     Message,
-    Now,
     Receipt,
     Refusal,
+    RoundStatus,
     State,
     Task,
     Welcome,
 )
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.plain import plain
-from protofleet.protocol.wire.reasons import Farewell, Reason, Rejected
+from protofleet.protocol.wire.reasons import DisconnectReason, Reason, Rejected
 from protofleet.runtime.event_loop import Worker
 from protofleet.runtime.faults import OURS
 
@@ -87,7 +87,7 @@ class Agent:
         self.backoff = RetryBackoff(link.me.name)
         self.connected = False
         self._watchdog = CoordinatorWatchdog()
-        self._log_limit = Bucket(rate=1.0, burst=20.0)
+        self._log_limit = TokenBucket(rate=1.0, burst=20.0)
         self._hello_at = float("inf")
         self._hellos = HelloSender(link, data, state, software)
         self._welcomed_by = 0  # epoch of the coordinator whose welcome was the last
@@ -137,14 +137,14 @@ class Agent:
                 self._leave(reason)
                 self._end(reason)
         if self.draining and not (self.working or self.waiting or self.finished):
-            self._leave(Farewell.DRAINED.value)
+            self._leave(DisconnectReason.DRAINED.value)
             self._end("")
 
     def _connected(self, max_packet: int, now: float) -> None:
         try:
             self.link.adapt(max_packet, self._delivery.largest_object, forms.MANIFEST in self.link.peer_can)
         except BrokerError as error:
-            self.link.turn_down(error)
+            self.link.reject_connection(error)
             return
         self.connected = True
         self._hellos.name_classes_in_full()
@@ -168,7 +168,7 @@ class Agent:
             self.backoff.hold()
             self._hello_at = float("inf")
             self._hello_timer.away()
-            self.link.send(Bye(f"{Farewell.PAUSED.value}: {why}"))
+            self.link.send(Bye(f"{DisconnectReason.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
         if self.held:
@@ -250,7 +250,7 @@ class Agent:
                 self._receipted(receipt)
             case State(online=True, reason=reason) if reason != HERE:
                 self._hello()
-            case State(online=True, now=Now() as now) if self._is_missed(now):
+            case State(online=True, now=RoundStatus() as now) if self._is_missed(now):
                 self._hello()
             case Refusal() as refusal:
                 self._refusal(refusal)
@@ -270,7 +270,7 @@ class Agent:
         if self.connected:  # else it says hello as soon as it is
             self._hello_at = max(self._hello_timer.next_hello(self._now), self.backoff.until)
 
-    def _is_missed(self, now: Now) -> bool:
+    def _is_missed(self, now: RoundStatus) -> bool:
         """Whether the coordinator waits for an answer to a question that has not come here, or for a hello."""
         if not now.names(self.link.me.name):
             return False
@@ -302,7 +302,7 @@ class Agent:
             return
         plan = self.plan if self._plan_is_known else None  # another coordinator may know other forms
         self._hellos.send(plan)
-        self._refusals.hello_sent(self.link.me.boot, self.link.said, self._now)
+        self._refusals.hello_sent(self.link.me.boot, self.link.last_sequence, self._now)
         self._hello_timer.hello_sent(self._now)
         self._hello_at = self._hello_timer.next_hello(self._now)
 
@@ -355,7 +355,7 @@ class Agent:
         self._hello()
 
     def _refuse_plan(self, error: ValueError) -> None:
-        self.link.send(Bye(f"{Farewell.CANNOT_FOLLOW.value}: {error}"))
+        self.link.send(Bye(f"{DisconnectReason.CANNOT_FOLLOW.value}: {error}"))
         self._end(f"this device cannot follow the run's plan: {error}")
 
     def _asked(self, task: Task, received: Received) -> None:
@@ -369,7 +369,7 @@ class Agent:
         elif self._question and self._question != question:
             self._next = received  # only the newest matters
         elif problem := self.state.cannot_answer(question):
-            self._leave(f"{Farewell.DAMAGED.value}: {problem}")
+            self._leave(f"{DisconnectReason.DAMAGED.value}: {problem}")
             self._end(problem)
         elif not self._question and self.disk_space.for_answer(received.object):
             self._question, self._working_on, self.idle = question, (task.round, task.phase), False
@@ -467,7 +467,7 @@ class Agent:
         self._delivery.cancel()
         self._next, self.idle = None, True
         self._hello_timer.away()
-        self.link.send(Bye(Farewell.FINISHED.value))
+        self.link.send(Bye(DisconnectReason.FINISHED.value))
         if not self.stays:
             self._end(self.state.cannot_answer(""))
 
@@ -476,7 +476,7 @@ class Agent:
         self.problem, self.finished = problem, True
 
     def _keep_heard(self, lasting: bool) -> None:
-        self._heard_file.note_message(*self.link.heard_of(COORDINATOR), lasting)
+        self._heard_file.note_message(*self.link.last_heard(COORDINATOR), lasting)
 
     def _notify(self, what: str, **figures: float) -> None:
         for observer in self.observers:

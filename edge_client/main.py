@@ -30,8 +30,8 @@ from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.runtime.health import Check, Pulse, disk_takes, loop_turns, watchdog
-from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.health import Check, Heartbeats, disk_takes, loop_turns, watchdog
+from protofleet.runtime.host_metrics import HostMetrics
 
 log = logging.getLogger("protofleet.device")
 
@@ -44,8 +44,8 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     keys, keyring = credentials.of_device(
         settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
     )
-    inbox, pulse = BoundedInbox(), Pulse()
-    on_every_step(lambda: pulse.step("work"))
+    inbox, heartbeats = BoundedInbox(), Heartbeats()
+    on_every_step(lambda: heartbeats.beat_if_working("work"))
     state = DeviceState(Path(settings.folder))
     trainer = trainer_of(settings, state)
     me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
@@ -64,7 +64,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     transport.connect(link.will(topics.device_state(settings.name)))
 
     # A child has a limit of its own, and its steps are not seen from here.
-    worker = ThreadWorker(inbox, pulse if settings.trainer == "inside" else None)
+    worker = ThreadWorker(inbox, heartbeats if settings.trainer == "inside" else None)
     agent = Agent(trainer.data, trainer.start, link, state, worker, software=software, stays=settings.stays)
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
     supervisor = Supervisor(agent, settings, trainer.limit)
@@ -72,23 +72,23 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     systemd.notify("READY=1")
     try:
         wait_for_broker(inbox, settings.patience_seconds, notifier.check)
-        checks = health(agent, pulse, state.folder, trainer.place)
-        where = Place(software, "device", state.folder, settings.broker)
+        checks = health(agent, heartbeats, state.folder, trainer.place)
+        where = HostMetrics(software, "device", state.folder, settings.broker)
         metrics = watch_device(agent, settings.endpoint(), checks, where)
-        with metrics, watchdog(pulse, settings.watchdog_seconds):
+        with metrics, watchdog(heartbeats, settings.watchdog_seconds):
             stop_on_signals(inbox)
             drain_on_signal(agent, inbox.put)
-            serve(notifier, inbox, time.monotonic, pulse)
+            serve(notifier, inbox, time.monotonic, heartbeats)
         return agent.problem
     finally:
         transport.close()
         trainer.stop()
 
 
-def health(agent: Agent, pulse: Pulse, folder: Path, place: torch.device) -> dict[str, Check]:
+def health(agent: Agent, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:
     """What has to be true of a device that can do its work."""
     return {
-        "loop": loop_turns(pulse),
+        "loop": loop_turns(heartbeats),
         "broker": lambda: "" if agent.connected else "there is no session with the broker; see the log",
         "hello": lambda: (
             "" if agent.heard else "no coordinator has answered yet; does it run, does it know us?"

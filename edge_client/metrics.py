@@ -13,7 +13,7 @@ from protofleet.edge_client.host.sensors import PREFIX, Sensors
 from protofleet.edge_client.view import AgentView
 from protofleet.protocol.storage.disk import LITTLE
 from protofleet.runtime.health import Check
-from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.host_metrics import HostMetrics
 from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
 
 
@@ -84,7 +84,7 @@ class DeviceMetrics:
 
 @contextlib.contextmanager
 def watch_device(
-    agent: Agent, at: Endpoint, checks: Mapping[str, Check] | None = None, place: Place | None = None
+    agent: Agent, at: Endpoint, checks: Mapping[str, Check] | None = None, place: HostMetrics | None = None
 ) -> Iterator[None]:
     metrics = DeviceMetrics(agent)
     if place is not None:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import distances, margins
 from protofleet.methods.maths.means import ClassMeans
 from protofleet.methods.nets.base import Net
@@ -116,11 +116,11 @@ class Server(ServerHalf):
         known = bool(self.cohort) and self.holders.issuperset(m.device for m in self.cohort)
         return {"prototypes": self.prototypes} if known else self.payload()
 
-    def wants(self) -> Mapping[str, Want]:
+    def wants(self) -> Mapping[str, TensorSpec]:
         shape = self.model.classes, self.model.embedding_size
         return {
-            "prototypes": Want(shape, low=-FARTHEST, high=FARTHEST),
-            "lacks": Want((1,), "bool", optional=True),
+            "prototypes": TensorSpec(shape, low=-FARTHEST, high=FARTHEST),
+            "lacks": TensorSpec((1,), "bool", optional=True),
         }
 
     def counts_of(self, device: str) -> Tensor:

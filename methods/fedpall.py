@@ -51,7 +51,7 @@ from protofleet.methods.contract.base import (
     seeded,
 )
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
 from protofleet.methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
 from protofleet.methods.maths.geometry import unit
@@ -164,20 +164,24 @@ class Server(ServerHalf):
             return {}
         return {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
 
-    def prototype_wants(self) -> Mapping[str, Want]:
+    def prototype_wants(self) -> Mapping[str, TensorSpec]:
         classes, size = self.model.classes, self.model.embedding_size
         return {
-            "prototypes": Want(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
-            "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True),
+            "prototypes": TensorSpec(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
+            "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
+            "counts": TensorSpec(
+                ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
+            ),
         }
 
-    def feature_wants(self) -> Mapping[str, Want]:
+    def feature_wants(self) -> Mapping[str, TensorSpec]:
         classes, size = self.model.classes, self.model.embedding_size
         most = max((member.examples for member in self.cohort), default=0)
         return {
-            "features": Want(("n", size), low=-FARTHEST, high=FARTHEST, most=most, row_per_example=True),
-            "labels": Want(("n",), "int64", low=0, high=classes - 1, most=most),
+            "features": TensorSpec(
+                ("n", size), low=-FARTHEST, high=FARTHEST, most=most, row_per_example=True
+            ),
+            "labels": TensorSpec(("n",), "int64", low=0, high=classes - 1, most=most),
         }
 
     def merge(self, replies: Sequence[Reply]) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Round, Samples
 from protofleet.methods.contract.cost import Cost, Sizes
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.contrast import corrected, own_mean, sparse_similarity, weighted_contrast
 from protofleet.methods.maths.finch import finch_star, finch_star_in_parts
 from protofleet.methods.maths.geometry import unit
@@ -88,16 +88,20 @@ class Server(fedavg.Server):
         sent = joined(table_of(reply.payload, "counts") for reply in replies)
         self.table = joined(self.global_clusters(label, sent) for label in range(self.model.classes))
 
-    def wants(self) -> Mapping[str, Want]:
+    def wants(self) -> Mapping[str, TensorSpec]:
         """FINCH leaves no cluster of one where there are two samples: half as many rows, and one each of classes
         with one sample. So where a class has several rows, each stands for two samples or more."""
         most = max((member.examples for member in self.cohort), default=1)
         most, classes = max(most, 1), self.model.classes
         rows = min((most + classes) // 2, MOST_ROWS)
         return {
-            "prototypes": Want(("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=rows),
-            "labels": Want(("J",), "int64", low=0, high=classes - 1, most=rows),
-            "counts": Want(("J",), "int64", low=1, high=most, most=rows, of_examples=True, repeated="labels"),
+            "prototypes": TensorSpec(
+                ("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=rows
+            ),
+            "labels": TensorSpec(("J",), "int64", low=0, high=classes - 1, most=rows),
+            "counts": TensorSpec(
+                ("J",), "int64", low=1, high=most, most=rows, of_examples=True, repeated="labels"
+            ),
         }
 
     def global_clusters(self, label: int, sent: Table) -> Table:

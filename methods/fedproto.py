@@ -32,7 +32,7 @@ from torch import Tensor
 from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
 from protofleet.methods.contract.cost import Cost, Sizes
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import squared_distances
 from protofleet.methods.maths.means import (
     ClassMeans,
@@ -92,13 +92,15 @@ class Server(ServerHalf):
         if self.hyper.average_models:
             load_weights(self.model, weighted_mean(replies, weight_wants(self.model)))
 
-    def wants(self) -> Mapping[str, Want]:
+    def wants(self) -> Mapping[str, TensorSpec]:
         classes, size = self.model.classes, self.model.embedding_size
         return {
             **(weight_wants(self.model) if self.hyper.average_models else {}),
-            "prototypes": Want(("held", size), most=classes),
-            "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True),
+            "prototypes": TensorSpec(("held", size), most=classes),
+            "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
+            "counts": TensorSpec(
+                ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
+            ),
         }
 
     def class_means_of(self, reply: Reply) -> ClassMeans:

@@ -53,7 +53,7 @@ from protofleet.methods.contract.base import (
     seeded,
 )
 from protofleet.methods.contract.cost import Cost, Sizes
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
 from protofleet.methods.maths.geometry import margins, squared_distances
 from protofleet.methods.maths.margins import (
@@ -160,12 +160,14 @@ class Server(ServerHalf):
         self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
         self.known = self.known | held if self.hyper.keep_prototypes else held
 
-    def wants(self) -> Mapping[str, Want]:
+    def wants(self) -> Mapping[str, TensorSpec]:
         classes, size = self.model.classes, self.model.embedding_size
         return {
-            "prototypes": Want(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
-            "labels": Want(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": Want(("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True),
+            "prototypes": TensorSpec(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
+            "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
+            "counts": TensorSpec(
+                ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
+            ),
         }
 
     def class_means_of(self, reply: Reply) -> ClassMeans:

@@ -1,4 +1,4 @@
-"""The shell that both programs share: one thread owns everything, and all that happens comes as an item."""
+"""The shell that both programs share: one thread owns all state, and all that happens comes as an item."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Protocol, TypeVar
 
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Connected, Disconnected, Done, Item, Stop
-from protofleet.protocol.wire.reasons import Farewell
-from protofleet.runtime.health import Pulse
+from protofleet.protocol.wire.reasons import DisconnectReason
+from protofleet.runtime.health import Heartbeats
 
 log = logging.getLogger("protofleet")
 
 T = TypeVar("T")
-TURN_SECONDS = 5.0  # how long a loop that has nothing to do may be without a sign of life
+IDLE_SECONDS = 5.0  # of a loop that has nothing to do, between two heartbeats
 
 
-class Party(Protocol):
-    """An Agent or a Service: told what happens and what time it is, never asking."""
+class EventLoopApp(Protocol):
+    """What the loop drives: it is told what happens and what time it is, and asks neither."""
 
     @property
     def wake_at(self) -> float: ...
@@ -43,8 +43,8 @@ class Worker(Protocol):
 class ThreadWorker:
     """One thread: one piece of work at a time, in the order of submission."""
 
-    def __init__(self, inbox: queue.SimpleQueue[Item], pulse: Pulse | None = None) -> None:
-        self._inbox, self._pulse = inbox, pulse or Pulse()
+    def __init__(self, inbox: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None) -> None:
+        self._inbox, self._heartbeats = inbox, heartbeats or Heartbeats()
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="worker", daemon=True).start()
 
@@ -53,13 +53,13 @@ class ThreadWorker:
 
     def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         result: T | Exception
-        self._pulse.beat("work")
+        self._heartbeats.beat("work")
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
             result = error
         finally:
-            self._pulse.rest("work")
+            self._heartbeats.stop("work")
         self._inbox.put(Done(partial(then, result)))
 
     def _run(self) -> None:
@@ -74,7 +74,7 @@ def wait_for_broker(
 
     `alive` is called every few seconds. A device that is to work offline waits for `inf` seconds.
     """
-    words, deadline = "", time.monotonic() + seconds
+    last, deadline = "", time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         alive()
         try:
@@ -88,20 +88,20 @@ def wait_for_broker(
             case Disconnected(reason, final):
                 if final:
                     raise BrokerError(reason)
-                if reason != words:
+                if reason != last:
                     log.warning("%s; trying again for %.0f s", reason, left)
-                words = reason
-    raise BrokerError(f"{words or 'no answer from the broker'}; gave up after {seconds:.0f} s")
+                last = reason
+    raise BrokerError(f"{last or 'no answer from the broker'}; gave up after {seconds:.0f} s")
 
 
 def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> threading.Event:
-    """An interrupt from the terminal or from the service manager ends a party in good order. The event is for what
-    takes no item meanwhile."""
+    """An interrupt from the terminal or from the service manager ends an app in good order. The event is for what
+    waits without taking items."""
     stopped = threading.Event()
 
     def stop(number: int, frame: object) -> None:
         stopped.set()
-        inbox.put(Stop(f"{Farewell.SIGNAL.value}: {signal.Signals(number).name}"))
+        inbox.put(Stop(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -109,15 +109,18 @@ def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> threading.Event:
 
 
 def serve(
-    party: Party, inbox: queue.SimpleQueue[Item], clock: Callable[[], float], pulse: Pulse | None = None
+    app: EventLoopApp,
+    inbox: queue.SimpleQueue[Item],
+    clock: Callable[[], float],
+    heartbeats: Heartbeats | None = None,
 ) -> None:
-    """Feed a party until it has finished."""
-    pulse = pulse or Pulse()
-    while not party.finished:
-        pulse.beat("loop")
-        wait = party.wake_at - clock()
+    """Feed an app until it has finished."""
+    heartbeats = heartbeats or Heartbeats()
+    while not app.finished:
+        heartbeats.beat("loop")
+        wait = app.wake_at - clock()
         with contextlib.suppress(queue.Empty):
-            party.take(inbox.get(timeout=max(0.0, min(wait, TURN_SECONDS))), clock())
-        if party.wake_at <= clock():
-            party.wake(clock())
-    pulse.rest("loop")
+            app.take(inbox.get(timeout=max(0.0, min(wait, IDLE_SECONDS))), clock())
+        if app.wake_at <= clock():
+            app.wake(clock())
+    heartbeats.stop("loop")

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Final
 
 STUCK: Final = 70  # the exit code of a process that its watchdog has ended
-LOOP_SECONDS: Final = 60.0  # a loop that has not turned for so long is no healthy one
-PROBE_SECONDS: Final = 60.0  # a disk is not written to for each question whether it can be
+LOOP_SECONDS: Final = 60.0  # a loop that has not turned for so long is unhealthy
+PROBE_SECONDS: Final = 60.0  # the disk is not written to at each request
 
 Check = Callable[[], str]  # what is wrong, and the way out; "" where nothing is
 
 log = logging.getLogger("protofleet")
 
 
-class Pulse:
-    """When each part that is at work has last shown a sign of life. Any thread may call."""
+class Heartbeats:
+    """When each part that is at work last gave a sign of life. Any thread may call."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -36,16 +36,16 @@ class Pulse:
     def beat(self, part: str) -> None:
         self._last[part] = self._clock()
 
-    def step(self, part: str) -> None:
-        """A beat of a part that is at work; one that rests does not begin to work by it."""
+    def beat_if_working(self, part: str) -> None:
+        """Of a part that is idle this starts nothing."""
         if part in self._last:
             self.beat(part)
 
-    def rest(self, part: str) -> None:
+    def stop(self, part: str) -> None:
         self._last.pop(part, None)
 
-    def silence(self) -> tuple[float, str]:
-        """For how long the quietest part has said nothing, and which it is."""
+    def longest_gap(self) -> tuple[float, str]:
+        """How long ago the part that is most overdue gave a sign of life, and which it is."""
         now = self._clock()
         return max(((now - last, part) for part, last in list(self._last.items())), default=(0.0, ""))
 
@@ -58,16 +58,16 @@ def end_at_once(seconds: float, part: str) -> None:
 
 @contextlib.contextmanager
 def watchdog(
-    pulse: Pulse, seconds: float, bark: Callable[[float, str], None] = end_at_once
+    heartbeats: Heartbeats, seconds: float, on_timeout: Callable[[float, str], None] = end_at_once
 ) -> Iterator[None]:
-    """While the `with` lasts, no part is silent for longer; 0 keeps no watch."""
+    """While the `with` lasts, each part gives a sign of life that often; 0: it is not watched."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(seconds / 10):
-            silent, part = pulse.silence()
-            if silent > seconds:
-                bark(silent, part)
+            gap, part = heartbeats.longest_gap()
+            if gap > seconds:
+                on_timeout(gap, part)
 
     if seconds:
         threading.Thread(target=watch, name="watchdog", daemon=True).start()
@@ -77,10 +77,10 @@ def watchdog(
         done.set()
 
 
-def loop_turns(pulse: Pulse) -> Check:
+def loop_turns(heartbeats: Heartbeats) -> Check:
     def check() -> str:
-        silent, part = pulse.silence()
-        return f"{part} has shown no sign of life for {silent:.0f} s" if silent > LOOP_SECONDS else ""
+        gap, part = heartbeats.longest_gap()
+        return f"{part} has shown no sign of life for {gap:.0f} s" if gap > LOOP_SECONDS else ""
 
     return check
 

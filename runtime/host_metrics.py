@@ -13,7 +13,7 @@ from prometheus_client.core import GaugeMetricFamily
 from protofleet.protocol.transport.address import BrokerAddress
 
 
-class Place:
+class HostMetrics:
     """Read when somebody asks: certificates are renewed and disks fill while a process runs."""
 
     def __init__(self, software: str, role: str, folder: Path, broker: BrokerAddress) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.wire.class_names import Names, difference, digest_of, listed, normal
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.reasons import Problem, Reason
@@ -53,7 +53,7 @@ class ClassNameVote:
         self._warned: set[str] = set()
         self._counts = b""  # what the devices that take part have said
         self._has_listened = False
-        self._lines = Bucket(1 / SAY_SECONDS, FEW)
+        self._lines = TokenBucket(1 / SAY_SECONDS, FEW)
         self.wake_at = float("inf")
         if stated:
             self._state(Called(digest_of(normal(stated)), normal(stated)))

@@ -10,17 +10,17 @@ import logging
 from collections import Counter
 
 from protofleet.protocol.link.base import Received
-from protofleet.protocol.wire.reasons import Farewell, farewell_of
+from protofleet.protocol.wire.reasons import DisconnectReason, disconnect_reason_of
 
 log = logging.getLogger("protofleet.coordinator")
 
 
 class Departures:
     def __init__(self) -> None:
-        self._counted: Counter[Farewell] = Counter()
+        self._counted: Counter[DisconnectReason] = Counter()
         self._hellos: dict[str, tuple[int, int]] = {}  # device -> its boot, and the highest number of a hello
 
-    def __getitem__(self, reason: Farewell) -> int:
+    def __getitem__(self, reason: DisconnectReason) -> int:
         return self._counted[reason]
 
     def greeted(self, hello: Received, newest: int) -> None:
@@ -35,9 +35,9 @@ class Departures:
         return boot == leave.boot and 0 < leave.sequence < number <= newest
 
     def left(self, device: str, reason: str, may_log: bool, run_is_over: bool = True) -> None:
-        known = farewell_of(reason)
-        if known is Farewell.FINISHED and not run_is_over:
-            known = Farewell.OTHER  # nobody can have told it so
+        known = disconnect_reason_of(reason)
+        if known is DisconnectReason.FINISHED and not run_is_over:
+            known = DisconnectReason.OTHER  # nobody can have told it so
         self._counted[known] += 1
-        if may_log and known is not Farewell.FINISHED:
+        if may_log and known is not DisconnectReason.FINISHED:
             log.warning("%s leaves: %.200s", device, reason or "it does not say why")

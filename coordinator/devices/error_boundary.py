@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.spool.index import RunMismatchError
-from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.faults import OURS
 
@@ -26,7 +26,7 @@ class ErrorBoundary:
         """`who` gives the name under which a device is paused: those that nobody knows share one."""
         self._bans, self._now, self._who = bans, now, who
         self._excluded: list[str] = []
-        self._words = Bucket(rate=1 / 60, burst=20.0)
+        self._words = TokenBucket(rate=1 / 60, burst=20.0)
         self.cut_off = 0
 
     @contextlib.contextmanager

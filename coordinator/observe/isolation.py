@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 from protofleet.coordinator.spool.index import RunMismatchError
-from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.runtime.faults import OURS
 
 log = logging.getLogger("protofleet.coordinator")
@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 class Isolation:
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._lines = now, Bucket(rate=1 / 60, burst=20.0)
+        self._now, self._lines = now, TokenBucket(rate=1 / 60, burst=20.0)
         self.errors = 0
 
     def call(self, observer: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

@@ -20,7 +20,7 @@ from protofleet.coordinator.observe.summary import summarise, write_summary
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import demand_newest
 from protofleet.runtime.health import Check
-from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.host_metrics import HostMetrics
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -40,7 +40,7 @@ def observed(
     rounds = RoundFile(folder / "rounds.jsonl", disk, view.furthest, ledger.records())
     demand_newest(run.spool, rounds.last)
     metrics = Metrics(view)
-    metrics.registry.register(Place(software, "coordinator", folder, settings.broker))
+    metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]
     with metrics.exposed(settings.endpoint(), checks):
         run.tell_of_devices(metrics.heard_from)

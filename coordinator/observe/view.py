@@ -26,7 +26,7 @@ from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.messages import Update
-from protofleet.protocol.wire.reasons import Farewell, Reason
+from protofleet.protocol.wire.reasons import DisconnectReason, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class RunView:
         return self._context.bans.banned
 
     @property
-    def departures(self) -> Mapping[Farewell, int]:
-        return {reason: self._context.departures[reason] for reason in Farewell}
+    def departures(self) -> Mapping[DisconnectReason, int]:
+        return {reason: self._context.departures[reason] for reason in DisconnectReason}
 
     @property
     def wills(self) -> Mapping[tuple[str, str], int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.coordinator.spool.spool import AskedBroadcast, Spool
-from protofleet.protocol.link.rate_limit import Bucket
+from protofleet.protocol.link.rate_limit import TokenBucket
 from protofleet.protocol.security.keyfiles import keep_to_ourselves
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError
@@ -79,7 +79,7 @@ class OlderCopyDetector:
         """`enrolled` counts those that could come: reading their records takes a while, so it is seldom asked."""
         self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
         self.counted: Counter[tuple[str, str]] = Counter()  # device, and whose folder
-        self._words: dict[tuple[str, str], Bucket] = {}  # of each of these
+        self._words: dict[tuple[str, str], TokenBucket] = {}  # of each of these
         self._unheard_of: set[str] = set()  # devices that hold what this folder has never asked with
         self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
         self._judged: dict[str, int] = {}  # devices, and their boots
@@ -140,7 +140,7 @@ class OlderCopyDetector:
     def _is_news(self, device: str, whose: str, now: float) -> bool:
         """Counted each time; whether it is also to be said: one device fills no log."""
         self.counted[device, whose] += 1
-        return self._words.setdefault((device, whose), Bucket(1 / SAY_SECONDS, FEW)).take(now)
+        return self._words.setdefault((device, whose), TokenBucket(1 / SAY_SECONDS, FEW)).take(now)
 
     def _knows_other(self, device: str, now: float) -> None:
         if device in self._unheard_of or not self._spool.knows_all_that_was_asked:

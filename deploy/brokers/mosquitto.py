@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.topics import TABLE, Row, Topics
+from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
 CONF: Final = "mosquitto.conf"
 RULES: Final = "acl"
@@ -113,18 +113,18 @@ def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
     for name in sorted(denied):
         lines += [f"user {name}", f"topic deny {topics.prefix}#", ""]
     if COORDINATOR not in denied:
-        own = [row for row in TABLE if "{device}" in row.pattern]
+        own = [row for row in TOPIC_RULES if "{device}" in row.pattern]
         lines += [f"user {COORDINATOR}"]
         lines += [f"topic deny {_filter(topics, row, COORDINATOR)}" for row in own]
-        lines += [f"topic {_verb(row, 'coordinator')} {_filter(topics, row, '+')}" for row in TABLE]
+        lines += [f"topic {_verb(row, 'coordinator')} {_filter(topics, row, '+')}" for row in TOPIC_RULES]
         lines += [""]
-    lines += [f"pattern {_verb(row, 'device')} {_filter(topics, row, '%u')}" for row in TABLE]
+    lines += [f"pattern {_verb(row, 'device')} {_filter(topics, row, '%u')}" for row in TOPIC_RULES]
     return "\n".join(lines) + "\n"
 
 
-def _verb(row: Row, party: str) -> str:
+def _verb(row: TopicRule, party: str) -> str:
     return "write" if row.writer == party else "read"
 
 
-def _filter(topics: Topics, row: Row, device: str) -> str:
+def _filter(topics: Topics, row: TopicRule, device: str) -> str:
     return topics.prefix + row.pattern.format(device=device, digest="+")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.topics import TABLE, Row, Topics
+from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"
@@ -103,7 +103,7 @@ def _permission(name: str) -> dict[str, Any]:
 def _topics(federation: str, name: str) -> dict[str, Any]:
     role = "coordinator" if name == COORDINATOR else "device"
     found = {
-        verb: [_key(federation, row, name) for row in TABLE if _may(row, verb, role)]
+        verb: [_key(federation, row, name) for row in TOPIC_RULES if _may(row, verb, role)]
         for verb in ("write", "read")
     }
     return {"user": name, "vhost": VHOST, "exchange": EXCHANGE} | {
@@ -111,11 +111,11 @@ def _topics(federation: str, name: str) -> dict[str, Any]:
     }
 
 
-def _may(row: Row, verb: str, role: str) -> bool:
+def _may(row: TopicRule, verb: str, role: str) -> bool:
     return role in ({row.writer} if verb == "write" else {row.reader, *([row.writer] if row.echoes else [])})
 
 
-def _key(federation: str, row: Row, name: str) -> str:
+def _key(federation: str, row: TopicRule, name: str) -> str:
     """A device's own topics, or for the coordinator those of all, with the wildcards of its subscriptions."""
     device = ANYBODY if name == COORDINATOR else re.escape(name)
     pattern = row.pattern.replace("/", r"\.").format(

@@ -13,11 +13,11 @@ from protofleet.protocol.security.records import MAX_RECORD, MAX_SERIALS
 from protofleet.protocol.security.statements import (
     Reader,
     StatementError,
-    Why,
+    StatementFault,
     Writer,
-    body_of,
-    state,
+    sign_statement,
     unverified_body,
+    verified_body,
 )
 from protofleet.protocol.wire.names import valid_name
 
@@ -47,11 +47,11 @@ def issue_approval(approval: Approval, roots: Sequence[Ed25519PrivateKey]) -> by
     a = approval
     fields = Writer().text(a.federation).text(a.name).text(a.part).number(a.serial)
     fields.blob(a.roots).blob(a.revoked).blob(a.record).blob(a.coordinator).blob(a.cert)
-    return state(APPROVAL, fields.blob(a.crl).text(a.rules).done(), roots)
+    return sign_statement(APPROVAL, fields.blob(a.crl).text(a.rules).done(), roots)
 
 
 def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
-    return _read(body_of(APPROVAL, data, roots))
+    return _read(verified_body(APPROVAL, data, roots))
 
 
 def unverified_roots(data: bytes) -> bytes:
@@ -77,5 +77,5 @@ def _read(body: bytes) -> Approval:
         valid_name(federation)
         valid_name(name)
     except ValueError as error:
-        raise StatementError(Why.MALFORMED, f"an approval that cannot be: {error}") from None
+        raise StatementError(StatementFault.MALFORMED, f"an approval that cannot be: {error}") from None
     return Approval(federation, name, part, serial, roots, revoked, record, coordinator, cert, crl, rules)

@@ -31,7 +31,7 @@ from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.records import day
 from protofleet.protocol.security.statements import (
     StatementError,
-    Why,
+    StatementFault,
     fingerprint,
     read_armoured,
     same_fingerprint,
@@ -66,7 +66,7 @@ def approve(o: Options) -> int:
     hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
     print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
     if not _confirmed(o, asked.fingerprint, "request"):
-        raise StatementError(Why.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
+        raise StatementError(StatementFault.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
     lifecycle.approve(authority, asked, o.days, o.replace)
     if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
@@ -268,7 +268,7 @@ def _check_fingerprint(o: Options, data: bytes) -> None:
     roots = load_trust(o.folder / CURRENT).with_roots(unverified_roots(data)).roots.keys
     if not any(same_fingerprint(o.fingerprint, fingerprint(key)) for key in roots):
         words = f"the root that {o.folder} knows has another fingerprint than --fingerprint: {fingerprint(roots[-1])}"
-        raise StatementError(Why.UNKNOWN_ROOT, words)
+        raise StatementError(StatementFault.UNKNOWN_ROOT, words)
 
 
 def _print_approval(authority: Authority, name: str) -> None:

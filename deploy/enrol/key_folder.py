@@ -45,7 +45,7 @@ from protofleet.protocol.security.keyfiles import (
 from protofleet.protocol.security.records import RECORD, REVOCATIONS, Revocations
 from protofleet.protocol.security.statements import (
     StatementError,
-    Why,
+    StatementFault,
     armoured,
     fingerprint,
     read_armoured,
@@ -106,10 +106,10 @@ def install(
     trust, approval = verified_approval(folder, data, confirm)
     if federation and approval.federation != federation:
         words = f"the approval is for federation {approval.federation}, not for {federation}"
-        raise StatementError(Why.WRONG_FEDERATION, words)
+        raise StatementError(StatementFault.WRONG_FEDERATION, words)
     if current_serial(folder) > approval.serial:
         words = f"approval {approval.serial} is older than {current_serial(folder)}, which is installed"
-        raise StatementError(Why.SUPERSEDED, words)
+        raise StatementError(StatementFault.SUPERSEDED, words)
     keys, source = _matching_keys(folder, approval, trust, now)
     target = _next_set(folder)
     _write_set(target, approval, keys, trust, durable)
@@ -134,7 +134,9 @@ def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trus
 
 def _confirmed_root(roots: Roots, confirm: Confirm) -> Trust:
     if not confirm(fingerprint(roots.keys[-1])):
-        raise StatementError(Why.UNKNOWN_ROOT, "the root's fingerprint is not the one you compared it with")
+        raise StatementError(
+            StatementFault.UNKNOWN_ROOT, "the root's fingerprint is not the one you compared it with"
+        )
     return Trust(roots, Revocations(roots.federation))
 
 
@@ -153,7 +155,7 @@ def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -
         if _matches_keys(keys, approval, trust, now):
             return keys, place
     words = f"the approval of {approval.name} is made out to keys that are not in {folder}"
-    raise StatementError(Why.WRONG_KEYS, f"{words}; was another request approved?")
+    raise StatementError(StatementFault.WRONG_KEYS, f"{words}; was another request approved?")
 
 
 def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bool:

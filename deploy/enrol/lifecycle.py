@@ -13,7 +13,13 @@ from protofleet.deploy.enrol.authority import Authority, Issued, Root, make_root
 from protofleet.deploy.enrol.register import CHECK, Entry
 from protofleet.deploy.enrol.request import Request, read_request
 from protofleet.protocol.security.records import RECORD, day
-from protofleet.protocol.security.statements import StatementError, Why, armoured, fingerprint, read_armoured
+from protofleet.protocol.security.statements import (
+    StatementError,
+    StatementFault,
+    armoured,
+    fingerprint,
+    read_armoured,
+)
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.wire.names import COORDINATOR
 
@@ -42,18 +48,18 @@ def review_request(
     taken = authority.register.latest(request.name)
     if taken is not None and taken.part != request.part:
         words = f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
-        raise StatementError(Why.WRONG_ROLE, words)
+        raise StatementError(StatementFault.WRONG_ROLE, words)
     if request.part != part:
-        raise StatementError(Why.WRONG_ROLE, _other_part(request, part))
+        raise StatementError(StatementFault.WRONG_ROLE, _other_part(request, part))
     if name and request.name != name:
         raise StatementError(
-            Why.WRONG_NAME, f"{name} was expected, the request is to be enrolled as {request.name}"
+            StatementFault.WRONG_NAME, f"{name} was expected, the request is to be enrolled as {request.name}"
         )
     if request.federation != authority.federation:
         words = (
             f"{request.name} asks for federation {request.federation}, this root is of {authority.federation}"
         )
-        raise StatementError(Why.WRONG_FEDERATION, words)
+        raise StatementError(StatementFault.WRONG_FEDERATION, words)
     return ReviewedRequest(request, data)
 
 

@@ -15,11 +15,11 @@ from protofleet.protocol.security.records import KEY
 from protofleet.protocol.security.statements import (
     Reader,
     StatementError,
-    Why,
+    StatementFault,
     Writer,
-    body_of,
-    state,
+    sign_statement,
     unverified_body,
+    verified_body,
 )
 from protofleet.protocol.security.weak_keys import check_keys
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
@@ -86,7 +86,7 @@ def new_request(
     csr = new_csr(valid_name(name), keys.tls)
     made = Request(federation, name, part_by_name(name, hosts), hosts, sign, receive, csr)
     fields = Writer().text(federation).text(name).text(made.part).blobs([host.encode() for host in hosts])
-    return made, state(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
+    return made, sign_statement(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
 
 
 def read_request(data: bytes) -> Request:
@@ -96,9 +96,9 @@ def read_request(data: bytes) -> Request:
     hosts = fields.blobs(MAX_HOSTS, 253)
     sign, receive, csr = fields.blob(KEY, KEY), fields.blob(KEY, KEY), fields.blob(MAX_CSR)
     fields.end()
-    body_of(REQUEST, data, [sign])
+    verified_body(REQUEST, data, [sign])
     try:
         names = tuple(host.decode() for host in hosts)
         return Request(federation, name, part, names, sign, receive, csr)  # type: ignore[arg-type]
     except ValueError as error:
-        raise StatementError(Why.MALFORMED, f"a request that cannot be: {error}") from None
+        raise StatementError(StatementFault.MALFORMED, f"a request that cannot be: {error}") from None

@@ -15,7 +15,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.deploy.fleet.software import digest_of
-from protofleet.protocol.security.statements import Writer, armoured, state
+from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 
 MANIFEST: Final = "manifest"  # the kind of statement, and the file's name in the folder that it is about
 
@@ -26,7 +26,7 @@ def issue_manifest(
     """`files`: name to SHA-256."""
     lines = [f"{digest} {name}".encode() for name, digest in sorted(files.items())]
     body = Writer().text(federation).text(subject).number(int(time.time())).blobs(lines).done()
-    return armoured(MANIFEST, state(MANIFEST, body, keys))
+    return armoured(MANIFEST, sign_statement(MANIFEST, body, keys))
 
 
 def files_of(folder: Path) -> dict[str, str]:

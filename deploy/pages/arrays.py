@@ -16,8 +16,8 @@ from protofleet.deploy.pages.between import DOCS, replaced
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply, ServerHalf
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
-from protofleet.methods.contract.wants import Want, table_of
-from protofleet.protocol.wire.messages import Wanted
+from protofleet.methods.contract.wants import TensorSpec, table_of
+from protofleet.protocol.wire.messages import ArraySpec
 
 PAGE: Final = DOCS / "protocol.md"
 # Classes, width of the embedding, examples: no other number of the tables is one of these.
@@ -26,7 +26,7 @@ LETTERS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C)
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
 
-Question: TypeAlias = tuple[str, Payload, tuple[Wanted, ...]]  # phase, what is sent, what is to come back
+Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]  # phase, what is sent, what is to come back
 
 
 def questions(method: str) -> Iterator[Question]:
@@ -60,7 +60,7 @@ def least(ask: Ask) -> Payload:
     }
 
 
-def _array(want: Want, sent: torch.Tensor | None) -> torch.Tensor:
+def _array(want: TensorSpec, sent: torch.Tensor | None) -> torch.Tensor:
     if sent is not None and tuple(sent.shape) == want.shape:
         return sent
     shape = [2 if isinstance(dim, str) else dim for dim in want.shape]
@@ -88,11 +88,11 @@ def _kinds(payload: Payload) -> str:
     return ", ".join(f"`{kind}`" for kind in found) or "nothing"
 
 
-def _rows(rows: Sequence[Wanted]) -> str:
+def _rows(rows: Sequence[ArraySpec]) -> str:
     return "<br>".join(map(_row, rows)) or "none"
 
 
-def _row(row: Wanted) -> str:
+def _row(row: ArraySpec) -> str:
     form = "as sent" if row.shape is None else f"{row.dtype} [{', '.join(map(_letter, row.shape))}]"
     said = [form, f"most {_letter(row.most)}" if row.most is not None else ""]
     said += [

@@ -39,7 +39,7 @@ LIMITS: Final = (
     ("letters of one", "protofleet.protocol.wire.tables.MAX_LETTERS"),
     ("rows of `wants`", "protofleet.protocol.wire.tables.MAX_WANTED"),
     ("rules of a row", "protofleet.protocol.wire.tables.MAX_RULES"),
-    ("bytes of a body that holds a manifest", "protofleet.protocol.link.boxes.MOST"),
+    ("bytes of a body that holds a manifest", "protofleet.protocol.link.indirect_manifest.MAX_BYTES"),
     ("bytes of an object", "protofleet.protocol.link.base.MAX_OBJECT"),
     ("bytes of a block, as a rule", "protofleet.protocol.wire.blocks.DEFAULT_BLOCK"),
     ("bytes of a block's frame beside its data", "protofleet.protocol.wire.blocks.OVERHEAD"),

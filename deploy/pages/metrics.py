@@ -25,7 +25,7 @@ from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.host_metrics import HostMetrics
 from protofleet.runtime.metrics_page import ConnectionErrors, MeterCollector
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -71,7 +71,7 @@ def meaning(words: str) -> str:
 def of_both(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
     r.register(ConnectionErrors(lambda: 0))
-    r.register(Place("", "", Path(), BrokerAddress()))
+    r.register(HostMetrics("", "", Path(), BrokerAddress()))
 
 
 def of_a_coordinator(r: CollectorRegistry) -> None:

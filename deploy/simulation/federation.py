@@ -33,7 +33,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.base import Item
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
-from protofleet.runtime.event_loop import Party
+from protofleet.runtime.event_loop import EventLoopApp
 
 Build = Callable[[str, Plan, Splits], ClientHalf]
 
@@ -134,7 +134,7 @@ class Simulation:
         if worker := self.workers.get(name):
             worker.alive = False
 
-    def _feed(self, name: str, party: Callable[[], Party]) -> Callable[[Item], None]:
+    def _feed(self, name: str, party: Callable[[], EventLoopApp]) -> Callable[[Item], None]:
         """Hand items to a party as its event loop would, and wake it when it has asked for it."""
 
         def take(item: Item) -> None:
@@ -143,7 +143,7 @@ class Simulation:
 
         return take
 
-    def _arm(self, party: Party, worker: VirtualWorker) -> None:
+    def _arm(self, party: EventLoopApp, worker: VirtualWorker) -> None:
         if party.finished or party.wake_at == float("inf"):
             return
 

@@ -74,7 +74,7 @@ class AnswerDelivery:
         try:
             self._link.send_update(self.waiting.update(self._link.me.name), bytes.fromhex(a.object))
         except BrokerError as error:
-            self._link.turn_down(error)
+            self._link.reject_connection(error)
         self.waiting.said(now)
 
     def received(self, receipt: Receipt) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from protofleet.protocol.wire.messages import Now
+from protofleet.protocol.wire.messages import RoundStatus
 
 HELLO_SECONDS: Final = 15.0  # between hellos while nothing is heard
 HEARD_SECONDS: Final = 120.0  # without a `here`, after which its coordinator has gone, or the run is over
@@ -45,7 +45,7 @@ class HelloTimer:
     def welcomed(self) -> None:
         self._knows_us = True
 
-    def coordinator_here(self, now: Now | None) -> None:
+    def coordinator_here(self, now: RoundStatus | None) -> None:
         self._says_whom_it_misses = now is not None
 
     def next_hello(self, now: float) -> float:

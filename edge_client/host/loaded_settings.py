@@ -11,7 +11,7 @@ from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.keyfiles import write_file
 from protofleet.protocol.security.signed_settings import SETTINGS, is_signed, read_settings
-from protofleet.protocol.security.statements import StatementError, Why, read_armoured
+from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.settings.reader import SettingsError, decode_file, override, parse_toml, read_toml
 
 SEEN: Final = "settings.version"  # in the state folder: the highest version that was taken
@@ -47,12 +47,12 @@ def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> Load
     told = read_settings(read_armoured(SETTINGS, path), trust.roots.keys)
     if told.federation != trust.roots.federation:
         words = f"{path} is for federation {told.federation}, {enrolled} is of {trust.roots.federation}"
-        raise StatementError(Why.WRONG_FEDERATION, words)
+        raise StatementError(StatementFault.WRONG_FEDERATION, words)
     table = parse_toml(told.text.encode(), str(path))
     settings = decode_file(DeviceSettings, path, override(table, changes) | {"enrolled": enrolled})
     if (settings.federation, settings.name) != (told.federation, told.name):
         words = f"{path} is made out to {told.name} in {told.federation}, it speaks of {settings.name}"
-        raise StatementError(Why.WRONG_NAME, words)
+        raise StatementError(StatementFault.WRONG_NAME, words)
     return LoadedSettings(settings, told.version)
 
 
@@ -62,6 +62,6 @@ def refuse_downgrade(folder: Path, version: int, path: Path) -> None:
     seen = int(text) if place.exists() and (text := place.read_text().strip()).isdigit() else 0
     if version < seen:
         words = f"{path} is version {version}, but version {seen} has been in use; sign it again"
-        raise StatementError(Why.SUPERSEDED, words)
+        raise StatementError(StatementFault.SUPERSEDED, words)
     if version > seen:
         write_file(place, f"{version}\n".encode())

@@ -17,7 +17,7 @@ from protofleet.edge_client.config import Celsius
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
 from protofleet.protocol.security.keyfiles import KeyFileError, write_file
 from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, read_tuning
-from protofleet.protocol.security.statements import StatementError, Why, read_armoured
+from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.settings.bounds import Bytes, Seconds
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
 
@@ -96,15 +96,19 @@ def verified_overrides(
     trust = load_trust(enrolled / CURRENT)
     signed = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
     if signed.federation != trust.roots.federation:
-        raise StatementError(Why.WRONG_FEDERATION, f"{path} is for federation {signed.federation}")
+        raise StatementError(StatementFault.WRONG_FEDERATION, f"{path} is for federation {signed.federation}")
     if signed.name != name:
-        raise StatementError(Why.WRONG_NAME, f"{path} is made out to {signed.name}, this is {name}")
+        raise StatementError(
+            StatementFault.WRONG_NAME, f"{path} is made out to {signed.name}, this is {name}"
+        )
     if signed.version < followed:
         raise StatementError(
-            Why.SUPERSEDED, f"{path} is version {signed.version}, {followed} has been followed"
+            StatementFault.SUPERSEDED, f"{path} is version {signed.version}, {followed} has been followed"
         )
     if now >= signed.until:
-        raise StatementError(Why.EXPIRED, f"{path} has ended")
+        raise StatementError(StatementFault.EXPIRED, f"{path} has ended")
     if signed.until - now > LONGEST_SECONDS:
-        raise StatementError(Why.MALFORMED, f"{path} is for more than {LONGEST_SECONDS // 86_400} days")
+        raise StatementError(
+            StatementFault.MALFORMED, f"{path} is for more than {LONGEST_SECONDS // 86_400} days"
+        )
     return signed, decode(Overrides, parse_toml(signed.text.encode(), str(path)), "tuning")

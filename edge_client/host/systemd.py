@@ -37,7 +37,7 @@ class NotifySocket:
 
 
 class SystemdNotifier:
-    """A `Party` around the agent: it does what the agent does, and says so."""
+    """An `EventLoopApp` around the agent: it does what the agent does, and says so."""
 
     def __init__(
         self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,

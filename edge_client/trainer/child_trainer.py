@@ -27,7 +27,7 @@ from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import encode
 from protofleet.protocol.wire.messages import NOTHING, Arrays
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime import children
 
 log = logging.getLogger("protofleet.device")
@@ -142,7 +142,7 @@ class ChildTrainer:
                 raise DataError(told)
             case {"no_memory": str(told)}:
                 self.stop()
-                raise TrainerDiedError(Farewell.OUT_OF_MEMORY, told)
+                raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, told)
             case {"raised": str(told)}:
                 raise TrainingError(told)
         return message, arrays
@@ -163,11 +163,15 @@ class ChildTrainer:
         except subprocess.TimeoutExpired:  # it lives, and has not answered in time
             seconds = self._settings.trainer_seconds
             self.stop()
-            return TrainerDiedError(Farewell.TRAINING_DIED, f"no end after {seconds:.0f} s")
+            return TrainerDiedError(DisconnectReason.TRAINING_DIED, f"no end after {seconds:.0f} s")
         self.stop()
         if code == KILLED and (before < 0 or kills() > before):
-            return TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
-        return TrainerDiedError(Farewell.TRAINING_DIED, f"the process that trains has ended with {code}")
+            return TrainerDiedError(
+                DisconnectReason.OUT_OF_MEMORY, "the kernel has ended the process that trains"
+            )
+        return TrainerDiedError(
+            DisconnectReason.TRAINING_DIED, f"the process that trains has ended with {code}"
+        )
 
 
 class ChildJob:

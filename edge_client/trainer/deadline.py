@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from protofleet.edge_client.trainer.errors import TrainerDiedError
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 
 NEVER = float("inf")
 
@@ -21,7 +21,8 @@ class Deadline:
     def check(self) -> None:
         if self._clock() > self._until:
             raise TrainerDiedError(
-                Farewell.TRAINING_DIED, f"no end after {self._seconds:.0f} s, which is limits.work_seconds"
+                DisconnectReason.TRAINING_DIED,
+                f"no end after {self._seconds:.0f} s, which is limits.work_seconds",
             )
 
     @contextlib.contextmanager

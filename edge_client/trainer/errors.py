@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 
 
 class TrainerDiedError(RuntimeError):
     """What trains has ended in the middle of its work; the job begins again from its durable state."""
 
-    def __init__(self, why: Farewell, message: str) -> None:
+    def __init__(self, why: DisconnectReason, message: str) -> None:
         super().__init__(f"{why.value}: {message}")
         self.why = why
 

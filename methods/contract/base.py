@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.contract.cost import Cost, Sizes
-from protofleet.methods.contract.wants import Want, problem_with
+from protofleet.methods.contract.wants import TensorSpec, problem_with
 from protofleet.methods.nets.base import Net
 from protofleet.protocol.wire.reasons import Problem
 
@@ -57,7 +57,7 @@ class Ask:
 
     phase: str
     payload: Payload = field(default_factory=dict)
-    wants: Mapping[str, Want] = field(default_factory=dict)
+    wants: Mapping[str, TensorSpec] = field(default_factory=dict)
 
     def problem_with(
         self, payload: Payload, examples: int | None = None, norm: float = math.inf

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from protofleet.protocol.wire.messages import Wanted
+from protofleet.protocol.wire.messages import ArraySpec
 from protofleet.protocol.wire.reasons import Problem, Reason
 
 OPTIONAL = "optional"
@@ -30,7 +30,7 @@ ITEM_BYTES: dict[str, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class TensorSpec:
     shape: tuple[Dim, ...]
     dtype: str = "float32"
     low: float | None = None
@@ -58,7 +58,9 @@ class Want:
         return self.dtype.startswith("float")
 
 
-def table_of(wants: Mapping[str, Want], payload: Mapping[str, Tensor], norm: float) -> tuple[Wanted, ...]:
+def table_of(
+    wants: Mapping[str, TensorSpec], payload: Mapping[str, Tensor], norm: float
+) -> tuple[ArraySpec, ...]:
     """What `problem_with` judges by, as rows for whoever makes an answer and knows no method.
 
     The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the broadcast.
@@ -69,7 +71,7 @@ def table_of(wants: Mapping[str, Want], payload: Mapping[str, Tensor], norm: flo
         if _comes_back(want, payload.get(name))
     }
     exact = {name: _row(want, norm, alike=False) for name, want in wants.items() if name not in alike}
-    patterns: dict[str, Wanted] = {}
+    patterns: dict[str, ArraySpec] = {}
     for prefix in sorted({name.partition(".")[0] for name in alike}):
         mine = {name: row for name, row in alike.items() if name.partition(".")[0] == prefix}
         sent = {name for name in payload if name.partition(".")[0] == prefix}
@@ -80,25 +82,25 @@ def table_of(wants: Mapping[str, Want], payload: Mapping[str, Tensor], norm: flo
     )
 
 
-def _comes_back(want: Want, sent: Tensor | None) -> bool:
+def _comes_back(want: TensorSpec, sent: Tensor | None) -> bool:
     return sent is not None and (_dtype(sent), tuple(sent.shape)) == (want.dtype, want.shape)
 
 
-def _row(want: Want, norm: float, alike: bool) -> Wanted:
+def _row(want: TensorSpec, norm: float, alike: bool) -> ArraySpec:
     free = any(isinstance(dim, str) for dim in want.shape)
     bound = norm if want.is_float and math.isfinite(norm) else None
-    return Wanted(
+    return ArraySpec(
         "", None if alike else want.dtype, None if alike else want.shape, want.most if free else None, want.low,
         want.high, bound, want.is_float, want.rules,
     )  # fmt: skip
 
 
-def _patterns(prefix: str, rows: Mapping[str, Wanted]) -> dict[str, Wanted]:
+def _patterns(prefix: str, rows: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
     """One row for most, one for each last part of a name under which another holds, and single names beside."""
     counts = Counter(rows.values())
     usual = max(counts, key=lambda row: (counts[row], repr(row)))
     found = {f"{prefix}.*": usual}
-    by_end: dict[str, dict[str, Wanted]] = {}
+    by_end: dict[str, dict[str, ArraySpec]] = {}
     for name, row in rows.items():
         by_end.setdefault(name.rpartition(".")[2], {})[name] = row
     for end, named in by_end.items():
@@ -113,9 +115,11 @@ def _dtype(value: Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def like(payload: Mapping[str, Tensor]) -> dict[str, Want]:
+def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
     """The same names, shapes and dtypes back: what averaging weights needs."""
-    return {name: Want(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()}
+    return {
+        name: TensorSpec(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for name, v in payload.items()
+    }
 
 
 @runtime_checkable
@@ -141,7 +145,7 @@ class Here:
 
 
 def problem_with(
-    wants: Mapping[str, Want],
+    wants: Mapping[str, TensorSpec],
     payload: Mapping[str, Tensor],
     examples: int | None = None,
     norm: float = math.inf,
@@ -183,7 +187,7 @@ def _repeated_problem(name: str, values: Tensor, other: str, payload: Mapping[st
 
 
 def _form_problem(
-    name: str, want: Want, dtype: str, shape: tuple[int, ...], lengths: dict[str, int]
+    name: str, want: TensorSpec, dtype: str, shape: tuple[int, ...], lengths: dict[str, int]
 ) -> Problem | None:
     if dtype != want.dtype:
         return Problem(Reason.WRONG_DTYPE, f"{name} is {dtype}, not {want.dtype}")
@@ -199,14 +203,16 @@ def _form_problem(
     return None
 
 
-def _rows_problem(name: str, want: Want, shape: tuple[int, ...], examples: int | None) -> Problem | None:
+def _rows_problem(
+    name: str, want: TensorSpec, shape: tuple[int, ...], examples: int | None
+) -> Problem | None:
     if not want.row_per_example or examples is None or shape[0] <= examples:
         return None
     return Problem(Reason.BAD_CLAIM, f"{name} has {shape[0]} rows, of a device with {examples} examples")
 
 
 def _numbers_problem(
-    name: str, want: Want, sent: Sliced, examples: int | None, norm: float
+    name: str, want: TensorSpec, sent: Sliced, examples: int | None, norm: float
 ) -> Problem | None:
     low, high, total, square = math.inf, -math.inf, 0, 0.0
     size = math.prod(sent.form(name)[1])
@@ -232,7 +238,7 @@ def _numbers_problem(
     return None
 
 
-def most_bytes(wants: Mapping[str, Want]) -> int:
+def most_bytes(wants: Mapping[str, TensorSpec]) -> int:
     """The largest body an honest answer can make, its table included."""
     table = sum(len(name) + 64 for name in wants) + 64
     return table + sum(want.most_bytes() for want in wants.values())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Payload
-from protofleet.methods.contract.wants import Want, like
+from protofleet.methods.contract.wants import TensorSpec, like
 
 NEVER_NEGATIVE = ("running_var", "num_batches_tracked")
 
@@ -41,7 +41,7 @@ def load_weights(module: nn.Module, payload: Payload, prefix: str = "weights") -
         value.copy_(loaded)
 
 
-def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Want]:
+def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, TensorSpec]:
     """The same weights back. One negative running variance would make every device's scores NaN."""
     wants = like(weights_of(module, prefix))
     norms = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from protofleet.protocol.link import boxes
+from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.meter import DOWN, UP, Meter
-from protofleet.protocol.link.replay_window import Window
+from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import (  # fmt: skip
     MAJOR,
     MINOR,
@@ -33,7 +33,7 @@ from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport, Will, packet_bytes
 from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.codec import Attachment
-from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, State
+from protofleet.protocol.wire.messages import IndirectManifest, Manifest, Message, Offer, State
 from protofleet.protocol.wire.names import EVERYBODY
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -59,7 +59,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class FrameOutcome:
     """What a received frame brought."""
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
@@ -69,7 +69,7 @@ class Taken:
     fault: Reason | None = None  # of an answer that is judged as one all the same
 
 
-def came_to(taken: Taken) -> str:
+def result_of(taken: FrameOutcome) -> str:
     if not taken.ours:
         return "for_others"
     return "accepted" if taken.new else "duplicate"
@@ -93,15 +93,15 @@ class Link:
         self._room_told = self._most_room = 0  # by the last broker, and the most of those that could be used
         self._sequence = 0
         self.who = ""  # where a coordinator is, for whoever finds another one there
-        self._windows: dict[str, Window] = {}
+        self._windows: dict[str, ReplayWindow] = {}
         # Objects that came in lately: a block of one of them is a repeat, not a stranger.
         self._complete_lately: deque[bytes] = deque(maxlen=64)
         self._back = DOWN if self.direction == UP else UP
 
-    def adapt(self, max_packet: int, largest: int = 0, boxes: bool = True) -> None:
+    def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
         """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through.
 
-        `boxes`: whether the other side takes a manifest as an object, should it fit no message any more.
+        `indirect`: whether the other side takes a manifest as an object, where it fits no message.
         """
         self._room_told = room = max_packet - FRAME_ROOM
         if room < 1024:
@@ -109,7 +109,7 @@ class Link:
         block, most = block_within(room), self._most_room
         if blocks.block_size(largest, block) > room:
             raise BrokerError(too_large(largest, block, room))
-        if not boxes and hashes_within(largest, most) <= most and hashes_within(largest, room) > room:
+        if not indirect and hashes_within(largest, most) <= most and hashes_within(largest, room) > room:
             raise BrokerError(
                 f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
                 "them; who takes part takes none as an object"
@@ -117,7 +117,7 @@ class Link:
         self.inline, self._room, self.block = min(INLINE, room), room, block
         self._most_room = max(self._most_room, room)
 
-    def turn_down(self, error: BrokerError) -> None:
+    def reject_connection(self, error: BrokerError) -> None:
         """A broker whose limit is too small: the end of who never had one to use, else it is tried again."""
         if not self._most_room:
             raise error
@@ -141,7 +141,7 @@ class Link:
         self, message: Message, sequence: int, recipient: str = EVERYBODY, attachment: Attachment = None,
         receive: bytes = b"",
     ) -> bytes:  # fmt: skip
-        place = codec.place_of(message)
+        place = codec.task_id_of(message)
         suite = SEALED if self.sealed and recipient != EVERYBODY else OPEN
         header = Header(
             MAJOR, MINOR, suite, codec.KINDS[type(message)], self.topics.federation, self.run, self.epoch,
@@ -181,14 +181,17 @@ class Link:
         out = f"raise the broker's limit to {needed + FRAME_ROOM}, or bring the device up to date"
         return {forms.MANIFEST: f"{why} of {block} takes {needed}; {out}"}
 
-    def _demand(self, offer: Offer) -> None:
+    def _check_offer(self, offer: Offer) -> None:
         """Of an object: not too large, and sealed where messages have to be."""
         if offer.size > MAX_OBJECT:
             raise Rejected(Reason.TOO_LARGE, f"{offer.size} bytes, over {MAX_OBJECT}")
-        if isinstance(offer, Boxed):
-            if offer.box.size > boxes.MOST:
-                raise Rejected(Reason.TOO_LARGE, f"a manifest of {offer.box.size} bytes, over {boxes.MOST}")
-            self._demand(offer.box)
+        if isinstance(offer, IndirectManifest):
+            if offer.manifest.size > indirect_manifest.MAX_BYTES:
+                raise Rejected(
+                    Reason.TOO_LARGE,
+                    f"a manifest of {offer.manifest.size} bytes, over {indirect_manifest.MAX_BYTES}",
+                )
+            self._check_offer(offer.manifest)
         if self.sealed and not offer.key:
             raise Rejected(Reason.NOT_SEALED, f"blocks of {offer.object.hex()[:16]} without a key")
 
@@ -219,7 +222,7 @@ class Link:
         if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
         window = self._window(header, known.holder)
-        self._check(header, topic)
+        self._check_header(header, topic)
         try:
             message, attachment = self._contents(frame, header, start)
         except Rejected as fault:
@@ -237,23 +240,23 @@ class Link:
                 Reason.NOT_SEALED, f"a {header.kind} of {header.sender}, which this side takes sealed only"
             )
         payload = contents(frame, header, start, self.me.keys.receive)
-        place = codec.Place(header.round, header.phase, header.base)
+        place = codec.TaskId(header.round, header.phase, header.base)
         message, attachment = codec.decode(header.kind, payload, header.sender, place, self.metric_names)
-        self._judge(message, attachment)
+        self._check_content(message, attachment)
         return message, attachment
 
-    def _window(self, header: Header, holder: str) -> Window:
+    def _window(self, header: Header, holder: str) -> ReplayWindow:
         """Other keys, new count. A new record of the same keys lets a count go that only a wrong clock began.
 
         A process that is renewed while it runs goes on with its own.
         """
         window = self._windows.get(header.sender)
         if window is None or (header.boot != window.boot and self._binds_nobody(window, holder)):
-            window = self._windows[header.sender] = Window()
+            window = self._windows[header.sender] = ReplayWindow()
         window.holder = holder
         return window
 
-    def _binds_nobody(self, window: Window, holder: str) -> bool:
+    def _binds_nobody(self, window: ReplayWindow, holder: str) -> bool:
         if not window.holder or same_record(window.holder, holder):
             return False
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
@@ -268,18 +271,18 @@ class Link:
         self.meter.messages[self._back, "unreadable", Reason.BANNED.value] += frames
         self.meter.rejected[Reason.BANNED] += frames
 
-    def heard_of(self, sender: str) -> tuple[int, int]:
+    def last_heard(self, sender: str) -> tuple[int, int]:
         """Boot and newest sequence, to be kept with what was accepted."""
-        window = self._windows.get(sender, Window())
+        window = self._windows.get(sender, ReplayWindow())
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
         """Who held the name that `heard_of` tells of."""
-        return self._windows.get(sender, Window()).holder
+        return self._windows.get(sender, ReplayWindow()).holder
 
     @property
-    def said(self) -> int:
-        """The sequence of what was said last."""
+    def last_sequence(self) -> int:
+        """Of what was sent last."""
         return self._sequence
 
     def missing(self) -> dict[str, int]:
@@ -289,12 +292,12 @@ class Link:
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
         """What an earlier process has heard is no news to this one: boot, newest sequence, and who held the name."""
         for sender, (boot, newest, holder) in heard.items():
-            self._windows[sender] = Window.up_to(boot, newest, holder)
+            self._windows[sender] = ReplayWindow.up_to(boot, newest, holder)
 
-    def _check(self, header: Header, topic: str) -> None:
+    def _check_header(self, header: Header, topic: str) -> None:
         raise NotImplementedError
 
-    def _judge(self, message: Message, attachment: Attachment) -> None:
+    def _check_content(self, message: Message, attachment: Attachment) -> None:
         """Refuse what this end could not use, before it is marked as seen."""
         raise NotImplementedError
 
@@ -307,12 +310,12 @@ class Link:
         self.meter.crossed(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
         self.transport.publish(topic, frame, retain)
 
-    def _counted(self, topic: str, frame: bytes, kind: str, take: Callable[[], Taken]) -> bool:
+    def _counted(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
         """Run `take` on something received and give it exactly one counter. False for a duplicate."""
-        result, taken = "accepted", Taken(new=False)
+        result, taken = "accepted", FrameOutcome(new=False)
         try:
             taken = take()
-            result = taken.fault.value if taken.fault else came_to(taken)
+            result = taken.fault.value if taken.fault else result_of(taken)
         except Rejected as fault:
             result = fault.reason.value
             self.meter.rejected[fault.reason] += 1

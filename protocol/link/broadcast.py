@@ -11,24 +11,28 @@ from collections.abc import Callable
 from typing import Final
 
 from protofleet.protocol.link.fetch import indices
-from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, Bucket
-from protofleet.protocol.wire.messages import Manifest, Want
+from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, TokenBucket
+from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
 MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
 QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
 
-NOW: Final = ""  # to all who hear it without asking, and not to all who have asked
+UNASKED: Final = ""  # to all who hear it without asking, and not to all who have asked
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
-Alone = Callable[[str], contextlib.AbstractContextManager[None]]  # around what is done for one device
+# Around what is done for one device: it is blamed for an error of ours in there.
+ErrorScope = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
 class Broadcast:
     def __init__(
-        self, manifest: Manifest, send: Send, alone: Alone = lambda device: contextlib.nullcontext()
+        self,
+        manifest: Manifest,
+        send: Send,
+        error_scope: ErrorScope = lambda device: contextlib.nullcontext(),
     ) -> None:
-        self.manifest, self._send, self._alone = manifest, send, alone
+        self.manifest, self._send, self._error_scope = manifest, send, error_scope
         self._blocks = len(manifest.hashes)
         self._expected: set[str] = set()  # have not asked yet
         self._asked: dict[str, set[int]] = {}
@@ -36,11 +40,11 @@ class Broadcast:
         self._last: dict[str, float] = {}
         self._published: dict[int, float] = {}
         self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
-        self._wanted_by: dict[int, str] = {}  # block that is pending -> who asked for it first
+        self._requested_by: dict[int, str] = {}  # block that is pending -> who asked for it first
         self._ever: set[int] = set()
         self._invited: set[str] = set()
         self._followed: set[str] = set()  # were sent it unasked, once
-        self._again: dict[str, Bucket] = {}
+        self._again: dict[str, TokenBucket] = {}
         self.wake_at = float("inf")
 
     def expect(self, cohort: list[str], holders: set[str]) -> None:
@@ -63,13 +67,13 @@ class Broadcast:
         if not devices:
             return True
         if len(devices) > 1:
-            self._send(NOW, 0, 0 not in self._ever)
+            self._send(UNASKED, 0, 0 not in self._ever)
         else:
             self._send(devices[0], 0, 0 not in self._ever)
         self._ever.add(0)
         return True
 
-    def wanted(self, device: str, want: Want, now: float) -> int:
+    def requested(self, device: str, want: BlockRequest, now: float) -> int:
         """How many blocks it asks for that it had not asked for before; those it gets for nothing."""
         if device not in self._invited:
             raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
@@ -90,14 +94,14 @@ class Broadcast:
         late = sent_at is not None and sent_at < self._since[device]
         missed = sent_at is not None and not fresh  # after a new start it does not know what it had asked for
         if again or missed:
-            bucket = self._again.setdefault(device, Bucket(AGAIN_RATE, AGAIN_BURST))
+            bucket = self._again.setdefault(device, TokenBucket(AGAIN_RATE, AGAIN_BURST))
             if not (fresh or bucket.take(now)):
                 return  # it will ask again
             self._emit(device, i)
         elif (late or sent_at is None) and i not in self._pending:  # those who are late share one more copy
             if len(self._pending) >= MAX_PENDING:
                 return
-            self._pending[i], self._wanted_by[i] = now + LINGER_SECONDS, device
+            self._pending[i], self._requested_by[i] = now + LINGER_SECONDS, device
         self._asked[device].add(i)
 
     def wake(self, now: float) -> None:
@@ -111,7 +115,7 @@ class Broadcast:
         ]
         for i in sorted(due):
             del self._pending[i]
-            with self._alone(self._wanted_by.pop(i)):
+            with self._error_scope(self._requested_by.pop(i)):
                 self._emit(None, i)
                 self._published[i] = now
         if due and now >= min(self._since.values()) + LINGER_SECONDS:

@@ -8,25 +8,26 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Final, Protocol
 
-from protofleet.protocol.link import boxes
-from protofleet.protocol.link.base import INLINE, WINDOW, Link, Received, Taken
-from protofleet.protocol.link.broadcast import NOW, Alone, Broadcast
+from protofleet.protocol.link import indirect_manifest
+from protofleet.protocol.link.base import INLINE, WINDOW, FrameOutcome, Link, Received
+from protofleet.protocol.link.broadcast import UNASKED, Broadcast, ErrorScope
 from protofleet.protocol.link.clocks import Clock, days
 from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch
 from protofleet.protocol.link.meter import DOWN
-from protofleet.protocol.link.rate_limit import Admission
-from protofleet.protocol.link.replay_window import Window
+from protofleet.protocol.link.rate_limit import RateLimiter
+from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import Header, contents, read_header, verified
 from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Transport
 from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.arrays import Body
-from protofleet.protocol.wire.codec import Attachment, Place
+from protofleet.protocol.wire.codec import Attachment, TaskId
 from protofleet.protocol.wire.messages import (
-    Boxed,
+    BlockRequest,
     Bye,
     Hello,
+    IndirectManifest,
     Manifest,
     Message,
     Offer,
@@ -34,7 +35,6 @@ from protofleet.protocol.wire.messages import (
     State,
     Task,
     Update,
-    Want,
 )
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.plain import plain
@@ -53,7 +53,7 @@ class AdmissionController(Protocol):
 
     def admit(self, update: Update, size: int, name: bytes) -> bool: ...
 
-    def spoiled(self, update: Update, fault: Rejected) -> None: ...
+    def unusable(self, update: Update, fault: Rejected) -> None: ...
 
 
 class AdmitNothing:
@@ -65,11 +65,11 @@ class AdmitNothing:
     def admit(self, update: Update, size: int, name: bytes) -> bool:
         return False
 
-    def spoiled(self, update: Update, fault: Rejected) -> None:
+    def unusable(self, update: Update, fault: Rejected) -> None:
         """No answer is waited for."""
 
 
-class Spoiled(Rejected):
+class UnusableAnswer(Rejected):
     """An answer to the open question that nobody can use: its device hears so, and is waited for no longer."""
 
     def __init__(self, update: Update, fault: Rejected) -> None:
@@ -90,19 +90,21 @@ class CoordinatorLink(Link):
         super().__init__(me, keyring, topics, transport, DOWN, sealed, clock)
         self.run, self.epoch, self.who, self._stores = run, me.boot, who, stores
         self.admission_controller: AdmissionController = AdmitNothing()
-        self.admission = Admission(keyring)
-        self.spoke: Callable[[str], None] = lambda device: None  # told of each new word of a device's own
-        self.alone: Alone = lambda device: contextlib.nullcontext()
+        self.rate_limiter = RateLimiter(keyring)
+        self.on_message: Callable[[str], None] = lambda device: None  # told the sender of each new message
+        self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
         self._waiting_for: set[str] = set()  # devices that left unfinished answers behind
         self._heard_topics = set(topics.coordinator_subscriptions())
         self._broadcasts: dict[bytes, Broadcast] = {}
         self.fetches: dict[str, tuple[Fetch, Received]] = {}
-        self._paces: dict[str, float] = {}  # of devices whose fetch was given up while the question is open
+        self._retry_seconds: dict[
+            str, float
+        ] = {}  # of devices whose fetch was given up while the question is open
         self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
-        self._boxed: dict[
-            str, Boxed
+        self._indirect_offers: dict[
+            str, IndirectManifest
         ] = {}  # the answer that each offered last, where its manifest is an object
-        self.hears_itself = False  # so it would hear a later coordinator too
+        self.hears_own_messages = False  # so it would hear a later coordinator too
         self.can: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
         self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
 
@@ -112,11 +114,11 @@ class CoordinatorLink(Link):
         return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
 
     def wake(self, now: float) -> None:
-        flying = self._flying(now)
+        in_flight = self._in_flight(now)
         for device, (fetch, _) in self.fetches.items():
-            with self.alone(device):
-                fetch.wake(now, max(1, _room(fetch.flying(now), flying)))
-        self._feed(now)
+            with self.error_scope(device):
+                fetch.wake(now, max(1, _room(fetch.in_flight(now), in_flight)))
+        self._share_budget(now)
         for broadcast in self._broadcasts.values():
             broadcast.wake(now)
 
@@ -134,7 +136,7 @@ class CoordinatorLink(Link):
 
     def send(self, device: str, message: Message) -> None:
         """Nothing to whom we no longer know: its enrolment has ended. Looked up once, as it may end now."""
-        with self.alone(device):
+        with self.error_scope(device):
             if (known := self.keyring.get(device)) is not None:
                 self.say(self.topics.down(device), message, device, receive=known.receive)
 
@@ -145,15 +147,15 @@ class CoordinatorLink(Link):
         """
         if manifest.object not in self._broadcasts or not self.can_still_serve:
             self._broadcasts = {
-                one.object: Broadcast(one, self._sender(one, store), self.alone)
+                one.object: Broadcast(one, self._sender(one, store), self.error_scope)
                 for one in self._cut(manifest, store)
             }
         self._followers = []
         for broadcast in self._broadcasts.values():
             asks_nothing = {device for device in cohort if self._follows(device, broadcast.manifest)}
             broadcast.expect(cohort, holders | asks_nothing)
-        whole, *box = (broadcast.manifest for broadcast in self._broadcasts.values())
-        return Boxed(whole.object, whole.size, whole.key, box[0]) if box else whole
+        whole, *of_manifest = (broadcast.manifest for broadcast in self._broadcasts.values())
+        return IndirectManifest(whole.object, whole.size, whole.key, of_manifest[0]) if of_manifest else whole
 
     @property
     def can_still_serve(self) -> bool:
@@ -165,7 +167,7 @@ class CoordinatorLink(Link):
             manifest = store.manifest(manifest.object, self.block)
         served = [self.keyed(manifest)]
         if not self.fits(manifest):
-            served.append(self.keyed(boxes.box(manifest, store, self.block)))
+            served.append(self.keyed(indirect_manifest.store(manifest, store, self.block)))
         return served
 
     def _follows(self, device: str, manifest: Manifest) -> bool:
@@ -185,7 +187,7 @@ class CoordinatorLink(Link):
         if not followers:
             return
         for broadcast in list(self._broadcasts.values())[:1]:
-            with self.alone(followers[0]):
+            with self.error_scope(followers[0]):
                 broadcast.follow(followers, now)
 
     def arrived(self, topic: str, frame: bytes, now: float) -> list[Received]:
@@ -193,61 +195,61 @@ class CoordinatorLink(Link):
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
-            return self._in_our_name(frame, now)
+            return self._arrived_in_own_name(frame, now)
         opened: list[tuple[Header, Message, Attachment]] = []
-        spoiled: list[Spoiled] = []
+        unusable: list[UnusableAnswer] = []
 
-        def take() -> Taken:
-            self.admission.frame(self.writer(topic), now)
+        def take() -> FrameOutcome:
+            self.rate_limiter.charge_frame(self.writer(topic), now)
             try:
                 found = self.open(topic, frame)
                 if found is None:
-                    return Taken(new=False)
+                    return FrameOutcome(new=False)
                 tensors, first = self._inline(*found)
-            except Spoiled as answer:  # whoever gives the verdict counts it
-                spoiled.append(answer)
-                return Taken(fault=answer.reason)
+            except UnusableAnswer as answer:  # whoever gives the verdict counts it
+                unusable.append(answer)
+                return FrameOutcome(fault=answer.reason)
             opened.append(found)
-            return Taken(tensors, first=first)
+            return FrameOutcome(tensors, first=first)
 
         try:
             self._counted(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
             # Signed by whom the topic says: that was looked at before.
             if fault.reason is Reason.STALE_BOOT:
-                self._fence(self.writer(topic))
+                self._refuse_older_process(self.writer(topic))
             if fault.reason is Reason.BOOT_AHEAD:
-                self._send_back(frame, fault.detail)
+                self._refuse_boot(frame, fault.detail)
             raise
         for header, _, _ in opened:
-            self._spoke(header)
-        for answer in spoiled:
-            self.spoke(answer.update.device)
-            self.admission_controller.spoiled(answer.update, answer)
+            self._report_message(header)
+        for answer in unusable:
+            self.on_message(answer.update.device)
+            self.admission_controller.unusable(answer.update, answer)
         try:
             return [done for found in opened for done in self._message(*found, now)]
         except Rejected as fault:  # the frame was good, what it offers cannot be had now
             self.meter.rejected[fault.reason] += 1
             raise
 
-    def _spoke(self, header: Header) -> None:
+    def _report_message(self, header: Header) -> None:
         """Not by its will, which the broker says, and not by what it said to an earlier coordinator."""
         if header.sequence and header.epoch == self.epoch:
-            self.spoke(header.sender)
+            self.on_message(header.sender)
 
-    def _in_our_name(self, frame: bytes, now: float) -> list[Received]:
+    def _arrived_in_own_name(self, frame: bytes, now: float) -> list[Received]:
         """What we have said comes back, and is nothing. Of a later coordinator it is passed on.
 
         Nobody's bytes: the page of the wire counts what crosses between devices and their coordinator.
         """
         result = "duplicate"
         try:
-            self.admission.own_name(now)
+            self.rate_limiter.charge_own_name(now)
             header, start, _ = verified(frame, {COORDINATOR: self.me.keys.public})
-            self.hears_itself |= header.epoch == self.epoch
+            self.hears_own_messages |= header.epoch == self.epoch
             if header.federation != self.topics.federation or header.epoch < self.epoch:
                 return []
-            said, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, Place())
+            said, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
             if not isinstance(said, State) or not self._is_another(header, said):
                 return []
             result = "accepted"
@@ -271,28 +273,28 @@ class CoordinatorLink(Link):
             )
         return True
 
-    def _fence(self, device: str) -> None:
+    def _refuse_older_process(self, device: str) -> None:
         """Tell the older of two processes of one name that it is; the newer one does not mind."""
-        boot, _ = self.heard_of(device)
+        boot, _ = self.last_heard(device)
         words = (
             f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
             "let one of them run, and start it again"
         )
         self.send(device, Refusal(words, boot))
 
-    def _window(self, header: Header, holder: str) -> Window:
+    def _window(self, header: Header, holder: str) -> ReplayWindow:
         """A boot that lies far ahead of the clock binds nobody where a version took it over that did not look.
 
         That version noted no holder. What one that looks has taken was not ahead, so now the clock is slow, or both
         were ahead: then a renewal of the device's record lets the count go.
         """
-        known = self._windows.get(header.sender, Window())
+        known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
         if nobodys and header.boot < known.boot and not self.clock.ahead(header.boot):
             del self._windows[header.sender]
         return super()._window(header, holder)
 
-    def _send_back(self, frame: bytes, words: str) -> None:
+    def _refuse_boot(self, frame: bytes, words: str) -> None:
         """Tell a device that its boot is none; it says so to who greets, and to nobody else."""
         header, start = read_header(frame)
         with contextlib.suppress(Rejected):
@@ -304,13 +306,13 @@ class CoordinatorLink(Link):
         """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
-                self._paces[name] = held[0].retry
+                self._retry_seconds[name] = held[0].retry
                 held[0].partial.abandon(forget=for_good or device is None)
                 self._waiting_for.add(name)
         if device is None:
             for name in self._waiting_for:
                 self._stores(name).forget_unfinished()
-            self._waiting_for, self._paces = set(), {}
+            self._waiting_for, self._retry_seconds = set(), {}
 
     @property
     def has_unfinished(self) -> bool:
@@ -333,19 +335,19 @@ class CoordinatorLink(Link):
             header.sender, message, header.run, header.epoch, sequence=header.sequence, boot=header.boot
         )
         match message:
-            case Want():
-                wants = [Want(message.object, message.ranges, message.again)]
-                wants += [Want(name, ranges, message.again) for name, ranges in message.more]
-                if sum(self._wanted(header.sender, want, now) for want in wants):
-                    self.admission.frame_was_useful(header.sender)
+            case BlockRequest():
+                wants = [BlockRequest(message.object, message.ranges, message.again)]
+                wants += [BlockRequest(name, ranges, message.again) for name, ranges in message.more]
+                if sum(self._requested(header.sender, want, now) for want in wants):
+                    self.rate_limiter.frame_was_useful(header.sender)
                 return []
             case Update():
                 return self._update(received, message, attachment, now)
         return [received]
 
-    def _wanted(self, device: str, want: Want, now: float) -> int:
+    def _requested(self, device: str, want: BlockRequest, now: float) -> int:
         broadcast = self._broadcasts.get(want.object)
-        return broadcast.wanted(device, want, now) if broadcast else 0
+        return broadcast.requested(device, want, now) if broadcast else 0
 
     def _update(
         self, received: Received, update: Update, attachment: Attachment, now: float
@@ -375,26 +377,26 @@ class CoordinatorLink(Link):
         except Rejected as fault:
             if fault.reason is Reason.NO_ROOM:
                 raise
-            self.admission_controller.spoiled(update, fault)
+            self.admission_controller.unusable(update, fault)
 
     def _fetch(self, received: Received, offer: Offer, store: ObjectStore, now: float) -> list[Received]:
         """The answer's blocks, after those of its manifest where that is an object."""
-        if isinstance(offer, Boxed):
-            self._boxed[received.sender] = offer
-            boxed = store.has(offer.box.object)
-            offer = boxes.unboxed(offer, store) if boxed else offer.box
+        if isinstance(offer, IndirectManifest):
+            self._indirect_offers[received.sender] = offer
+            is_here = store.has(offer.manifest.object)
+            offer = indirect_manifest.load(offer, store) if is_here else offer.manifest
         attachment, device = offer, received.sender
         held = self.fetches.get(device)
         if held and held[0].rekeyed(attachment):
             self.fetches[device] = (held[0], received)
         else:
             self.abandon(device)
-            pace = 2 * self._paces.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
-            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want), pace)
+            retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
+            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want), retry)
             self.fetches[device] = (fetch, received)
             if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
-                return self._here(device, now)
-        self._feed(now)
+                return self._completed(device, now)
+        self._share_budget(now)
         return []
 
     def _unusable(self, header: Header, fault: Rejected) -> None:
@@ -403,7 +405,7 @@ class CoordinatorLink(Link):
         update = Update(header.sender, header.round, header.phase, 0, header.base)
         window = self._windows[header.sender]
         if self._asks(header, update) and window.is_new(header.boot, header.sequence):
-            raise Spoiled(update, fault)
+            raise UnusableAnswer(update, fault)
 
     def _asks(self, header: Header, update: Update) -> bool:
         return header.run == self.run and self.admission_controller.asks(update)
@@ -420,7 +422,7 @@ class CoordinatorLink(Link):
             return _body(attachment).kinds, said != before
         except Rejected as fault:
             if self._asks(header, message):
-                raise Spoiled(message, fault) from None
+                raise UnusableAnswer(message, fault) from None
             raise
 
     def _complete(self, received: Received, update: Update, name: bytes) -> list[Received]:
@@ -437,56 +439,56 @@ class CoordinatorLink(Link):
         device = place.device if place and place.kind == "up" else ""
         held = self.fetches.get(device)
 
-        def take() -> Taken:
-            self.admission.block(device, now)
+        def take() -> FrameOutcome:
+            self.rate_limiter.charge_block(device, now)
             prefix, index, data = blocks.unpack(frame)
             if not device:
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
-            if held is None or not held[0].goes_by(prefix):
+            if held is None or not held[0].is_named(prefix):
                 if device.encode() + prefix in self._complete_lately:
-                    return Taken(new=False)
+                    return FrameOutcome(new=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
             kinds, fresh = held[0].take(index, data, now)
             if fresh:
-                self.admission.block_was_useful(device)
-            return Taken(kinds, fresh)
+                self.rate_limiter.block_was_useful(device)
+            return FrameOutcome(kinds, fresh)
 
         if not self._counted(topic, frame, "block", take) or held is None:
             return []
-        self.spoke(device)
+        self.on_message(device)
         if not held[0].partial.complete:
-            self._feed(now)
+            self._share_budget(now)
             return []
-        return self._here(device, now)
+        return self._completed(device, now)
 
-    def _here(self, device: str, now: float) -> list[Received]:
+    def _completed(self, device: str, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
         fetch, received = self.fetches.pop(device)
         self._complete_lately.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
-        self._feed(now)
+        self._share_budget(now)
         assert isinstance(received.message, Update)
         with self._judging(received.message):
             fetch.partial.finish()
-            boxed = self._boxed.get(device)
-            if boxed and boxed.box.object == fetch.object:
-                return self._fetch(received, boxed, self._stores(device), now)
+            offer = self._indirect_offers.get(device)
+            if offer and offer.manifest.object == fetch.object:
+                return self._fetch(received, offer, self._stores(device), now)
             return self._complete(received, received.message, fetch.object)
         return []
 
-    def _feed(self, now: float) -> None:
+    def _share_budget(self, now: float) -> None:
         """Share the budget out, first come first served."""
-        flying = self._flying(now)
+        in_flight = self._in_flight(now)
         for device, (fetch, _) in list(self.fetches.items()):
-            with self.alone(device):
-                before = fetch.flying(now)
-                if room := _room(before, flying):
+            with self.error_scope(device):
+                before = fetch.in_flight(now)
+                if room := _room(before, in_flight):
                     fetch.fill(room, now)
-                flying += fetch.flying(now) - before
+                in_flight += fetch.in_flight(now) - before
 
-    def _flying(self, now: float) -> int:
-        return sum(fetch.flying(now) for fetch, _ in self.fetches.values())
+    def _in_flight(self, now: float) -> int:
+        return sum(fetch.in_flight(now) for fetch, _ in self.fetches.values())
 
     def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
         everyone = self.topics.broadcast(manifest.wire_name.hex())
@@ -494,28 +496,28 @@ class CoordinatorLink(Link):
         def send(device: str | None, index: int, fresh: bool) -> None:
             topic = everyone
             if device is not None:
-                topic = self.topics.down(device) if device != NOW else self.topics.broadcast_now
+                topic = self.topics.down(device) if device != UNASKED else self.topics.broadcast_now
             self.send_block(topic, store, manifest, index, fresh)
 
         return send
 
-    def _judge(self, message: Message, attachment: Attachment) -> None:
-        if not isinstance(message, (Hello, State, Update, Want, Bye)):
+    def _check_content(self, message: Message, attachment: Attachment) -> None:
+        if not isinstance(message, (Hello, State, Update, BlockRequest, Bye)):
             raise Rejected(Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is the coordinator's to say")
         if isinstance(message, Update):
             if attachment is None:
                 raise Rejected(Reason.MALFORMED, "an update without arrays")
             if isinstance(attachment, bytes) and len(attachment) > INLINE:
                 raise Rejected(Reason.TOO_LARGE, f"an inline body of {len(attachment)} bytes, over {INLINE}")
-            if isinstance(attachment, (Manifest, Boxed)):
-                self._demand(attachment)
+            if isinstance(attachment, (Manifest, IndirectManifest)):
+                self._check_offer(attachment)
 
-    def _check(self, header: Header, topic: str) -> None:
+    def _check_header(self, header: Header, topic: str) -> None:
         # Read from the topic, as the sender may be anybody with a key, even ourselves, sent back to us.
         place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
         if place is None or (place.kind, place.device) != (kind, header.sender):
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
-        if header.boot > self.heard_of(header.sender)[0] and (far := self.clock.ahead(header.boot)):
+        if header.boot > self.last_heard(header.sender)[0] and (far := self.clock.ahead(header.boot)):
             raise Rejected(
                 Reason.BOOT_AHEAD,
                 f"boot {header.boot} of {header.sender} lies {days(far)} ahead of the coordinator's clock: set the "
@@ -524,9 +526,9 @@ class CoordinatorLink(Link):
             )
 
 
-def _room(own: int, flying: int) -> int:
+def _room(own: int, in_flight: int) -> int:
     """Blocks that one fetch may have in flight, of what all of them together have."""
-    return max(0, min(WINDOW, BUDGET - (flying - own)))
+    return max(0, min(WINDOW, BUDGET - (in_flight - own)))
 
 
 def refusal_of(words: str, hello: Hello, boot: int, sequence: int) -> Refusal:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from protofleet.protocol.link import boxes
-from protofleet.protocol.link.base import WINDOW, Link, Received, Taken
+from protofleet.protocol.link import indirect_manifest
+from protofleet.protocol.link.base import WINDOW, FrameOutcome, Link, Received
 from protofleet.protocol.link.clocks import Clock, ahead, days
 from protofleet.protocol.link.fetch import Fetch, indices
 from protofleet.protocol.link.meter import UP
-from protofleet.protocol.link.replay_window import Window
+from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import Header
 from protofleet.protocol.security.keys import Identity, Keyring
 from protofleet.protocol.storage.store import ObjectStore
@@ -17,7 +17,15 @@ from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport
 from protofleet.protocol.wire import blocks, codec, forms
 from protofleet.protocol.wire.codec import Attachment
-from protofleet.protocol.wire.messages import Boxed, Manifest, Message, Offer, Task, Update, Want
+from protofleet.protocol.wire.messages import (
+    BlockRequest,
+    IndirectManifest,
+    Manifest,
+    Message,
+    Offer,
+    Task,
+    Update,
+)
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
@@ -49,7 +57,7 @@ class DeviceLink(Link):
         return self._fetch.wake_at if self._fetch else float("inf")
 
     @property
-    def coming(self) -> bytes:
+    def fetching(self) -> bytes:
         """Name of the broadcast that is being fetched, or nothing."""
         return self._fetch.object if self._fetch else b""
 
@@ -80,8 +88,8 @@ class DeviceLink(Link):
         """As before, that is: a broker may have come back with a smaller limit."""
         if (offer := self.offered.get(name)) is None:
             return False
-        box = (offer.box,) if isinstance(offer, Boxed) else ()
-        return self.still_fits(self._served[name], *box)
+        of_manifest = (offer.manifest,) if isinstance(offer, IndirectManifest) else ()
+        return self.still_fits(self._served[name], *of_manifest)
 
     def _offer(self, manifest: Manifest) -> Offer:
         self._serve_from_now(manifest)
@@ -92,9 +100,9 @@ class DeviceLink(Link):
                 f"the manifest of an answer of {manifest.size} bytes fits no packet of this broker, and this "
                 "coordinator takes none as an object; raise the broker's packet limit to 131072"
             )
-        box = self.keyed(boxes.box(manifest, self.store, self.block))
-        self._serve_from_now(box)
-        return Boxed(manifest.object, manifest.size, manifest.key, box)
+        of_manifest = self.keyed(indirect_manifest.store(manifest, self.store, self.block))
+        self._serve_from_now(of_manifest)
+        return IndirectManifest(manifest.object, manifest.size, manifest.key, of_manifest)
 
     @property
     def served(self) -> set[bytes]:
@@ -107,9 +115,9 @@ class DeviceLink(Link):
     def forget(self, name: bytes) -> None:
         """An answer has its receipt: serve its blocks no more."""
         names = {name}
-        if isinstance(offer := self.offered.pop(name, None), Boxed):
-            names.add(offer.box.object)
-            self.store.drop(offer.box.object)
+        if isinstance(offer := self.offered.pop(name, None), IndirectManifest):
+            names.add(offer.manifest.object)
+            self.store.drop(offer.manifest.object)
         for known in names:
             self._served.pop(known, None)
             self._sent.pop(known, None)
@@ -127,14 +135,14 @@ class DeviceLink(Link):
             return self._block(topic, frame, now)
         opened: list[tuple[Header, Message]] = []
 
-        def take() -> Taken:
-            before = self.heard_of(COORDINATOR)
+        def take() -> FrameOutcome:
+            before = self.last_heard(COORDINATOR)
             found = self.open(topic, frame)
-            if self.heard_of(COORDINATOR) != before:
+            if self.last_heard(COORDINATOR) != before:
                 self.news_at = now
             if found:
                 opened.append(found[:2])
-            return Taken(new=found is not None)
+            return FrameOutcome(new=found is not None)
 
         self._counted(topic, frame, self.kind_of(frame), take)
         return [done for header, message in opened for done in self._message(header, message, now)]
@@ -145,11 +153,11 @@ class DeviceLink(Link):
 
     def stop_fetching(self) -> None:
         if fetch := self._fetch:
-            self._no_more_of(fetch.manifest)
+            self._ignore_blocks_of(fetch.manifest)
             fetch.partial.abandon(forget=True)  # another broadcast has taken its place
         self._fetch = self._waiting = None
 
-    def _no_more_of(self, manifest: Manifest) -> None:
+    def _ignore_blocks_of(self, manifest: Manifest) -> None:
         """Blocks of it that are still on their way are repeats, not strangers."""
         self._complete_lately.append(manifest.wire_name[: codec.SHORT_HASH])
         if not self._follows(manifest):
@@ -160,13 +168,13 @@ class DeviceLink(Link):
         """Whether it comes without being asked for: then nothing but the body says what is in it."""
         return not manifest.parts
 
-    def _taken_over(self, fetch: Fetch, manifest: Manifest) -> bool:
+    def _goes_on_with(self, fetch: Fetch, manifest: Manifest) -> bool:
         """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""
         before = fetch.manifest
         if not fetch.rekeyed(manifest):
             return False
         if before != manifest:
-            self._no_more_of(before)
+            self._ignore_blocks_of(before)
             if not self._follows(manifest):
                 self.transport.subscribe(self._topic_of(manifest))
         return True
@@ -177,10 +185,10 @@ class DeviceLink(Link):
     def _message(self, header: Header, message: Message, now: float) -> list[Received]:
         received = Received(header.sender, message, header.run, header.epoch)
         match message:
-            case Want():
+            case BlockRequest():
                 self._serve(message)
                 return []
-            case Task(broadcast=Manifest() | Boxed() as offer):
+            case Task(broadcast=Manifest() | IndirectManifest() as offer):
                 return self._asked(received, offer, now)
         return [received]
 
@@ -188,13 +196,13 @@ class DeviceLink(Link):
         """On with a task: what it stands on is here, or is fetched, after its manifest where that is an object."""
         if self.store.has(offer.object):
             return [replace(received, object=offer.object)]
-        if isinstance(offer, Boxed):
-            boxed = self.store.has(offer.box.object)
-            offer = boxes.unboxed(offer, self.store) if boxed else offer.box
+        if isinstance(offer, IndirectManifest):
+            is_here = self.store.has(offer.manifest.object)
+            offer = indirect_manifest.load(offer, self.store) if is_here else offer.manifest
         return self._begin(received, offer, now)
 
     def _begin(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
-        if self._fetch and self._taken_over(self._fetch, manifest):
+        if self._fetch and self._goes_on_with(self._fetch, manifest):
             self._waiting = received
             return []
         self.stop_fetching()
@@ -203,7 +211,7 @@ class DeviceLink(Link):
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
         if self._fetch.partial.complete:  # an earlier process had it all, and died before it had a name
-            return self._here(self._fetch, now)
+            return self._completed(self._fetch, now)
         if not follows:
             self._fetch.fill(WINDOW, now)
             return []
@@ -218,20 +226,20 @@ class DeviceLink(Link):
                 return []
             topic, frame = before  # nobody will name it any more, or its task comes after a later one
 
-        def take() -> Taken:
+        def take() -> FrameOutcome:
             prefix, index, data = blocks.unpack(frame)
             fetch = self._fetch
-            if fetch is None or not fetch.goes_by(prefix):
+            if fetch is None or not fetch.is_named(prefix):
                 if prefix in self._complete_lately:
-                    return Taken(new=False)
+                    return FrameOutcome(new=False)
                 if topic == self._now:  # of a round that is asked of others
-                    return Taken(new=False, ours=False)
+                    return FrameOutcome(new=False, ours=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
             if topic not in (self._down, self._now, self._topic_of(fetch.manifest)):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
-            return Taken(*fetch.take(index, data, now))
+            return FrameOutcome(*fetch.take(index, data, now))
 
         fresh, fetch = self._counted(topic, frame, "block", take), self._fetch
         if not fresh or fetch is None:
@@ -239,7 +247,7 @@ class DeviceLink(Link):
         if not fetch.partial.complete:
             fetch.fill(WINDOW, now)
             return []
-        return self._here(fetch, now)
+        return self._completed(fetch, now)
 
     def _comes_early(self, frame: bytes) -> bool:
         """A broadcast that follows its task on another topic, and has overtaken it."""
@@ -247,20 +255,20 @@ class DeviceLink(Link):
             prefix, _, _ = blocks.unpack(frame)
         except Rejected:
             return False  # whoever counts it says what is wrong with it
-        fetched = self._fetch is not None and self._fetch.goes_by(prefix)
+        fetched = self._fetch is not None and self._fetch.is_named(prefix)
         return not fetched and prefix not in self._complete_lately
 
-    def _here(self, fetch: Fetch, now: float) -> list[Received]:
+    def _completed(self, fetch: Fetch, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and go on with the task that waits for it."""
         waiting, self._fetch, self._waiting = self._waiting, None, None
-        self._no_more_of(fetch.manifest)
+        self._ignore_blocks_of(fetch.manifest)
         fetch.partial.finish()
         if waiting is None:
             return []
         assert isinstance(waiting.message, Task) and waiting.message.broadcast
         return self._asked(waiting, waiting.message.broadcast, now)
 
-    def _serve(self, want: Want) -> None:
+    def _serve(self, want: BlockRequest) -> None:
         for name, ranges in ((want.object, want.ranges), *want.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
@@ -270,22 +278,22 @@ class DeviceLink(Link):
                 self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
                 sent[index] = 1
 
-    def _judge(self, message: Message, attachment: Attachment) -> None:
+    def _check_content(self, message: Message, attachment: Attachment) -> None:
         if isinstance(message, Task) and message.round < self.least_round:
             raise Rejected(Reason.STALE_ROUND, f"round {message.round}, {self.least_round} has been answered")
         if isinstance(message, Task) and message.broadcast:
-            self._demand(message.broadcast)
+            self._check_offer(message.broadcast)
 
-    def _window(self, header: Header, holder: str) -> Window:
+    def _window(self, header: Header, holder: str) -> ReplayWindow:
         before = self._windows.get(header.sender)
-        if self._only_a_clock_held(header):
+        if self._was_taken_without_a_clock(header):
             self._windows.pop(COORDINATOR, None)
         window = super()._window(header, holder)
         if header.sender == COORDINATOR and before is not None and window is not before:
             self.epoch = 0  # new keys, new count
         return window
 
-    def _only_a_clock_held(self, header: Header) -> bool:
+    def _was_taken_without_a_clock(self, header: Header) -> bool:
         """Whether the epoch that is held was taken over while the clock judged nobody, and is far ahead of it now.
 
         Not before another coordinator speaks: the one of that epoch may conduct still, and its clock be wrong alone.
@@ -293,7 +301,7 @@ class DeviceLink(Link):
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
-    def _of_a_clock_behind(self) -> str:
+    def _advice_for_a_clock_behind(self) -> str:
         """What to do about an epoch that only a clock could judge which has said more before."""
         if self.clock.is_believable or (far := ahead(self.epoch, self.clock.now())) <= 0:
             return ""
@@ -308,7 +316,7 @@ class DeviceLink(Link):
         waiting = self._waiting.message if self._waiting else None
         return (waiting.round, waiting.phase) if isinstance(waiting, Task) else None
 
-    def _check(self, header: Header, topic: str) -> None:
+    def _check_header(self, header: Header, topic: str) -> None:
         if header.sender != COORDINATOR:
             raise Rejected(Reason.WRONG_TOPIC, f"{header.sender} speaks where only the coordinator may")
         if header.kind == "state":
@@ -327,5 +335,5 @@ class DeviceLink(Link):
             )
         if header.epoch < self.epoch:
             words = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
-            raise Rejected(Reason.STALE_EPOCH, words + self._of_a_clock_behind())
+            raise Rejected(Reason.STALE_EPOCH, words + self._advice_for_a_clock_behind())
         self.run, self.epoch = header.run, header.epoch

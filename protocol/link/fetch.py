@@ -14,21 +14,21 @@ from protofleet.protocol.storage.store import Partial
 from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.blocks import kinds_in, opened
 from protofleet.protocol.wire.codec import MAX_RANGES
-from protofleet.protocol.wire.messages import Manifest, Want
+from protofleet.protocol.wire.messages import BlockRequest, Manifest
 
 RETRY_SECONDS: Final = 1.0  # without progress, before asking again; doubles up to the longest
 LONGEST_RETRY_SECONDS: Final = 20.0
 SILENT_SECONDS: Final = 8.0  # a sender is silent once it is this long before it is asked again
 
-Ask = Callable[[Want], None]
+Send = Callable[[BlockRequest], None]
 
 
 class Fetch:
     """One object on its way in, at most `window` blocks of it in flight."""
 
-    def __init__(self, partial: Partial, ask: Ask, retry: float = RETRY_SECONDS) -> None:
+    def __init__(self, partial: Partial, send: Send, retry: float = RETRY_SECONDS) -> None:
         """`retry`: what an earlier fetch from the same sender has come to, as another offer is no progress."""
-        self.partial, self._ask = partial, ask
+        self.partial, self._send = partial, send
         self.asked: dict[int, float] = {}  # block -> when it was asked for first
         self._next = 0  # blocks before this one are here or asked for
         self.retry = retry
@@ -49,20 +49,20 @@ class Fetch:
         self.partial.manifest = manifest
         return True
 
-    def goes_by(self, prefix: bytes) -> bool:
+    def is_named(self, prefix: bytes) -> bool:
         """Whether blocks that call their object this are ours."""
         return self.manifest.wire_name[: len(prefix)] == prefix
 
     def take(self, index: int, data: memoryview, now: float) -> tuple[dict[str, int], bool]:
         """A block as it came: the tensor bytes in it by kind, and whether it is new."""
         plain = opened(self.manifest, index, data)
-        fresh = self.got(index, plain, now)
+        fresh = self.store(index, plain, now)
         if not self.manifest.parts:  # one block, which is the whole body
             return Body(lambda first, stop: plain[first:stop], len(plain)).kinds, fresh
         start = index * self.manifest.block
         return kinds_in(self.manifest, start, start + len(plain)), fresh
 
-    def flying(self, now: float) -> int:
+    def in_flight(self, now: float) -> int:
         """Blocks that may still come. A sender that is silent, or lets one fall now and then, holds up nobody."""
         if self.is_silent:
             return 0
@@ -89,10 +89,10 @@ class Fetch:
             self._next += 1
         if fresh:
             self.asked.update(dict.fromkeys(fresh, now))
-            self._say(fresh, again=False)
+            self._request(fresh, again=False)
             self.wake_at = now + self.retry
 
-    def got(self, index: int, data: memoryview, now: float) -> bool:
+    def store(self, index: int, data: memoryview, now: float) -> bool:
         """Take a block; True if it is new."""
         fresh = self.partial.write(index, data)
         self.asked.pop(index, None)
@@ -108,12 +108,12 @@ class Fetch:
         missing = [i for i, here in enumerate(self.partial.have) if not here][: max(1, window)]
         self.asked = {i: self.asked.get(i, now) for i in missing}
         self._next = max(self._next, missing[-1] + 1 if missing else 0)
-        self._say(missing, again=True)
+        self._request(missing, again=True)
         self.retry = min(2 * self.retry, LONGEST_RETRY_SECONDS)
         self.wake_at = now + self.retry
 
-    def _say(self, indices: list[int], again: bool) -> None:
-        self._ask(Want(self.object, ranges(indices), again))
+    def _request(self, indices: list[int], again: bool) -> None:
+        self._send(BlockRequest(self.object, ranges(indices), again))
 
 
 def ranges(indices: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -11,7 +11,7 @@ WIDTH: Final = 1024  # how far behind the newest a message may come and still be
 
 
 @dataclass
-class Window:
+class ReplayWindow:
     boot: int = 0
     newest: int = 0
     came: int = 0  # different numbers of this boot; they are counted from 1, and 0 is a will's
@@ -19,9 +19,9 @@ class Window:
     _seen: int = 0  # bit i: newest - i has been seen
 
     @staticmethod
-    def up_to(boot: int, newest: int, holder: str = "") -> Window:
+    def up_to(boot: int, newest: int, holder: str = "") -> ReplayWindow:
         """As if all up to there had been seen: what is told again by a receiver that has restarted."""
-        return Window(boot, newest, newest, holder, (1 << WIDTH) - 1)
+        return ReplayWindow(boot, newest, newest, holder, (1 << WIDTH) - 1)
 
     @property
     def missing(self) -> int:

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.protocol.security.keyfiles import KeyFileError, read_identity, read_receive
 from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations, Role
-from protofleet.protocol.security.statements import StatementError, Why, read_armoured
+from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.security.trust import ROOTS, Trust, first_roots
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 
@@ -69,7 +69,7 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
     mine = (identity.public_key().public_bytes_raw(), receive.public_key().public_bytes_raw())
     if mine != (record.sign, record.receive):
         words = f"{folder / OWN_RECORD} is made out to other keys than those beside it; install it again"
-        raise StatementError(Why.WRONG_KEYS, words)
+        raise StatementError(StatementFault.WRONG_KEYS, words)
     return Enrolled(record, trust, identity, receive)
 
 
@@ -150,7 +150,7 @@ class KnownRecords(Mapping[str, Record]):
         except (ValueError, OSError):
             self._seen.pop(name, None)
             words = f"there is no record of {name!r} in {self._folder}"
-            raise StatementError(Why.WRONG_NAME, words) from None
+            raise StatementError(StatementFault.WRONG_NAME, words) from None
         mark = (status.st_mtime_ns, status.st_ino)
         seen = self._seen.get(name)
         if seen is not None and seen[0] == mark:

@@ -14,7 +14,14 @@ from typing import Final, Literal, TypeAlias, get_args
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.protocol.security.holders import holder_of
-from protofleet.protocol.security.statements import Reader, StatementError, Why, Writer, body_of, state
+from protofleet.protocol.security.statements import (
+    Reader,
+    StatementError,
+    StatementFault,
+    Writer,
+    sign_statement,
+    verified_body,
+)
 from protofleet.protocol.security.weak_keys import check_keys
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 
@@ -70,14 +77,16 @@ class Revocations:
 def issue_record(record: Record, root: Ed25519PrivateKey) -> bytes:
     fields = Writer().text(record.federation).text(record.name).text(record.role)
     fields.blob(record.sign).blob(record.receive).number(record.serial)
-    return state(RECORD, fields.number(record.not_before).number(record.not_after).done(), [root])
+    return sign_statement(RECORD, fields.number(record.not_before).number(record.not_after).done(), [root])
 
 
 def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
     """What one of these roots has signed. Whether it holds today, `Trust.admit` says."""
     if len(data) > MAX_RECORD:
-        raise StatementError(Why.MALFORMED, f"{len(data)} bytes are too many for a record; {MAX_RECORD}")
-    fields = Reader(RECORD, body_of(RECORD, data, roots))
+        raise StatementError(
+            StatementFault.MALFORMED, f"{len(data)} bytes are too many for a record; {MAX_RECORD}"
+        )
+    fields = Reader(RECORD, verified_body(RECORD, data, roots))
     federation, name, role = fields.text(), fields.text(), fields.text()
     sign, receive = fields.blob(KEY, KEY), fields.blob(KEY, KEY)
     serial, not_before, not_after = fields.number(), fields.number(), fields.number()
@@ -87,17 +96,17 @@ def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
     try:
         return Record(federation, name, role, sign, receive, serial, not_before, not_after)
     except ValueError as error:
-        raise StatementError(Why.MALFORMED, f"a record that cannot be: {error}") from None
+        raise StatementError(StatementFault.MALFORMED, f"a record that cannot be: {error}") from None
 
 
 def issue_revocations(revocations: Revocations, roots: Sequence[Ed25519PrivateKey]) -> bytes:
     packed = b"".join(serial.to_bytes(8, "little") for serial in sorted(revocations.serials))
     fields = Writer().text(revocations.federation).number(revocations.version).blob(packed)
-    return state(REVOCATIONS, fields.done(), roots)
+    return sign_statement(REVOCATIONS, fields.done(), roots)
 
 
 def read_revocations(data: bytes, roots: Sequence[bytes]) -> Revocations:
-    fields = Reader(REVOCATIONS, body_of(REVOCATIONS, data, roots))
+    fields = Reader(REVOCATIONS, verified_body(REVOCATIONS, data, roots))
     federation, version, packed = fields.text(), fields.number(), fields.blob(8 * MAX_SERIALS)
     fields.end()
     serials = [int.from_bytes(packed[i : i + 8], "little") for i in range(0, len(packed), 8)]
@@ -110,10 +119,10 @@ def check_dates(record: Record, now: float) -> None:
     """A record is good from its first to its last second."""
     if now < record.not_before:
         words = f"{record.name}'s record is valid only from {day(record.not_before)}; is this clock right?"
-        raise StatementError(Why.NOT_YET_VALID, words)
+        raise StatementError(StatementFault.NOT_YET_VALID, words)
     if now > record.not_after:
         words = f"{record.name}'s record has expired on {day(record.not_after)}; renew it"
-        raise StatementError(Why.EXPIRED, words)
+        raise StatementError(StatementFault.EXPIRED, words)
 
 
 def day(seconds: float) -> str:

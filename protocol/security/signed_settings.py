@@ -12,7 +12,14 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.protocol.security.statements import Reader, StatementError, Why, Writer, body_of, state
+from protofleet.protocol.security.statements import (
+    Reader,
+    StatementError,
+    StatementFault,
+    Writer,
+    sign_statement,
+    verified_body,
+)
 from protofleet.protocol.wire.names import valid_device, valid_name
 
 SETTINGS: Final = "settings"
@@ -34,19 +41,19 @@ def issue_settings(told: SignedSettings, keys: Sequence[Ed25519PrivateKey]) -> b
     if (size := len(told.text.encode())) > MAX_SETTINGS:
         raise ValueError(f"settings of {size} bytes; a device takes {MAX_SETTINGS}")
     fields = Writer().text(told.federation).text(told.name).number(told.version).text(told.text)
-    return state(SETTINGS, fields.done(), keys)
+    return sign_statement(SETTINGS, fields.done(), keys)
 
 
 def read_settings(data: bytes, roots: Sequence[bytes]) -> SignedSettings:
     """What one of these roots has signed."""
-    fields = Reader(SETTINGS, body_of(SETTINGS, data, roots))
+    fields = Reader(SETTINGS, verified_body(SETTINGS, data, roots))
     federation, name, version = fields.text(), fields.text(), fields.number()
     text = fields.text(MAX_SETTINGS)
     fields.end()
     try:
         return SignedSettings(valid_name(federation), valid_device(name), version, text)
     except ValueError as error:
-        raise StatementError(Why.MALFORMED, f"settings that cannot be: {error}") from None
+        raise StatementError(StatementFault.MALFORMED, f"settings that cannot be: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,11 @@ class SignedTuning:
 
 def issue_tuning(told: SignedTuning, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     fields = Writer().text(told.federation).text(told.name).number(told.version).number(told.until)
-    return state(TUNING, fields.text(told.text).done(), keys)
+    return sign_statement(TUNING, fields.text(told.text).done(), keys)
 
 
 def read_tuning(data: bytes, roots: Sequence[bytes]) -> SignedTuning:
-    fields = Reader(TUNING, body_of(TUNING, data, roots))
+    fields = Reader(TUNING, verified_body(TUNING, data, roots))
     federation, name, version, until = fields.text(), fields.text(), fields.number(), fields.number()
     text = fields.text(MAX_TUNING)
     fields.end()

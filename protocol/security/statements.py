@@ -30,7 +30,7 @@ SIGNATURE: Final = 64
 LINE: Final = 64  # characters of a line of an armoured file
 
 
-class Why(str, Enum):
+class StatementFault(str, Enum):
     """Why a statement is not believed; a closed list, one counter each."""
 
     MALFORMED = "malformed"
@@ -49,7 +49,7 @@ class Why(str, Enum):
 class StatementError(ValueError):
     """A record, request, approval or list that is not believed, and the one reason."""
 
-    def __init__(self, why: Why, detail: str) -> None:
+    def __init__(self, why: StatementFault, detail: str) -> None:
         super().__init__(detail)
         self.why, self.detail = why, detail
 
@@ -69,7 +69,7 @@ def same_fingerprint(one: str, other: str) -> bool:
     return _digits(one) == _digits(other)
 
 
-def state(kind: str, body: bytes, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+def sign_statement(kind: str, body: bytes, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     names = [signer(key.public_key().public_bytes_raw()) for key in keys]
     label = kind.encode()
     head = MAGIC + bytes([len(label)]) + label + bytes([len(names)]) + b"".join(names)
@@ -77,7 +77,7 @@ def state(kind: str, body: bytes, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     return signed + b"".join(key.sign(DOMAIN + signed) for key in keys)
 
 
-def body_of(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
+def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
     """The body, once a root that we hold has been found to have signed it."""
     signed, names, body, signatures = _parts(kind, data)
     known = {signer(root): root for root in roots}
@@ -90,7 +90,7 @@ def body_of(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
         said = " and ".join(name.hex() for name in names)
         held = ", ".join(sorted(name.hex() for name in known)) or "none"
         raise StatementError(
-            Why.UNKNOWN_ROOT, f"the {kind} is signed by root {said}; the roots held here: {held}"
+            StatementFault.UNKNOWN_ROOT, f"the {kind} is signed by root {said}; the roots held here: {held}"
         )
     return body
 
@@ -105,26 +105,32 @@ def _verify(kind: str, root: bytes, signature: bytes, signed: bytes) -> None:
         Ed25519PublicKey.from_public_bytes(root).verify(signature, DOMAIN + signed)
     except InvalidSignature:
         words = f"the {kind} was changed after it was signed: the signature is not good"
-        raise StatementError(Why.BAD_SIGNATURE, words) from None
+        raise StatementError(StatementFault.BAD_SIGNATURE, words) from None
 
 
 def _parts(kind: str, data: bytes) -> tuple[bytes, list[bytes], bytes, list[bytes]]:
     if len(data) > MAX_STATEMENT:
-        raise StatementError(Why.MALFORMED, f"{len(data)} bytes are too many for a {kind}; {MAX_STATEMENT}")
+        raise StatementError(
+            StatementFault.MALFORMED, f"{len(data)} bytes are too many for a {kind}; {MAX_STATEMENT}"
+        )
     label = kind.encode()
     start = MAGIC + bytes([len(label)]) + label
     if not data.startswith(start) or len(data) < len(start) + 1:
-        raise StatementError(Why.MALFORMED, f"this is not a {kind}")
+        raise StatementError(StatementFault.MALFORMED, f"this is not a {kind}")
     count, at = data[len(start)], len(start) + 1
     if not 1 <= count <= MAX_SIGNERS:
-        raise StatementError(Why.MALFORMED, f"a {kind} with {count} signers; there are 1 or {MAX_SIGNERS}")
+        raise StatementError(
+            StatementFault.MALFORMED, f"a {kind} with {count} signers; there are 1 or {MAX_SIGNERS}"
+        )
     names, at = [data[at + i * SIGNER : at + (i + 1) * SIGNER] for i in range(count)], at + count * SIGNER
     tail = count * SIGNATURE
     if len(data) < at + 4 + tail or len(set(names)) < count:
-        raise StatementError(Why.MALFORMED, f"a {kind} that breaks off after {len(data)} bytes")
+        raise StatementError(StatementFault.MALFORMED, f"a {kind} that breaks off after {len(data)} bytes")
     (length,) = struct.unpack_from("<I", data, at)
     if at + 4 + length + tail != len(data):
-        raise StatementError(Why.MALFORMED, f"a {kind} of {len(data)} bytes that says it has other lengths")
+        raise StatementError(
+            StatementFault.MALFORMED, f"a {kind} of {len(data)} bytes that says it has other lengths"
+        )
     end = at + 4 + length
     signatures = [data[end + i * SIGNATURE : end + (i + 1) * SIGNATURE] for i in range(count)]
     return data[:end], names, data[at + 4 : end], signatures
@@ -190,7 +196,7 @@ class Reader:
             raise self.wrong(f"{len(self._body) - self._at} bytes too many")
 
     def wrong(self, words: str) -> StatementError:
-        return StatementError(Why.MALFORMED, f"a {self._kind} with {words}")
+        return StatementError(StatementFault.MALFORMED, f"a {self._kind} with {words}")
 
     def _length(self) -> int:
         (value,) = struct.unpack("<I", self._take(4))
@@ -217,9 +223,9 @@ def read_armoured(kind: str, path: Path) -> bytes:
         with path.open("rb") as file:
             text = file.read(2 * MAX_STATEMENT)
     except FileNotFoundError:
-        raise StatementError(Why.MALFORMED, f"there is no file {path}") from None
+        raise StatementError(StatementFault.MALFORMED, f"there is no file {path}") from None
     except OSError as error:
-        raise StatementError(Why.MALFORMED, f"{path} cannot be read: {error.strerror}") from None
+        raise StatementError(StatementFault.MALFORMED, f"{path} cannot be read: {error.strerror}") from None
     return from_armour(kind, text, str(path))
 
 
@@ -230,11 +236,15 @@ def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
     begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"
     words = len(begin.split())
     if b" ".join(lines[:words]) != begin or b" ".join(lines[-words:]) != end:
-        raise StatementError(Why.MALFORMED, f"{where} is no {kind} (it does not start with {begin.decode()})")
+        raise StatementError(
+            StatementFault.MALFORMED, f"{where} is no {kind} (it does not start with {begin.decode()})"
+        )
     try:
         return base64.b64decode(b"".join(lines[words:-words]), validate=True)
     except (binascii.Error, ValueError):
-        raise StatementError(Why.MALFORMED, f"{where}: the {kind} was damaged on its way") from None
+        raise StatementError(
+            StatementFault.MALFORMED, f"{where}: the {kind} was damaged on its way"
+        ) from None
 
 
 def _digits(text: str) -> str:

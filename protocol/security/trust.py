@@ -24,11 +24,11 @@ from protofleet.protocol.security.records import (
 from protofleet.protocol.security.statements import (
     Reader,
     StatementError,
-    Why,
+    StatementFault,
     Writer,
-    body_of,
-    state,
+    sign_statement,
     unverified_body,
+    verified_body,
 )
 from protofleet.protocol.security.weak_keys import check_sign
 
@@ -57,9 +57,11 @@ class Trust:
         record = read_record(data, self.roots.keys)
         self.check(record, now)
         if role is not None and record.role != role:
-            raise StatementError(Why.WRONG_ROLE, f"{record.name} is a {record.role}, not a {role}")
+            raise StatementError(StatementFault.WRONG_ROLE, f"{record.name} is a {record.role}, not a {role}")
         if name and record.name != name:
-            raise StatementError(Why.WRONG_NAME, f"the record is made out to {record.name}, not to {name}")
+            raise StatementError(
+                StatementFault.WRONG_NAME, f"the record is made out to {record.name}, not to {name}"
+            )
         return record
 
     def check(self, record: Record, now: float) -> None:
@@ -68,45 +70,49 @@ class Trust:
             words = (
                 f"{record.name} belongs to federation {record.federation}, this is {self.roots.federation}"
             )
-            raise StatementError(Why.WRONG_FEDERATION, words)
+            raise StatementError(StatementFault.WRONG_FEDERATION, words)
         check_dates(record, now)
         if record.serial in self.revoked.serials:
-            raise StatementError(Why.REVOKED, f"{record.name}'s record {record.serial} has been revoked")
+            raise StatementError(
+                StatementFault.REVOKED, f"{record.name}'s record {record.serial} has been revoked"
+            )
 
     def with_revocations(self, data: bytes) -> Trust:
         """Take a later list. An earlier one would bring a revoked party back, so it is refused."""
         told = read_revocations(data, self.roots.keys)
         if told.federation != self.roots.federation:
-            raise StatementError(Why.WRONG_FEDERATION, f"a list of federation {told.federation}")
+            raise StatementError(StatementFault.WRONG_FEDERATION, f"a list of federation {told.federation}")
         stale = told.version < self.revoked.version
         if stale or (told.version == self.revoked.version and told.serials != self.revoked.serials):
             words = f"revocation list {told.version} is offered, but list {self.revoked.version} is held here"
             words += (
                 "; was the operator's folder put back from a copy? then revoke again who was revoked since"
             )
-            raise StatementError(Why.SUPERSEDED, words)
+            raise StatementError(StatementFault.SUPERSEDED, words)
         return replace(self, revoked=told)
 
     def with_roots(self, data: bytes) -> Trust:
         """Follow the roots to a later version, which a root held here has signed."""
         told = read_roots(data, self.roots.keys)
         if told.federation != self.roots.federation:
-            raise StatementError(Why.WRONG_FEDERATION, f"the roots of federation {told.federation}")
+            raise StatementError(
+                StatementFault.WRONG_FEDERATION, f"the roots of federation {told.federation}"
+            )
         stale = told.version < self.roots.version
         if stale or (told.version == self.roots.version and told != self.roots):
             words = f"roots of version {told.version} are offered, but {self.roots.version} is held here"
-            raise StatementError(Why.SUPERSEDED, words)
+            raise StatementError(StatementFault.SUPERSEDED, words)
         return replace(self, roots=told)
 
 
 def issue_roots(roots: Roots, keys: Sequence[Ed25519PrivateKey]) -> bytes:
     fields = Writer().text(roots.federation).number(roots.version)
-    return state(ROOTS, fields.blobs(roots.keys).blobs(roots.authorities).done(), keys)
+    return sign_statement(ROOTS, fields.blobs(roots.keys).blobs(roots.authorities).done(), keys)
 
 
 def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
     """What one of these roots has signed."""
-    body_of(ROOTS, data, roots)
+    verified_body(ROOTS, data, roots)
     return first_roots(data)
 
 
@@ -117,7 +123,7 @@ def first_roots(data: bytes) -> Roots:
     """
     told = _roots(unverified_body(ROOTS, data))
     for key in told.keys:
-        body_of(ROOTS, data, [key])
+        verified_body(ROOTS, data, [key])
     return told
 
 

@@ -15,10 +15,11 @@ import msgpack
 
 from protofleet.protocol.wire import arrays, tables
 from protofleet.protocol.wire.messages import (
-    Boxed,
+    BlockRequest,
     Bye,
     Finished,
     Hello,
+    IndirectManifest,
     Manifest,
     Message,
     Offer,
@@ -27,7 +28,6 @@ from protofleet.protocol.wire.messages import (
     State,
     Task,
     Update,
-    Want,
     Welcome,
 )
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -54,7 +54,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskId:
     """What the header says of a message's place in the run."""
 
     round: int = 0
@@ -72,19 +72,19 @@ KINDS: Final[dict[type, str]] = {
     State: "state",
     Bye: "bye",
     Finished: "finished",
-    Want: "want",
+    BlockRequest: "want",
 }
 
 
-def place_of(message: Message) -> Place:
+def task_id_of(message: Message) -> TaskId:
     match message:
         case Task(round, phase) | Receipt(round, phase):
-            return Place(round, phase)
+            return TaskId(round, phase)
         case Hello() | Update():
-            return Place(message.round, message.phase, message.base)
+            return TaskId(message.round, message.phase, message.base)
         case Finished(rounds):
-            return Place(rounds)
-    return Place()
+            return TaskId(rounds)
+    return TaskId()
 
 
 def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
@@ -130,7 +130,7 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
             return {"online": online, "reason": _cut(reason), **more}
         case Finished():
             return {}
-        case Want():
+        case BlockRequest():
             others = [[name, _flat(ranges)] for name, ranges in message.more]
             first = {"object": message.object, "ranges": _flat(message.ranges), "again": message.again}
             return {**first, **_said(more=others)}
@@ -146,8 +146,8 @@ def _flat(ranges: Ranges) -> list[int]:
 
 
 def _offered(key: str, what: Offer | None) -> Fields:
-    if isinstance(what, Boxed):
-        return {key: None, "manifest": [what.object, what.size, what.key, manifest_fields(what.box)]}
+    if isinstance(what, IndirectManifest):
+        return {key: None, "manifest": [what.object, what.size, what.key, manifest_fields(what.manifest)]}
     return {key: None if what is None else manifest_fields(what)}
 
 
@@ -172,7 +172,7 @@ def _measured(metrics: Mapping[str, float], known: Sequence[str]) -> Fields:
 
 
 def decode(
-    kind: str, payload: bytes, sender: str, place: Place, metrics: Sequence[str] = ()
+    kind: str, payload: bytes, sender: str, place: TaskId, metrics: Sequence[str] = ()
 ) -> tuple[Message, Attachment]:
     """The message and what is attached to it, or Rejected. `sender` and `place` come from the header, `metrics` are
     names that the other side has been told."""
@@ -205,7 +205,7 @@ def _words(error: Exception) -> str:
     return str(error)[:120] or "the payload is no msgpack that ends where it should"
 
 
-def _judge_place(place: Place) -> None:
+def _judge_place(place: TaskId) -> None:
     """The header's types are right; here are its limits, as others' databases and headers repeat them."""
     if place.round > MAX_ROUND or len(place.phase.encode()) > MAX_PHASE or len(place.base) not in (0, HASH):
         raise Rejected(Reason.MALFORMED, f"round {place.round}, phase or base are out of bounds")
@@ -221,7 +221,7 @@ def _named(fields: Fields, known: Sequence[str]) -> Fields:
     return {**fields, "metrics": {**typed(fields["metrics"], dict), **named}}
 
 
-def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _hello(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     low, high = (whole(v) for v in typed(fields["protocol"], list))
     plan, holds = typed(fields.get("plan", b""), bytes), typed(fields.get("holds", b""), bytes)
     called = typed(fields.get("names_hash", b""), bytes)
@@ -247,13 +247,13 @@ def _hello(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachme
     return hello, None
 
 
-def _welcome(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _welcome(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     return Welcome(typed(fields["plan"], bytes), tables.read_about(fields.get("about", {}))), None
 
 
-def _task(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _task(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     follows = fields.get("follows")
-    manifest = _boxed(fields) or _manifest(fields["broadcast"]) if follows is None else _follower(follows)
+    manifest = _indirect(fields) or _manifest(fields["broadcast"]) if follows is None else _follower(follows)
     wants = tables.read_wanted(fields.get("wants", []))
     return Task(
         place.round, place.phase, manifest, number(fields["seconds"]), wants, follows is not None
@@ -268,21 +268,21 @@ def _follower(value: object) -> Manifest:
     return Manifest(name, size, size, (name[:SHORT_HASH],), (), _hash(key[0]) if key else b"")
 
 
-def _update(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _update(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     metrics = {typed(k, str): number(v) for k, v in typed(fields["metrics"], dict).items()}
-    attachment: Attachment = _boxed(fields)
+    attachment: Attachment = _indirect(fields)
     if attachment is None:
         attachment = body if isinstance(body := fields["arrays"], bytes) else _manifest(body)
     examples = whole(fields["examples"])
     return Update(sender, place.round, place.phase, examples, place.base, {}, metrics), attachment
 
 
-def _receipt(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _receipt(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     said = typed(fields["verdict"], str), typed(fields["reason"], str)
     return Receipt(place.round, place.phase, *said), None
 
 
-def _state(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _state(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     who = typed(fields.get("who", ""), str)
     now = tables.read_now(fields["now"]) if "now" in fields else None
     said = typed(fields["online"], bool), typed(fields.get("reason", ""), str)
@@ -296,7 +296,7 @@ def _refusal(fields: Fields) -> Refusal:
     return Refusal(typed(fields["reason"], str), whole(fields.get("boot", 0)), answers)
 
 
-def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachment]:
+def _want(fields: Fields, sender: str, place: TaskId) -> tuple[Message, Attachment]:
     more = [typed(item, list) for item in typed(fields.get("more", []), list)]
     if len(more) > MAX_ASKED:  # each costs work, even if it asks for nothing
         raise Rejected(Reason.MALFORMED, f"a want for {len(more)} further objects, over {MAX_ASKED}")
@@ -304,7 +304,7 @@ def _want(fields: Fields, sender: str, place: Place) -> tuple[Message, Attachmen
     ranges, again = _ranges(fields["ranges"]), typed(fields.get("again", False), bool)
     if sum(stop - start for asked in (ranges, *(r for _, r in others)) for start, stop in asked) > MAX_ASKED:
         raise Rejected(Reason.MALFORMED, f"a want for more than {MAX_ASKED} blocks")
-    return Want(_hash(fields["object"]), ranges, again, others), None
+    return BlockRequest(_hash(fields["object"]), ranges, again, others), None
 
 
 def _ranges(value: object) -> Ranges:
@@ -316,7 +316,7 @@ def _ranges(value: object) -> Ranges:
     return ranges
 
 
-DECODERS: Final[dict[str, Callable[[Fields, str, Place], tuple[Message, Attachment]]]] = {
+DECODERS: Final[dict[str, Callable[[Fields, str, TaskId], tuple[Message, Attachment]]]] = {
     "hello": _hello,
     "welcome": _welcome,
     "task": _task,
@@ -336,13 +336,13 @@ def manifest_fields(manifest: Manifest, key: bool = True) -> list[object]:
     return [*plain, manifest.key] if key and manifest.key else plain
 
 
-def _boxed(fields: Fields) -> Boxed | None:
+def _indirect(fields: Fields) -> IndirectManifest | None:
     if (value := fields.get("manifest")) is None:
         return None
-    name, size, key, box, *_ = typed(value, list)
-    if not isinstance(inside := _manifest(box), Manifest):
+    name, size, key, packed, *_ = typed(value, list)
+    if not isinstance(inside := _manifest(packed), Manifest):
         raise TypeError("no manifest of the manifest")
-    return Boxed(_hash(name), whole(size), _hash(key) if key else b"", inside)
+    return IndirectManifest(_hash(name), whole(size), _hash(key) if key else b"", inside)
 
 
 def read_manifest(packed: bytes) -> Manifest:

@@ -48,21 +48,21 @@ NO_ANSWER: Final = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Boxed:
-    """An object whose manifest fits no packet: the manifest is an object too, and this says how to get that one."""
+class IndirectManifest:
+    """An object whose manifest fits no packet: the manifest is an object too, and this says how to get that."""
 
     object: bytes
     size: int
     key: bytes  # of the object's blocks
-    box: Manifest  # of the body that holds the manifest, without the key
+    manifest: Manifest  # of the object that holds the manifest, without the key
 
 
-Offer: TypeAlias = Manifest | Boxed
+Offer: TypeAlias = Manifest | IndirectManifest
 
 
 def objects_of(offer: Offer) -> set[bytes]:
     """All that is served for it."""
-    return {offer.object, offer.box.object} if isinstance(offer, Boxed) else {offer.object}
+    return {offer.object, offer.manifest.object} if isinstance(offer, IndirectManifest) else {offer.object}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ArraySpec:
     """What an answer must hold under one name, as the coordinator judges it.
 
     A name that ends with `.*` stands for all arrays of the broadcast that begin so and have no row of their own.
@@ -134,7 +134,7 @@ class Task:
     phase: str
     broadcast: Offer | None = None
     seconds: float = 0.0  # until the deadline; a hint, the coordinator decides
-    wants: tuple[Wanted, ...] = ()  # what the answer must hold, only for a device that asks to be told
+    wants: tuple[ArraySpec, ...] = ()  # what the answer must hold, only for a device that asks to be told
     follows: bool = False  # the broadcast is of one block, which comes without being asked for
 
 
@@ -179,7 +179,7 @@ MOST_NAMED: Final = 64  # devices that a `here` names
 
 
 @dataclass(frozen=True, slots=True)
-class Now:
+class RoundStatus:
     """Where the coordinator is, said to everybody: who is waited for and knows of no question asks at once."""
 
     round: int
@@ -204,7 +204,7 @@ class State:
     online: bool
     reason: str = ""
     who: str = ""  # host, process and folder of a coordinator: what a second one is told, also by its will
-    now: Now | None = None
+    now: RoundStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class BlockRequest:
     """A receiver asks for blocks. What it has asked for and not yet got is the sender's credit."""
 
     object: bytes
@@ -231,4 +231,6 @@ class Want:
     more: tuple[tuple[bytes, tuple[tuple[int, int], ...]], ...] = ()  # further objects, and ranges of each
 
 
-Message: TypeAlias = Hello | Welcome | Task | Update | Receipt | Refusal | State | Bye | Finished | Want
+Message: TypeAlias = (
+    Hello | Welcome | Task | Update | Receipt | Refusal | State | Bye | Finished | BlockRequest
+)

@@ -87,7 +87,7 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 }
 
 
-class Farewell(str, Enum):
+class DisconnectReason(str, Enum):
     """Why a device says Bye: the word before the colon. A closed list: each has a counter of its own."""
 
     OUT_OF_MEMORY = "out_of_memory"  # its training was ended for want of memory; it comes back
@@ -101,10 +101,14 @@ class Farewell(str, Enum):
     OTHER = "other"
 
 
-def farewell_of(reason: str) -> Farewell:
+def disconnect_reason_of(reason: str) -> DisconnectReason:
     """What a Bye is counted as."""
     word = reason.partition(":")[0]
-    return Farewell(word) if word in {known.value for known in Farewell} else Farewell.OTHER
+    return (
+        DisconnectReason(word)
+        if word in {known.value for known in DisconnectReason}
+        else DisconnectReason.OTHER
+    )
 
 
 class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except Rejected`

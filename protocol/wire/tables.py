@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from protofleet.protocol.wire.messages import MOST_NAMED, About, Now, Wanted
+from protofleet.protocol.wire.messages import MOST_NAMED, About, ArraySpec, RoundStatus
 
 MAX_FORMS: Final = 16  # names of added forms
 MAX_FORM: Final = 32  # bytes of one
@@ -80,27 +80,27 @@ def read_about(value: object) -> About:
     )
 
 
-def wanted_rows(rows: tuple[Wanted, ...]) -> list[list[object]]:
+def wanted_rows(rows: tuple[ArraySpec, ...]) -> list[list[object]]:
     return [_row(row) for row in rows]
 
 
-def _row(row: Wanted) -> list[object]:
+def _row(row: ArraySpec) -> list[object]:
     shape = None if row.shape is None else list(row.shape)
     return [
         row.name, row.dtype, shape, row.most, row.low, row.high, row.norm, row.finite, list(row.rules)
     ]  # fmt: skip
 
 
-def read_wanted(value: object) -> tuple[Wanted, ...]:
+def read_wanted(value: object) -> tuple[ArraySpec, ...]:
     rows = typed(value, list)
     if len(rows) > MAX_WANTED:
         raise TypeError(f"{len(rows)} rows, over {MAX_WANTED}")
     return tuple(_wanted(typed(row, list)) for row in rows)
 
 
-def _wanted(row: list[object]) -> Wanted:
+def _wanted(row: list[object]) -> ArraySpec:
     name, dtype, shape, most, low, high, norm, finite, rules, *_ = row
-    return Wanted(
+    return ArraySpec(
         typed(name, str), _maybe(dtype, lambda v: typed(v, str)), _maybe(shape, _shape), _maybe(most, whole),
         _maybe(low, number), _maybe(high, number), _maybe(norm, number), typed(finite, bool),
         _texts(rules, MAX_RULES, MAX_LETTERS),
@@ -111,12 +111,12 @@ def _shape(value: object) -> tuple[int | str, ...]:
     return tuple(dim if isinstance(dim, str) else whole(dim) for dim in typed(value, list))
 
 
-def now_fields(now: Now) -> dict[str, object]:
+def now_fields(now: RoundStatus) -> dict[str, object]:
     waits = "all" if now.waits is None else b"".join(now.waits)
     return {"round": now.round, "phase": now.phase, "attempt": now.attempt, "waits": waits}
 
 
-def read_now(value: object) -> Now:
+def read_now(value: object) -> RoundStatus:
     table = typed(value, dict)
     waits = table["waits"]
     if waits != "all":
@@ -124,7 +124,7 @@ def read_now(value: object) -> Now:
         if len(packed) % SHORT_NAME or len(packed) > MOST_NAMED * SHORT_NAME:
             raise TypeError(f"{len(packed)} bytes are not at most {MOST_NAMED} short names")
         waits = tuple(packed[i : i + SHORT_NAME] for i in range(0, len(packed), SHORT_NAME))
-    return Now(
+    return RoundStatus(
         whole(table["round"]),
         typed(table["phase"], str),
         whole(table["attempt"]),

@@ -11,40 +11,40 @@ from protofleet.protocol.wire.names import COORDINATOR, NAME, valid_device, vali
 PREFIX: Final = "protofleet/1"
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
-Party: TypeAlias = Literal["coordinator", "device"]
+Role: TypeAlias = Literal["coordinator", "device"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TopicRule:
     """`{device}` is the one device that writes or reads; `{digest}` is a broadcast's SHA-256 in hex."""
 
     kind: Kind
     pattern: str
-    writer: Party
-    reader: Party
+    writer: Role
+    reader: Role
     echoes: bool = False  # its writer hears it too: who else speaks in its name
     retired: bool = False  # nobody says it any more; devices of minor version 0 subscribe to it
 
 
-TABLE: Final = (
-    Row("coord_state", "coord/state", "coordinator", "device", echoes=True),
-    Row("device_state", "dev/{device}/state", "device", "coordinator"),
-    Row("round", "round", "coordinator", "device", retired=True),
-    Row("down", "down/{device}", "coordinator", "device"),
-    Row("up", "up/{device}", "device", "coordinator"),
-    Row("now", "bcast/now", "coordinator", "device"),
-    Row("bcast", "bcast/{digest}", "coordinator", "device"),
+TOPIC_RULES: Final = (
+    TopicRule("coord_state", "coord/state", "coordinator", "device", echoes=True),
+    TopicRule("device_state", "dev/{device}/state", "device", "coordinator"),
+    TopicRule("round", "round", "coordinator", "device", retired=True),
+    TopicRule("down", "down/{device}", "coordinator", "device"),
+    TopicRule("up", "up/{device}", "device", "coordinator"),
+    TopicRule("now", "bcast/now", "coordinator", "device"),
+    TopicRule("bcast", "bcast/{digest}", "coordinator", "device"),
 )
 
 _DIGEST: Final = r"[0-9a-f]{16,64}"
 _SHAPES: Final = tuple(
     (row.kind, re.compile(row.pattern.format(device=f"(?P<device>{NAME})", digest=f"(?P<digest>{_DIGEST})")))
-    for row in TABLE
+    for row in TOPIC_RULES
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParsedTopic:
     """What a topic says by itself; the envelope inside must say the same."""
 
     kind: Kind
@@ -89,14 +89,16 @@ class Topics:
     def device_subscriptions(self, device: str) -> tuple[str, ...]:
         """What a device always hears. A broadcast is subscribed to while it is being fetched."""
         mine = valid_device(device)
-        rows = [row for row in TABLE if row.reader == "device" and row.kind != "bcast" and not row.retired]
+        rows = [
+            row for row in TOPIC_RULES if row.reader == "device" and row.kind != "bcast" and not row.retired
+        ]
         return tuple(self.prefix + row.pattern.format(device=mine) for row in rows)
 
     def coordinator_subscriptions(self) -> tuple[str, ...]:
-        rows = [row for row in TABLE if row.reader == "coordinator" or row.echoes]
+        rows = [row for row in TOPIC_RULES if row.reader == "coordinator" or row.echoes]
         return tuple(self.prefix + row.pattern.format(device="+") for row in rows)
 
-    def parse(self, topic: str) -> Place | None:
+    def parse(self, topic: str) -> ParsedTopic | None:
         """The place a topic names in this federation, or None."""
         if not topic.startswith(self.prefix):
             return None
@@ -106,10 +108,10 @@ class Topics:
         return None
 
     def _topic(self, kind: Kind, **parts: str) -> str:
-        pattern = next(row.pattern for row in TABLE if row.kind == kind)
+        pattern = next(row.pattern for row in TOPIC_RULES if row.kind == kind)
         return self.prefix + pattern.format(**parts)
 
 
-def _place(kind: Kind, parts: dict[str, str]) -> Place | None:
-    place = Place(kind, **parts)
+def _place(kind: Kind, parts: dict[str, str]) -> ParsedTopic | None:
+    place = ParsedTopic(kind, **parts)
     return None if place.device == COORDINATOR else place

@@ -196,8 +196,9 @@ def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
     """SIGSTOP of a thread is not to be had: the loop is made to hang, and exit code 70 brings the next process."""
     script = tmp_path / "hang.py"
     script.write_text(
-        "import time\nfrom protofleet.runtime.health import Pulse, watchdog\npulse = Pulse(); pulse.beat('loop')\n"
-        "with watchdog(pulse, 1.0):\n    time.sleep(600)\n"
+        "import time\nfrom protofleet.runtime.health import Heartbeats, watchdog\n"
+        "heartbeats = Heartbeats(); heartbeats.beat('loop')\n"
+        "with watchdog(heartbeats, 1.0):\n    time.sleep(600)\n"
     )
     name = engine.docker(
         "run",

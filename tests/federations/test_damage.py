@@ -18,7 +18,7 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import read_state_file
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support import small_federation
 from tests.support.small_federation import assert_same, once_each
 
@@ -290,7 +290,7 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
     agent = run.agents["device-1"]
     assert re.search(r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.problem)
     assert agent.state.saved.answers == before and "\n" not in agent.problem
-    run.run(until=lambda: run.service.context.departures[Farewell.DAMAGED] == 1)
+    run.run(until=lambda: run.service.context.departures[DisconnectReason.DAMAGED] == 1)
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_p
     run.run(until=lambda: run.service.run.machine.round == 2)
     old = run.agents["device-1"]
     run.boot_device("device-1")
-    run.run(until=lambda: run.service.link.heard_of("device-1")[0] == run.agents["device-1"].link.me.boot)
+    run.run(until=lambda: run.service.link.last_heard("device-1")[0] == run.agents["device-1"].link.me.boot)
     frames = []
     old.link.transport.publish = lambda topic, frame, retain=False: frames.append((topic, frame))
     while not frames:

@@ -16,7 +16,7 @@ import pytest
 from protofleet.protocol.security.envelope import DOMAIN, OPEN, SEALED, SEALING, Header
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.wire import codec
-from protofleet.protocol.wire.codec import place_of
+from protofleet.protocol.wire.codec import task_id_of
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR, EVERYBODY
 from protofleet.protocol.wire.reasons import Reason
@@ -33,7 +33,7 @@ class Later:
 
     def __init__(self, link, minor=7, major=1):
         self.link, self.minor, self.major = link, minor, major
-        self.said, self.numbers = 0, itertools.count(link.said + 1)
+        self.said, self.numbers = 0, itertools.count(link.last_sequence + 1)
         self.speaks_up = False  # with a kind of message that only it knows, before its first hello
         link.seal = self
 
@@ -43,7 +43,7 @@ class Later:
             self.say_unheard_of()
         self.said += 1
         kind = codec.KINDS[type(message)]
-        return self.frame(kind, codec.encode(message, attachment), recipient, place_of(message))
+        return self.frame(kind, codec.encode(message, attachment), recipient, task_id_of(message))
 
     def frame(self, kind, payload, recipient, place):
         link = self.link
@@ -63,7 +63,7 @@ class Later:
         """A kind of message that only it knows."""
         up = self.link.topics.up(self.link.me.name)
         self.link.transport.publish(
-            up, self.frame("telemetry", msgpack.packb({}), COORDINATOR, codec.Place())
+            up, self.frame("telemetry", msgpack.packb({}), COORDINATOR, codec.TaskId())
         )
 
 

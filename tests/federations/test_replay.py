@@ -126,7 +126,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     link.clock = frozen(1_900_000_001)  # though the device's own is right
     run.run(until=lambda: agent.finished)
     assert "lies 10.0 days ahead" in agent.problem and "enrol renew device-1" in agent.problem
-    assert link.meter.rejected[Reason.BOOT_AHEAD] and link.heard_of("device-1")[0] < 1000
+    assert link.meter.rejected[Reason.BOOT_AHEAD] and link.last_heard("device-1")[0] < 1000
     link.clock = Clock(now=lambda: 1_900_000_001.0)
     run.boot_device("device-1")
     run.run()

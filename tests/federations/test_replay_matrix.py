@@ -40,7 +40,7 @@ class Held:
         self.number = itertools.count(self.header.sequence + 100)
         party = run.service if self.end == COORDINATOR else run.agents[self.end]
         self.link = party.link
-        self.seen = self.link.heard_of(self.header.sender)[1]
+        self.seen = self.link.last_heard(self.header.sender)[1]
 
     def publish(self, topic, frame, retain):
         if frame[:3] == b"PF\x01":
@@ -62,7 +62,7 @@ class Held:
         assert made.suite == SEALED
         frame = seal(made, self.payload, self.run.keys[made.sender].sign, self.run.ring[self.end].receive)
         if self.end == COORDINATOR:
-            self.link.admission.frame_was_useful(DEVICE)  # else it would be a flood before long
+            self.link.rate_limiter.frame_was_useful(DEVICE)  # else it would be a flood before long
         before = self.link.meter.snapshot()
         self.run.broker.sessions[self.end].deliver(Arrived(self.topic, frame))
         after = self.link.meter.since(before)
@@ -167,7 +167,7 @@ def test_of_all_crossed_tasks_only_the_right_one_is_worked_on_and_once(tmp_path,
         of_a_later_coordinator = case[1] != h.run and case[2:4] == (h.epoch, h.boot) and case[4]
         if case != right and not of_a_later_coordinator:
             assert verdict(case) == expected(*case), case
-    assert not (agent.working or agent.link.coming) and agent.state.last_round == 2
+    assert not (agent.working or agent.link.fetching) and agent.state.last_round == 2
     agent.link.run = h.run
-    assert verdict(right) == "accepted" and agent.link.coming
+    assert verdict(right) == "accepted" and agent.link.fetching
     assert_same(honest, held.let_through().run())

@@ -23,8 +23,8 @@ from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml, write_toml
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.wire import arrays, blocks, codec
-from protofleet.protocol.wire.codec import Place
-from protofleet.protocol.wire.messages import Update, Want
+from protofleet.protocol.wire.codec import TaskId
+from protofleet.protocol.wire.messages import BlockRequest, Update
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.protocol.wire.topics import Topics
 from tests.protocol.golden.vectors import load
@@ -52,9 +52,9 @@ def envelope(data: bytes) -> str:
 def message(data: bytes) -> str:
     """The first byte chooses the kind, as the header does; the second whether there is a base."""
     kind = KINDS[data[0] % len(KINDS)] if data else "hello"
-    place = Place(1, "train", bytes(32) if data[1:2] > b"\x7f" else b"")
+    place = TaskId(1, "train", bytes(32) if data[1:2] > b"\x7f" else b"")
     found, attachment = codec.decode(kind, data[2:], "a", place)
-    if isinstance(found, Want):
+    if isinstance(found, BlockRequest):
         assert len(indices(found.ranges, codec.MAX_BLOCKS)) <= codec.MAX_ASKED
     if isinstance(found, Update) and isinstance(attachment, bytes):
         return kind + body(attachment)

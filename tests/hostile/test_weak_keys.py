@@ -3,7 +3,7 @@
 import time
 
 from protofleet.protocol.security.records import RECORD
-from protofleet.protocol.security.statements import Writer, armoured, state
+from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 from tests.hostile.federation import Federation
 from tests.support.small_order import RECEIVE, SIGN
 
@@ -14,7 +14,7 @@ def enrol_weakly(federation, name, sign, receive):
     fields = Writer().text(federation.name).text(name).text("device").blob(sign).blob(receive)
     body = fields.number(7).number(now - 60).number(now + 3600).done()
     path = federation.fleet.root / "records" / f"{name}.record"
-    path.write_text(armoured(RECORD, state(RECORD, body, federation.fleet.authority().keys)))
+    path.write_text(armoured(RECORD, sign_statement(RECORD, body, federation.fleet.authority().keys)))
 
 
 def test_records_with_keys_of_small_order_stop_nobody_but_their_own_devices(tmp_path):

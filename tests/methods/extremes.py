@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from protofleet.methods.contract.base import Ask, Member, Method
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 
 SMALLEST, LARGEST = 1e-45, float(torch.finfo(torch.float32).max)
 FILLS = ("zero", "smallest", "most", "least", "one number", "signs", "noise")
@@ -60,13 +60,13 @@ def any_answer(ask: Ask, member: Member, dice: random.Random, norm: float) -> di
     return made
 
 
-def any_length(want: Want, member: Member, dice: random.Random) -> int:
+def any_length(want: TensorSpec, member: Member, dice: random.Random) -> int:
     most = min(want.most, member.examples)
     return min(most, dice.choice((0, 1, 2, most // 2, most)))
 
 
 def filled(
-    shape: list[int], want: Want, fill: str, member: Member, dice: random.Random, norm: float
+    shape: list[int], want: TensorSpec, fill: str, member: Member, dice: random.Random, norm: float
 ) -> Tensor:
     if want.of_examples:
         return shares(shape[0], member.examples, dice)
@@ -112,5 +112,5 @@ def numbers(shape: list[int], fill: str, dice: random.Random, norm: float) -> Te
     return noise.sign() * most if fill == "signs" else noise
 
 
-def within(made: Tensor, want: Want) -> Tensor:
+def within(made: Tensor, want: TensorSpec) -> Tensor:
     return made.clamp(want.low, want.high) if (want.low, want.high) != (None, None) else made

@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.arrays import DTYPES, KINDS
 from protofleet.protocol.wire.messages import (
+    BlockRequest,
     Bye,
     Finished,
     Hello,
@@ -18,7 +19,6 @@ from protofleet.protocol.wire.messages import (
     State,
     Task,
     Update,
-    Want,
     Welcome,
 )
 
@@ -74,7 +74,7 @@ MESSAGES = st.one_of(
     st.builds(State, st.booleans(), WORDS),
     st.builds(Bye, WORDS),
     st.builds(Finished, ROUNDS),
-    st.builds(Want, HASHES, ranges(), st.booleans()),
+    st.builds(BlockRequest, HASHES, ranges(), st.booleans()),
 )
 ATTACHMENTS = st.none() | st.binary(max_size=50) | manifests()
 

@@ -35,7 +35,7 @@ class Gate:
     def admit(self, update, size, name):
         return self.open
 
-    def spoiled(self, update, fault):
+    def unusable(self, update, fault):
         self.faults.append(fault)
 
 

@@ -20,9 +20,9 @@ from protofleet.protocol.transport.reconnect import FLAPS, STABLE_SECONDS
 from protofleet.protocol.wire import forms, tables
 from protofleet.protocol.wire.arrays import DTYPES, KINDS
 from protofleet.protocol.wire.codec import DECODERS
-from protofleet.protocol.wire.messages import About, Wanted
+from protofleet.protocol.wire.messages import About, ArraySpec
 from protofleet.protocol.wire.reasons import MEANINGS, Reason
-from protofleet.protocol.wire.topics import PREFIX, TABLE
+from protofleet.protocol.wire.topics import PREFIX, TOPIC_RULES
 from tests.protocol.ends import Ends
 from tests.protocol.golden.vectors import load
 from tests.protocol.wire.test_codec import FIELDS, LATER
@@ -179,7 +179,7 @@ def test_every_key_of_about_is_described():
 def test_a_row_of_wants_is_described_entry_by_entry_and_every_rule():
     table = rows(section("### What an answer must hold"))
     entries = [row[1] for row in table if len(row) == 4 and row[0].isdigit()]
-    assert entries == [f.name for f in fields(Wanted)]
+    assert entries == [f.name for f in fields(ArraySpec)]
     assert {row[0].strip("`") for row in table if len(row) == 2 and row[0] != "rule"} == {
         OPTIONAL, SUM, ROWS, f"{TWO}X"
     }  # fmt: skip
@@ -216,7 +216,7 @@ def test_metering_of_the_kind_control_is_that_of_the_vector():
 
 def test_topics_dtypes_and_kinds_are_those_of_the_code():
     table = [(r[0].strip("`"), r[1]) for r in rows(section("## 2. MQTT")) if r[0].startswith("`protofleet")]
-    said = [row for row in TABLE if not row.retired]
+    said = [row for row in TOPIC_RULES if not row.retired]
     short = {"{device}": "<device>", "{digest}": "<name on the wire in hex>"}
     for row in said:
         pattern = row.pattern

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from protofleet.deploy.cli.main import main
 from protofleet.methods.contract.liveness import tensors_work
-from protofleet.runtime.health import STUCK, Pulse, disk_takes, loop_turns, watchdog
+from protofleet.runtime.health import STUCK, Heartbeats, disk_takes, loop_turns, watchdog
 from protofleet.runtime.metrics_page import Endpoint, exposed
 from tests.support.secured_broker import free_port
 
@@ -34,13 +34,13 @@ from protofleet.methods.maths.means import merge_class_means
 from tests.methods.tiny import shard, tiny
 from protofleet.runtime.event_loop import ThreadWorker, serve
 from protofleet.protocol.transport.base import Done, Stop
-from protofleet.runtime.health import Pulse, watchdog
+from protofleet.runtime.health import Heartbeats, watchdog
 
 how = sys.argv[1]
-pulse, inbox = Pulse(), queue.SimpleQueue()
-on_every_step(lambda: pulse.step("work"))
+heartbeats, inbox = Heartbeats(), queue.SimpleQueue()
+on_every_step(lambda: heartbeats.beat_if_working("work"))
 
-class Party:
+class App:
     finished, wake_at = False, float("inf")
     def wake(self, now): pass
     def take(self, item, now):
@@ -73,13 +73,13 @@ WORK = {  # each a loop of the server's halves, or of the devices'
     "merging": lambda: merge_class_means([(torch.ones(3, 4), torch.ones(3))] * 2),
 }
 for once in WORK.values(): once()  # much is imported at the first
-worker = ThreadWorker(inbox, pulse)
+worker = ThreadWorker(inbox, heartbeats)
 if how == "loop": inbox.put(Done(hang))
 if how == "work": worker.submit(hang, lambda result: None)
 if how in WORK: worker.submit(lambda: slowly(WORK[how]), lambda result: inbox.put(Stop("done")))
-import protofleet.runtime.event_loop; protofleet.runtime.event_loop.TURN_SECONDS = 0.2
-with watchdog(pulse, 1.0):
-    serve(Party(), inbox, time.monotonic, pulse)
+import protofleet.runtime.event_loop; protofleet.runtime.event_loop.IDLE_SECONDS = 0.2
+with watchdog(heartbeats, 1.0):
+    serve(App(), inbox, time.monotonic, heartbeats)
 print("ended by itself")
 """
 
@@ -106,21 +106,21 @@ def test_work_may_last_as_long_as_it_makes_steps(how):
 
 def test_a_part_that_rests_is_not_missed():
     now = [0.0]
-    pulse = Pulse(lambda: now[0])
-    pulse.beat("loop"), pulse.beat("work")
+    heartbeats = Heartbeats(lambda: now[0])
+    heartbeats.beat("loop"), heartbeats.beat("work")
     now[0] = 100.0
-    pulse.beat("loop"), pulse.rest("work"), pulse.step("work")
-    assert pulse.silence() == (0.0, "loop") and loop_turns(pulse)() == ""
+    heartbeats.beat("loop"), heartbeats.stop("work"), heartbeats.beat_if_working("work")
+    assert heartbeats.longest_gap() == (0.0, "loop") and loop_turns(heartbeats)() == ""
     now[0] = 200.0
     assert (
-        pulse.silence() == (100.0, "loop")
-        and "loop has shown no sign of life for 100 s" in loop_turns(pulse)()
+        heartbeats.longest_gap() == (100.0, "loop")
+        and "loop has shown no sign of life for 100 s" in loop_turns(heartbeats)()
     )
 
 
 def test_no_watch_is_kept_where_none_is_asked_for():
     before = threading.active_count()
-    with watchdog(Pulse(), 0.0):
+    with watchdog(Heartbeats(), 0.0):
         assert threading.active_count() == before
 
 

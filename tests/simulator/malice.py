@@ -28,7 +28,7 @@ from protofleet.protocol.security.envelope import (
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.blocks import is_block
-from protofleet.protocol.wire.messages import Bye, Finished, Want
+from protofleet.protocol.wire.messages import BlockRequest, Bye, Finished
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import Topics
 from tests.simulator.broker import Message
@@ -99,7 +99,7 @@ class Malice:
         if header.recipient not in self.keys:
             return []
         message = Finished(1) if header.sender == COORDINATOR else Bye("forged")
-        place = codec.place_of(message)
+        place = codec.task_id_of(message)
         forged = replace(
             header, kind=codec.KINDS[type(message)], sequence=header.sequence + self.dice.randint(1, 9),
             round=place.round, phase=place.phase, base=place.base,
@@ -138,7 +138,7 @@ class Malice:
 
     def _want(self, header: Header, leap: int = 1) -> Message:
         """Of an object that nobody has: it asks for nothing that somebody would miss."""
-        message = Want(bytes(codec.HASH), ((0, 1),))
+        message = BlockRequest(bytes(codec.HASH), ((0, 1),))
         suite = SEALED if self.sealed else OPEN
         own = replace(self._own(header, leap), suite=suite, kind="want", recipient=COORDINATOR)
         own = replace(own, round=0, phase="", base=b"")

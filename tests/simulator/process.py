@@ -17,7 +17,7 @@ from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Done, Item
 from protofleet.protocol.wire.blocks import is_block
-from protofleet.runtime.event_loop import Party
+from protofleet.runtime.event_loop import EventLoopApp
 from tests.crash.platter import FrailDisk, Platter
 from tests.simulator.clock import Clock
 from tests.simulator.line import Line
@@ -50,7 +50,7 @@ class Host:
 class Process:
     def __init__(self, clock: Clock, host: Host, dice: random.Random, name: str) -> None:
         self.clock, self.host, self.name, self.dice = clock, host, name, dice
-        self.party: Party | None = None
+        self.party: EventLoopApp | None = None
         self.line: Line | None = None
         self.worker = Worker(self, dice)
         self.disk: Disk = Mortal(self)
@@ -68,7 +68,7 @@ class Process:
         self._stepping = False
         self._born, self._zero = clock.now, 1000.0 * dice.random()
 
-    def start(self, party: Party, line: Line) -> None:
+    def start(self, party: EventLoopApp, line: Line) -> None:
         self.party, self.line = party, line
         line.before_publish = self.maybe_die
         line.start()
@@ -132,7 +132,7 @@ class Process:
         ):
             self._serve(party, now)
 
-    def _serve(self, party: Party, now: float) -> None:
+    def _serve(self, party: EventLoopApp, now: float) -> None:
         if self._inbox:
             item = self._inbox.popleft()
             if isinstance(item, Arrived):

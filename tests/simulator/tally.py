@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from protofleet.methods.contract.base import Ask, ClientHalf, Method, ServerHalf
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 
 WIDTH = 4
 
@@ -31,10 +31,10 @@ class Server(ServerHalf):
 
     def round(self):
         N = self.hyper.numbers
-        replies = yield Ask("train", self.payload(), {"weights.w": Want((N,))})
+        replies = yield Ask("train", self.payload(), {"weights.w": TensorSpec((N,))})
         for reply in replies:
             self.weights = torch.sin(self.weights * 0.9 + reply.payload["weights.w"] * reply.examples / 7)
-        rows = {"features": Want(("n", WIDTH), most=self.hyper.rows), "weights.w": Want((N,))}
+        rows = {"features": TensorSpec(("n", WIDTH), most=self.hyper.rows), "weights.w": TensorSpec((N,))}
         replies = yield Ask("mix", {"anchors": self.anchors, **self.payload()}, rows)
         for reply in replies:
             self.anchors = torch.cos(self.anchors * 1.1 + reply.payload["features"].sum(0))

@@ -17,7 +17,7 @@ from protofleet.protocol.link.broadcast import Broadcast
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.fetch import Fetch
 from protofleet.protocol.storage.store import ObjectStore
-from protofleet.protocol.wire.messages import Task, Want
+from protofleet.protocol.wire.messages import BlockRequest, Task
 from protofleet.runtime.faults import OurFault
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import simulation
@@ -55,7 +55,7 @@ HANDLERS = {
     "its claims": (protofleet.coordinator.gate.gate, "false_claim", lambda update, member: update.device == BAD),
     "its space": (Gate, "reserve", lambda gate, device, size: device == BAD),
     "arrays": (ObjectStore, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
-    "want": (Broadcast, "wanted", lambda broadcast, device, *rest: device == BAD),
+    "want": (Broadcast, "requested", lambda broadcast, device, *rest: device == BAD),
     "decoding": (CoordinatorLink, "open", lambda link, topic, frame: BAD in topic),
     "what it is sent": (CoordinatorLink, "say", lambda link, topic, message, recipient="", *rest: recipient == BAD),
     "its task": (CoordinatorLink, "say", lambda link, t, message, recipient="", *rest: (
@@ -119,7 +119,9 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     link = run.agents[BAD].link
     send = link.send
-    link.send = lambda message: None if isinstance(message, Want) and run.world.now < 4.0 else send(message)
+    link.send = lambda message: (
+        None if isinstance(message, BlockRequest) and run.world.now < 4.0 else send(message)
+    )
     plant(monkeypatch, CoordinatorLink, "send_block", times=1)
     run.run()
     assert (

@@ -8,7 +8,7 @@ from protofleet.coordinator.observe.ledger import Ledger
 from protofleet.coordinator.observe.metrics import Names
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.bridge import LazyPayload
-from protofleet.methods.contract.wants import SLICE, Want, problem_with
+from protofleet.methods.contract.wants import SLICE, TensorSpec, problem_with
 from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.reasons import Reason
 from tests.federations.test_malice import METHOD, POLICY, D, good
@@ -34,14 +34,14 @@ class Watched:
 
 def test_no_number_is_read_of_an_answer_whose_last_array_has_a_wrong_shape():
     watched = Watched({"a": np.zeros(1000, np.float32), "b": np.zeros((2, 3), np.int8)})
-    wants = {"a": Want(("n",)), "b": Want((3, 2), "int8")}
+    wants = {"a": TensorSpec(("n",)), "b": TensorSpec((3, 2), "int8")}
     assert problem_with(wants, watched.payload()).reason is Reason.WRONG_SHAPE
     assert watched.reads == []
 
 
 def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
     numbers = np.zeros(2 * SLICE + 5, np.float32)
-    wants = {"features": Want(("n",), low=-1, high=1, most=1 << 30)}
+    wants = {"features": TensorSpec(("n",), low=-1, high=1, most=1 << 30)}
     watched = Watched({"features": numbers})
     assert problem_with(wants, watched.payload()) is None
     assert max(watched.reads) == 4 * SLICE and sum(watched.reads) == numbers.nbytes
@@ -56,14 +56,14 @@ def test_a_large_array_is_looked_at_in_slices_and_to_its_end():
 
 def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
     """One device must not outweigh all others. Squares of what is allowed would overflow a float32."""
-    wants = {"weights": Want(("n",), most=1 << 30)}
+    wants = {"weights": TensorSpec(("n",), most=1 << 30)}
     numbers = np.full(2 * SLICE, 3.0, np.float32)
     norm = float(np.linalg.norm(numbers.astype(np.float64)))
     for bound, reason in ((norm * 1.001, None), (norm * 0.999, Reason.OUT_OF_BOUNDS), (np.inf, None)):
         problem = problem_with(wants, Watched({"weights": numbers}).payload(), norm=bound)
         assert (problem and problem.reason) == reason
-    assert problem_with({"weights": Want((1,))}, {"weights": torch.tensor([1e30])}, norm=1e29).reason
-    assert problem_with({"weights": Want((1,))}, {"weights": torch.tensor([1e30])}, norm=1e31) is None
+    assert problem_with({"weights": TensorSpec((1,))}, {"weights": torch.tensor([1e30])}, norm=1e29).reason
+    assert problem_with({"weights": TensorSpec((1,))}, {"weights": torch.tensor([1e30])}, norm=1e31) is None
 
 
 def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
@@ -80,7 +80,9 @@ def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
 def test_counts_are_compared_with_the_examples_only_where_they_count_samples():
     counts = {"counts": torch.tensor([5, 6])}
     for of_examples, examples, reason in ((True, 11, None), (True, 10, Reason.BAD_CLAIM), (False, 10, None)):
-        problem = problem_with({"counts": Want((2,), "int64", of_examples=of_examples)}, counts, examples)
+        problem = problem_with(
+            {"counts": TensorSpec((2,), "int64", of_examples=of_examples)}, counts, examples
+        )
         assert (problem and problem.reason) == reason
 
 

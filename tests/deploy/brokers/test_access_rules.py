@@ -9,7 +9,7 @@ from protofleet.deploy.brokers.mosquitto import access_rules
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected
 from protofleet.protocol.transport.tls import tls_context
-from protofleet.protocol.wire.topics import TABLE, Topics
+from protofleet.protocol.wire.topics import TOPIC_RULES, Topics
 from tests.conftest import PATIENCE, Peer, missing
 from tests.support.secured_broker import start_enrolled
 
@@ -51,7 +51,7 @@ def topics_of(federation):
 def test_the_plain_statement_above_names_every_row_of_the_table():
     named = {topic for topic, writer, _ in topics_of("f") if writer}
     t = Topics("f")
-    assert {t.parse(topic).kind for topic in named} == {row.kind for row in TABLE}
+    assert {t.parse(topic).kind for topic in named} == {row.kind for row in TOPIC_RULES}
 
 
 def puback(secured, name, topic, frame=b"x"):
@@ -115,7 +115,7 @@ def test_the_rules_are_made_of_the_table_and_of_nothing_else():
     granted = [
         (words[1], words[2]) for words in lines if words[0] in ("topic", "pattern") and words[1] != "deny"
     ]
-    assert len(granted) == 2 * len(TABLE)
+    assert len(granted) == 2 * len(TOPIC_RULES)
     assert all(topic.startswith("protofleet/1/north/") for _, topic in granted)
     assert not any("#" in topic for _, topic in granted)
 

@@ -9,7 +9,7 @@ import pytest
 from protofleet.deploy.brokers.mosquitto import LIMITS
 from protofleet.deploy.brokers.rabbitmq import definitions, settings
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.topics import TABLE
+from protofleet.protocol.wire.topics import TOPIC_RULES
 
 DEVICES = ("d1", "d1.lab", "d10")
 DIGEST = "ab" * 32
@@ -28,7 +28,7 @@ def rules():
     return {entry["user"]: entry for entry in table["topic_permissions"]}
 
 
-@pytest.mark.parametrize(("row", "verb"), itertools.product(TABLE, ("write", "read")), ids=str)
+@pytest.mark.parametrize(("row", "verb"), itertools.product(TOPIC_RULES, ("write", "read")), ids=str)
 def test_a_device_does_what_is_its_own(rules, row, verb):
     for me, other in itertools.product(DEVICES, DEVICES):
         role = row.writer if verb == "write" else row.reader
@@ -36,7 +36,7 @@ def test_a_device_does_what_is_its_own(rules, row, verb):
         assert bool(re.search(rules[me][verb], key(row, other))) == allowed, (me, other)
 
 
-@pytest.mark.parametrize(("row", "verb"), itertools.product(TABLE, ("write", "read")), ids=str)
+@pytest.mark.parametrize(("row", "verb"), itertools.product(TOPIC_RULES, ("write", "read")), ids=str)
 def test_the_coordinator_does_the_reverse(rules, row, verb):
     allowed = "coordinator" in ([row.writer] if verb == "write" else [row.reader, row.echoes and row.writer])
     for device in (*DEVICES, "*"):  # a subscription's `+` is `*` here
@@ -45,7 +45,7 @@ def test_the_coordinator_does_the_reverse(rules, row, verb):
 
 
 def test_other_federations_are_out_of_reach(rules):
-    for row, user, verb in itertools.product(TABLE, rules, ("write", "read")):
+    for row, user, verb in itertools.product(TOPIC_RULES, rules, ("write", "read")):
         for device in DEVICES:
             for strange in (".lab.", ".1."):
                 changed = key(row, device).replace(strange, strange.replace("a", "x").replace("1", "2"), 1)

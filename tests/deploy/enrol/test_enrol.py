@@ -17,7 +17,7 @@ from protofleet.deploy.enrol.local_federation import enrol, enrol_federation
 from protofleet.deploy.enrol.request import REQUEST, read_request
 from protofleet.protocol.security.enrolment import KnownRecords, load_coordinator, load_enrolled, load_trust
 from protofleet.protocol.security.keyfiles import KeyFileError, private_pem
-from protofleet.protocol.security.statements import StatementError, Why, armoured, read_armoured
+from protofleet.protocol.security.statements import StatementError, StatementFault, armoured, read_armoured
 from protofleet.protocol.settings.reader import SettingsError
 
 FEDERATION = "lab"
@@ -130,7 +130,11 @@ def test_a_request_changed_on_its_way_is_refused(lab, tmp_path):
     data = read_armoured(REQUEST, tmp_path / "d1/pending/request")
     for at in range(len(data)):
         changed = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
-        assert why(read_request, changed) in (Why.MALFORMED, Why.BAD_SIGNATURE, Why.UNKNOWN_ROOT)
+        assert why(read_request, changed) in (
+            StatementFault.MALFORMED,
+            StatementFault.BAD_SIGNATURE,
+            StatementFault.UNKNOWN_ROOT,
+        )
 
 
 def test_an_approval_changed_on_its_way_is_refused_and_changes_nothing(lab, tmp_path):
@@ -140,7 +144,7 @@ def test_an_approval_changed_on_its_way_is_refused_and_changes_nothing(lab, tmp_
     for at in range(0, len(data), 23):
         changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
         assert why(key_folder.install, tmp_path / "d1", changed, wanted, time.time()) in (
-            Why.MALFORMED, Why.BAD_SIGNATURE, Why.UNKNOWN_ROOT,
+            StatementFault.MALFORMED, StatementFault.BAD_SIGNATURE, StatementFault.UNKNOWN_ROOT,
         )  # fmt: skip
         assert not (tmp_path / "d1/current").exists()
     key_folder.install(tmp_path / "d1", data, wanted, time.time())
@@ -149,7 +153,7 @@ def test_an_approval_changed_on_its_way_is_refused_and_changes_nothing(lab, tmp_
 def test_another_federations_operator_and_another_devices_approval_are_refused(lab, tmp_path):
     other = make_authority(tmp_path / "other", "elsewhere", 1)
     data = read_armoured(REQUEST, tmp_path / "d1/pending/request")
-    assert why(lifecycle.review_request, other, data) == Why.WRONG_FEDERATION
+    assert why(lifecycle.review_request, other, data) == StatementFault.WRONG_FEDERATION
     lab("approve d1/pending/request --root root --yes")
     lab(f"request d2 --federation {FEDERATION} --folder d2")
     code, said = lab("install root/approvals/d1.approval --folder d2 --yes")
@@ -158,7 +162,8 @@ def test_another_federations_operator_and_another_devices_approval_are_refused(l
     evil = make_authority(tmp_path / "evil", FEDERATION, 1)
     forged = lifecycle.approve(evil, lifecycle.review_request(evil, data))
     assert (
-        why(key_folder.install, tmp_path / "d1", forged, lambda seen: True, time.time()) == Why.UNKNOWN_ROOT
+        why(key_folder.install, tmp_path / "d1", forged, lambda seen: True, time.time())
+        == StatementFault.UNKNOWN_ROOT
     )
 
 
@@ -215,7 +220,7 @@ def test_a_revoked_device_is_known_no_more_and_says_why(lab, tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/d1.record").write_text(record)  # a copy that somebody has kept
     known = KnownRecords(tmp_path / "kept", trust)
-    assert "d1" not in known and why(known.admitted, "d1") == Why.REVOKED
+    assert "d1" not in known and why(known.admitted, "d1") == StatementFault.REVOKED
     assert lab("revoke d1 --root root")[0] == 2 and lab("renew d1 --root root")[0] == 2
     lab(f"request d1 --federation {FEDERATION} --folder d1 --new-keys")
     assert lab("approve d1/pending/request --root root --yes")[0] == 0  # it may come back, with other keys
@@ -233,7 +238,7 @@ def test_records_that_change_while_a_run_goes_on_are_seen(tmp_path):
     enrol(fleet.authority(), fleet.folder_of("d2"), "d2", 30)
     assert sorted(known) == ["d1", "d2"]
     now[0] += 31 * DAY
-    assert list(known) == ["d1"] and why(known.admitted, "d2") == Why.EXPIRED
+    assert list(known) == ["d1"] and why(known.admitted, "d2") == StatementFault.EXPIRED
     (fleet.root / "records/d1.record").write_text("hello")
     assert "d1" not in known
 
@@ -254,7 +259,7 @@ def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_pat
     record = read_armoured("record", tmp_path / "root/records/d1.record")
     both = load_trust(tmp_path / "coordinator/current")
     assert both.admit(record, now).name == "d1"  # the coordinator believes old and new
-    assert why(old.trust.admit, record, now) == Why.UNKNOWN_ROOT
+    assert why(old.trust.admit, record, now) == StatementFault.UNKNOWN_ROOT
     assert (
         lab("install root/approvals/d1.approval --folder d1")[0] == 0
     )  # no fingerprint: the old root vouches
@@ -343,7 +348,7 @@ def test_a_damaged_register_is_named(lab, tmp_path):
 
 def test_an_armoured_approval_is_not_taken_for_a_request(tmp_path):
     (tmp_path / "x").write_text(armoured(APPROVAL, b"x"))
-    assert why(read_armoured, REQUEST, tmp_path / "x") == Why.MALFORMED
+    assert why(read_armoured, REQUEST, tmp_path / "x") == StatementFault.MALFORMED
     with pytest.raises(SettingsError):
         Authority(tmp_path)
 

@@ -22,12 +22,12 @@ from protofleet.protocol.security.enrolment import load_trust
 from protofleet.protocol.security.records import RECORD
 from protofleet.protocol.security.statements import (
     StatementError,
-    Why,
+    StatementFault,
     Writer,
     armoured,
-    body_of,
     read_armoured,
-    state,
+    sign_statement,
+    verified_body,
 )
 from protofleet.protocol.security.trust import Roots, issue_roots
 from tests.support.enrol import enrol_in
@@ -99,7 +99,10 @@ def test_a_request_with_a_receive_key_of_small_order_is_refused(tmp_path, key):
     key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
     body, identity = request_of(tmp_path, receive=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
-    assert why(lifecycle.review_request, authority, state(REQUEST, body, [identity])) is Why.MALFORMED
+    assert (
+        why(lifecycle.review_request, authority, sign_statement(REQUEST, body, [identity]))
+        is StatementFault.MALFORMED
+    )
 
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
@@ -108,13 +111,13 @@ def test_a_request_that_anybody_could_have_signed_is_refused(tmp_path, key):
     body, _ = request_of(tmp_path, sign=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     said = why(lifecycle.review_request, authority, signed_by_nobody(REQUEST, body, key))
-    assert said in (Why.MALFORMED, Why.BAD_SIGNATURE)
+    assert said in (StatementFault.MALFORMED, StatementFault.BAD_SIGNATURE)
     assert authority.register.entries == ()
 
 
 def test_the_operator_is_told_in_one_line_and_nothing_is_issued(lab, tmp_path):
     body, identity = request_of(tmp_path / "d1", receive=RECEIVE[0])
-    (tmp_path / "asked").write_text(armoured(REQUEST, state(REQUEST, body, [identity])))
+    (tmp_path / "asked").write_text(armoured(REQUEST, sign_statement(REQUEST, body, [identity])))
     said = lab("approve asked --root root --yes", code=2)
     assert "key to receive with is a point of small order" in said and len(said.splitlines()) == 1
     body, _ = request_of(tmp_path / "d1", sign=SIGN[2])
@@ -129,10 +132,12 @@ def weak_from_before(root, folder):
     asked = lifecycle.review_request(authority, read_armoured(REQUEST, folder / "pending" / REQUEST))
     lifecycle.approve(authority, asked)
     body, identity = request_of(folder, receive=RECEIVE[0])
-    authority.write("requests/d1.request", armoured(REQUEST, state(REQUEST, body, [identity])))
-    made = body_of(RECORD, read_armoured(RECORD, root / "records/d1.record"), [authority.roots[0].public])
+    authority.write("requests/d1.request", armoured(REQUEST, sign_statement(REQUEST, body, [identity])))
+    made = verified_body(
+        RECORD, read_armoured(RECORD, root / "records/d1.record"), [authority.roots[0].public]
+    )
     weak = made.replace(asked.request.receive, RECEIVE[0])
-    authority.write("records/d1.record", armoured(RECORD, state(RECORD, weak, authority.keys)))
+    authority.write("records/d1.record", armoured(RECORD, sign_statement(RECORD, weak, authority.keys)))
 
 
 def test_who_was_enrolled_with_such_a_key_before_keeps_nobody_else_from_anything(lab, tmp_path, caplog):
@@ -178,7 +183,7 @@ def test_a_tls_part_that_is_none_is_one_line(tmp_path, make, words):
     body, identity = request_of(tmp_path, csr=make())
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     with pytest.raises(StatementError, match=words):
-        lifecycle.review_request(authority, state(REQUEST, body, [identity]))
+        lifecycle.review_request(authority, sign_statement(REQUEST, body, [identity]))
 
 
 # -- what is approved, and for what

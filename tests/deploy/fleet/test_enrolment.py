@@ -12,7 +12,7 @@ from protofleet.deploy.enrol import key_folder
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.local_federation import enrol
 from protofleet.deploy.enrol.request import REQUEST
-from protofleet.protocol.security.statements import Writer, armoured, state
+from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 from protofleet.protocol.settings.reader import write_toml
 from tests.support.small_order import RECEIVE
 
@@ -58,7 +58,7 @@ def asked(folder, name, hosts=(), receive=b""):
         return (folder / "pending/request").read_text()
     keys = key_folder.load_keys(folder / "pending")
     fields = Writer().text("lab").text(name).text("device").blobs([]).blob(made.sign).blob(receive)
-    return armoured(REQUEST, state(REQUEST, fields.blob(made.csr).done(), [keys.identity]))
+    return armoured(REQUEST, sign_statement(REQUEST, fields.blob(made.csr).done(), [keys.identity]))
 
 
 def operators_machine(folder, requests):

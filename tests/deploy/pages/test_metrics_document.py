@@ -13,7 +13,7 @@ from protofleet.deploy.pages.metrics import PAGE, meaning, written
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.runtime.host_metrics import Place
+from protofleet.runtime.host_metrics import HostMetrics
 from tests.deploy.fleet.boards import jetson_files
 from tests.support.small_federation import simulation
 
@@ -34,7 +34,7 @@ def shown(tmp_path_factory):
     keep_journal(run.service.run, [metrics])
     run.run()
     tls = enrol_federation(folder / "enrolled", "metrics", ["d"]).tls("d")
-    metrics.registry.register(Place("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
+    metrics.registry.register(HostMetrics("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
     return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
 
 

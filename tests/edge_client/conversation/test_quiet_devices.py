@@ -10,7 +10,7 @@ from protofleet.coordinator.shutdown import AGAIN_SECONDS, STAY_SECONDS
 from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, HelloTimer
 from protofleet.protocol.security.envelope import read_header
 from protofleet.protocol.wire.blocks import is_block
-from protofleet.protocol.wire.messages import Now
+from protofleet.protocol.wire.messages import RoundStatus
 from tests.support.small_federation import POLICY, assert_same, simulation
 
 LONG = 20.0  # of work: after its first `here` a device is quiet
@@ -173,7 +173,7 @@ def test_a_hello_without_a_welcome_is_said_again_after_15_s_whatever_else_is_hea
     timer.coordinator_is(1)
     timer.hello_sent(100.0)
     for now in range(101, 115):
-        timer.coordinator_here(Now(1, "train", 0, ()))
+        timer.coordinator_here(RoundStatus(1, "train", 0, ()))
         assert timer.next_hello(now) == 115.0
     timer.welcomed()
     assert timer.next_hello(115.0) > 130.0

@@ -10,7 +10,7 @@ from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.host.supervisor import Supervisor
 from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, issue_tuning
 from protofleet.protocol.security.statements import armoured
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.deploy.fleet.boards import jetson_files
 from tests.support.small_federation import simulation
 
@@ -127,7 +127,7 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     supervisor.apply(Overrides(paused=True))
     supervisor.check()
     sim.run(until=lambda: agent.receipts["accepted"] == 2)
-    assert sim.service.context.departures[Farewell.PAUSED] == 1
+    assert sim.service.context.departures[DisconnectReason.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
     assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"

@@ -25,7 +25,7 @@ from protofleet.edge_client.trainer.pipe import receive, send
 from protofleet.methods.contract.bridge import kept, to_numpy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Bye
-from protofleet.protocol.wire.reasons import Farewell, farewell_of
+from protofleet.protocol.wire.reasons import DisconnectReason, disconnect_reason_of
 from tests.support.small_federation import POLICY, assert_same, simulation
 
 ROOT = Path(__file__).parents[3]
@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the
     received = first[0][0]
     with pytest.raises(TrainerDiedError) as death:
         job.run(ask.phase, 2, copies(received))
-    assert death.value.why in (Farewell.TRAINING_DIED, Farewell.OUT_OF_MEMORY)
+    assert death.value.why in (DisconnectReason.TRAINING_DIED, DisconnectReason.OUT_OF_MEMORY)
     again, metrics = job.run(ask.phase, 2, copies(received))
     assert child.pid != number
     assert_equal([*first, (copies(again), metrics, copies(job.state()))], expected)
@@ -144,7 +144,7 @@ def test_a_limit_on_memory_ends_the_training_and_not_the_agent(tmp_path, trainer
     large = Plan("fedavg", 10, 3, 1, 16, network, {"epochs": 1, "batch": 16, "lr": 0.05})
     with pytest.raises(TrainerDiedError) as death:
         child.start(large)
-    assert death.value.why is Farewell.OUT_OF_MEMORY and "memory" in str(death.value)
+    assert death.value.why is DisconnectReason.OUT_OF_MEMORY and "memory" in str(death.value)
     small = plan_of()
     ask = asked(small)
     assert child.start(small).run(ask.phase, 1, to_numpy(ask.payload))[1]["samples.test"] == 20
@@ -226,7 +226,9 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
 
         def once(phase, number, received):
             if number == 2 and next(deaths, False):
-                raise TrainerDiedError(Farewell.OUT_OF_MEMORY, "the kernel has ended the process that trains")
+                raise TrainerDiedError(
+                    DisconnectReason.OUT_OF_MEMORY, "the kernel has ended the process that trains"
+                )
             return run(phase, number, received)
 
         job.run = once
@@ -235,7 +237,7 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
     agent.runner.start_job = start
     sim.service.run.observers.append(Hears(heard))
     sim.run()
-    assert sim.service.context.departures[Farewell.OUT_OF_MEMORY] == 1
+    assert sim.service.context.departures[DisconnectReason.OUT_OF_MEMORY] == 1
     assert any(reason.startswith("out_of_memory: the kernel") for reason in heard)
     assert agent.receipts["accepted"] >= 3
     assert_same(sim, simulation(tmp_path / "other", "fedavg", policy=POLICY).run())
@@ -262,10 +264,10 @@ def test_pauses_grow_differ_between_devices_and_end():
 
 
 def test_every_leave_is_counted_as_one_of_a_closed_list():
-    assert farewell_of("out_of_memory: it was 5 GB") is Farewell.OUT_OF_MEMORY
-    assert farewell_of("drained") is Farewell.DRAINED
+    assert disconnect_reason_of("out_of_memory: it was 5 GB") is DisconnectReason.OUT_OF_MEMORY
+    assert disconnect_reason_of("drained") is DisconnectReason.DRAINED
     for text in ("", "out of memory", "x" * 1000, Bye().reason):
-        assert farewell_of(text) is Farewell.OTHER
+        assert disconnect_reason_of(text) is DisconnectReason.OTHER
 
 
 def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):

@@ -14,7 +14,7 @@ from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.settings.reader import SettingsError, decode
-from protofleet.protocol.wire.reasons import Farewell
+from protofleet.protocol.wire.reasons import DisconnectReason
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, part, plan, shard, simulation
 
@@ -113,7 +113,7 @@ def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
     work(5.0)
     with pytest.raises(TrainerDiedError, match="training_died: no end after 5 s") as death:
         work(5.1)
-    assert death.value.why is Farewell.TRAINING_DIED
+    assert death.value.why is DisconnectReason.TRAINING_DIED
     now[0] += 100.0
     deadline.check()  # between two pieces of work there is none
 
@@ -134,7 +134,7 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
         def once(phase, number, received):
             made = run(phase, number, received)
             if number == 2 and next(deaths, False):
-                raise TrainerDiedError(Farewell.TRAINING_DIED, "no end after 1 s")
+                raise TrainerDiedError(DisconnectReason.TRAINING_DIED, "no end after 1 s")
             return made
 
         job.run = once

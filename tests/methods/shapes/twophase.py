@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from protofleet.methods.contract.base import Ask, ClientHalf, Method, ServerHalf
-from protofleet.methods.contract.wants import Want
+from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
 
@@ -25,13 +25,13 @@ class Hyper(LocalHyper):
 class Server(ServerHalf):
     def round(self):
         C, D = self.model.classes, self.model.embedding_size
-        wants = {"prototypes": Want((C, D)), "counts": Want((C,), "int64", low=0)}
+        wants = {"prototypes": TensorSpec((C, D)), "counts": TensorSpec((C,), "int64", low=0)}
         replies = yield Ask("train", self.payload(), wants)
         share = sum(r.payload["counts"] for r in replies).clamp(min=1)
         means = sum(
             r.payload["prototypes"] * r.payload["counts"].unsqueeze(1) for r in replies
         ) / share.unsqueeze(1)
-        mixed = {"features": Want(("n", D)), "labels": Want(("n",), "int64", low=0, high=C - 1)}
+        mixed = {"features": TensorSpec(("n", D)), "labels": TensorSpec(("n",), "int64", low=0, high=C - 1)}
         replies = yield Ask("mix", {"prototypes": means}, mixed)
         self.fit(
             torch.cat([r.payload["features"] for r in replies]),

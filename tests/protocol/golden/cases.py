@@ -9,26 +9,26 @@ from dataclasses import astuple, replace
 
 import msgpack
 
-from protofleet.protocol.link import boxes
+from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.security.envelope import Header, read_header
 from protofleet.protocol.wire import arrays, blocks, codec
 from protofleet.protocol.wire.class_names import digest_of
 from protofleet.protocol.wire.messages import (
     About,
-    Boxed,
+    ArraySpec,
+    BlockRequest,
     Bye,
     Finished,
     Hello,
+    IndirectManifest,
     Manifest,
     Message,
-    Now,
     Receipt,
     Refusal,
+    RoundStatus,
     State,
     Task,
     Update,
-    Want,
-    Wanted,
     Welcome,
     short_name,
 )
@@ -69,7 +69,7 @@ def says(
     """A frame of the run: the coordinator to the device, the device to the coordinator, births to everybody."""
     mine = sender == "coordinator"
     other = "board-7" if mine else "coordinator"
-    place = codec.place_of(message)
+    place = codec.task_id_of(message)
     header = Header(
         1, 0, 0, codec.KINDS[type(message)], "lab", "spring", EPOCH, sender, EPOCH if mine else BOOT, sequence,
         "*" if isinstance(message, State) else other, place.round, place.phase, place.base,
@@ -126,13 +126,15 @@ CASES: dict[str, Case] = {
     ),
     "body of the broadcast": DOWN,
     "task": says("coordinator", 3, Task(1, "train", BROADCAST, 60.0)),
-    "want, of a device": says("board-7", 5, Want(BROADCAST.object, ((0, 2),))),
+    "want, of a device": says("board-7", 5, BlockRequest(BROADCAST.object, ((0, 2),))),
     "block 0": Block(BROADCAST.object, 0, DOWN.encode()[:64]),
     "block 1": Block(BROADCAST.object, 1, DOWN.encode()[64:]),
     "body of the answer": UP,
     "update, inline": says("board-7", 6, ANSWER, UP.encode()),
     "update, offered": says("board-7", 7, ANSWER, OFFER),
-    "want, of the coordinator": says("coordinator", 4, Want(OFFER.object, ((0, 1), (1, 2)), again=True)),
+    "want, of the coordinator": says(
+        "coordinator", 4, BlockRequest(OFFER.object, ((0, 1), (1, 2)), again=True)
+    ),
     "receipt": says("coordinator", 5, Receipt(1, "train", "accepted")),
     "finished": says("coordinator", 6, Finished(1)),
     "state of the coordinator": says("coordinator", 1, State(True)),
@@ -211,19 +213,19 @@ SHAPED = json.dumps(
 ABOUT = About(CAN, ("manifest",), (), 16, METRICS)
 MEASURED = replace(ANSWER, metrics={"accuracy.test.global": 0.5, "seconds.work": 2.0})
 ROWS = (
-    Wanted("labels", "int64", ("held",), 2, 0, 1, None, False, ()),
-    Wanted(
+    ArraySpec("labels", "int64", ("held",), 2, 0, 1, None, False, ()),
+    ArraySpec(
         "counts", "int64", ("held",), 2, 1, 7, None, False, ("sum<=examples", ">=2 where repeated: labels")
     ),
-    Wanted("lacks", "bool", (1,), None, None, None, None, False, ("optional",)),
-    Wanted("weights.*.running_var", None, None, None, 0, None, 1e6, True, ()),
-    Wanted("weights.*", None, None, None, None, None, 1e6, True, ()),
+    ArraySpec("lacks", "bool", (1,), None, None, None, None, False, ("optional",)),
+    ArraySpec("weights.*.running_var", None, None, None, 0, None, 1e6, True, ()),
+    ArraySpec("weights.*", None, None, None, None, None, 1e6, True, ()),
 )
 ONE_BLOCK = manifest(DOWN, len(DOWN.encode()))
 FOLLOWS = Manifest(ONE_BLOCK.object, ONE_BLOCK.size, ONE_BLOCK.block, ONE_BLOCK.hashes, (), HIDDEN.key)
 INSIDE = msgpack.packb(codec.manifest_fields(BROADCAST))
-BOX = body(Array(boxes.ARRAY, "uint8", (len(INSIDE),), tuple(INSIDE)))
-BOXED = Boxed(
+BOX = body(Array(indirect_manifest.ARRAY, "uint8", (len(INSIDE),), tuple(INSIDE)))
+BOXED = IndirectManifest(
     BROADCAST.object, BROADCAST.size, HIDDEN.key, replace(manifest(BOX, 128), key=bytes(range(32, 64)))
 )
 
@@ -248,7 +250,7 @@ CASES |= {
     "update, whose manifest is an object": says("board-7", 13, ANSWER, BOXED),
     "update, offered, with arrays of the kind control": says("board-7", 14, ANSWER, manifest(CORNERS, 64)),
     "want, of several objects": says(
-        "coordinator", 16, Want(OFFER.object, ((0, 2),), more=((BROADCAST.object, ((0, 1),)),))
+        "coordinator", 16, BlockRequest(OFFER.object, ((0, 2),), more=((BROADCAST.object, ((0, 1),)),))
     ),
     "welcome, about the run, sealed": sealed(says("coordinator", 17, Welcome(PLAN, ABOUT))),
     "task, whose broadcast follows, sealed": sealed(
@@ -290,10 +292,10 @@ CASES |= {
     "state of the coordinator, with where it is": says("coordinator", 1, State(True, who=PLACE)),
     "state of the coordinator, here, waiting for two": says(
         "coordinator", 24,
-        State(True, "here", PLACE, Now(1, "train", 0, (short_name("board-7"), short_name("board-9")))),
+        State(True, "here", PLACE, RoundStatus(1, "train", 0, (short_name("board-7"), short_name("board-9")))),
     ),
     "state of the coordinator, here, gathering": says(
-        "coordinator", 25, State(True, "here", PLACE, Now(2, "", 1, None))
+        "coordinator", 25, State(True, "here", PLACE, RoundStatus(2, "", 1, None))
     ),
     "will of the coordinator": says("coordinator", 0, State(False, "connection lost", PLACE)),
     "refusal, that says what it answers": says(

@@ -23,19 +23,19 @@ from protofleet.protocol.security.envelope import (
 )
 from protofleet.protocol.security.keys import Keys, Public
 from protofleet.protocol.wire import arrays, blocks, codec
-from protofleet.protocol.wire.codec import Attachment, Place
+from protofleet.protocol.wire.codec import Attachment, TaskId
 from protofleet.protocol.wire.messages import (
     About,
-    Boxed,
+    ArraySpec,
+    BlockRequest,
     Hello,
+    IndirectManifest,
     Manifest,
     Message,
-    Now,
     Refusal,
+    RoundStatus,
     State,
     Task,
-    Want,
-    Wanted,
     Welcome,
 )
 from tests.protocol import hpke
@@ -130,7 +130,7 @@ class Envelope:
     @staticmethod
     def decode(data: bytes, expected: object) -> Envelope:
         header, payload = unseal(data, ring(), secrets(read_header(data)[0].recipient))
-        place = Place(header.round, header.phase, header.base)
+        place = TaskId(header.round, header.phase, header.base)
         metrics = expected.metrics if isinstance(expected, Envelope) else ()
         message, attachment = codec.decode(header.kind, payload, header.sender, place, metrics)
         ephemeral = expected.ephemeral if isinstance(expected, Envelope) else b""
@@ -267,10 +267,10 @@ TYPES: dict[str, type] = {
         Refused,
         Header,
         Manifest,
-        Boxed,
+        IndirectManifest,
         About,
-        Wanted,
-        Now,
+        ArraySpec,
+        RoundStatus,
         *codec.KINDS,
     )
 }
@@ -282,7 +282,7 @@ ADDED: dict[type, dict[str, Any]] = {
     About: {"counts": False},
     Task: {"wants": (), "follows": False},
     State: {"who": "", "now": None},
-    Want: {"more": ()},
+    BlockRequest: {"more": ()},
     Refusal: {"answers": ()},
 }
 

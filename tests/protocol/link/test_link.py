@@ -6,7 +6,7 @@ import pytest
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived
-from protofleet.protocol.wire.messages import Boxed, Bye, Hello, Refusal, Task, Update
+from protofleet.protocol.wire.messages import Bye, Hello, IndirectManifest, Refusal, Task, Update
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
@@ -225,7 +225,7 @@ def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
     ends.links["a"].peer_can = frozenset({"manifest"})
     offer = ends.broadcast(weights(numbers), ["a"])
     name = ends.update("a", weights(numbers))
-    assert isinstance(offer, Boxed)
+    assert isinstance(offer, IndirectManifest)
     ends.run()
     ((down,), (up,)) = ends.heard["a"], ends.heard[COORDINATOR]
     assert (down.object, up.object) == (offer.object, name)

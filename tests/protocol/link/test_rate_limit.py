@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, Admission, Bucket
+from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, RateLimiter, TokenBucket
 from protofleet.protocol.transport.base import Arrived, Connected
 from protofleet.protocol.transport.inbox import MAX_BYTES, MAX_TOPIC_BYTES, MAX_TOPIC_FRAMES, BoundedInbox
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -12,7 +12,7 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 @given(st.lists(st.floats(0, 5), max_size=200))
 def test_a_bucket_lets_through_its_burst_and_its_rate_and_no_more(pauses):
-    bucket, now, taken = Bucket(rate=2.0, burst=5.0), 0.0, 0
+    bucket, now, taken = TokenBucket(rate=2.0, burst=5.0), 0.0, 0
     for pause in pauses:
         now += pause
         taken += bucket.take(now)
@@ -20,18 +20,18 @@ def test_a_bucket_lets_through_its_burst_and_its_rate_and_no_more(pauses):
 
 
 def test_a_bucket_that_was_emptied_fills_again():
-    bucket = Bucket(rate=2.0, burst=5.0)
+    bucket = TokenBucket(rate=2.0, burst=5.0)
     assert [bucket.take(10.0) for _ in range(6)] == [True] * 5 + [False]
     assert [bucket.take(11.0) for _ in range(3)] == [True, True, False]
     assert [bucket.take(100.0) for _ in range(6)] == [True] * 5 + [False]
     assert not bucket.take(50.0), "a clock that goes back fills nothing"
 
 
-def passed(admission, device, frames, now=0.0):
+def passed(rate_limiter, device, frames, now=0.0):
     count = 0
     for _ in range(frames):
         try:
-            admission.frame(device, now)
+            rate_limiter.charge_frame(device, now)
             count += 1
         except Rejected as fault:
             assert fault.reason is Reason.FLOOD
@@ -39,23 +39,23 @@ def passed(admission, device, frames, now=0.0):
 
 
 def test_one_device_that_floods_takes_nothing_from_another():
-    admission = Admission({"a", "b"})
-    assert passed(admission, "a", 1000) == FRAME_BURST
-    assert passed(admission, "b", 10) == 10
-    assert passed(admission, "a", 1000, now=10.0) == 10 * FRAME_RATE
+    rate_limiter = RateLimiter({"a", "b"})
+    assert passed(rate_limiter, "a", 1000) == FRAME_BURST
+    assert passed(rate_limiter, "b", 10) == 10
+    assert passed(rate_limiter, "a", 1000, now=10.0) == 10 * FRAME_RATE
 
 
 def test_what_was_of_use_costs_nothing():
-    admission = Admission({"a"})
+    rate_limiter = RateLimiter({"a"})
     for _ in range(1000):
-        admission.frame("a", 0.0)
-        admission.frame_was_useful("a")
+        rate_limiter.charge_frame("a", 0.0)
+        rate_limiter.frame_was_useful("a")
 
 
 def test_a_thousand_unknown_names_share_one_bucket_and_leave_no_trace():
-    admission = Admission({"a"})
-    assert sum(passed(admission, f"stranger-{i}", 1) for i in range(1000)) == FRAME_BURST
-    assert passed(admission, "stranger-0", 1) == 0 and passed(admission, "a", 1) == 1
+    rate_limiter = RateLimiter({"a"})
+    assert sum(passed(rate_limiter, f"stranger-{i}", 1) for i in range(1000)) == FRAME_BURST
+    assert passed(rate_limiter, "stranger-0", 1) == 0 and passed(rate_limiter, "a", 1) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.protocol.link.replay_window import WIDTH, Window
+from protofleet.protocol.link.replay_window import WIDTH, ReplayWindow
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 EDGES = st.sampled_from([0, 1, WIDTH - 1, WIDTH, WIDTH + 1, 2 * WIDTH, 2**63, 2**64 - 1])
@@ -40,7 +40,7 @@ def verdict(window, boot, sequence):
 
 @given(st.lists(st.tuples(BOOTS, SEQUENCES), max_size=40))
 def test_a_window_says_what_a_set_would_say(arrivals):
-    window, naive = Window(), Naive()
+    window, naive = ReplayWindow(), Naive()
     for boot, sequence in arrivals:
         assert verdict(window, boot, sequence) == naive.is_new(boot, sequence), (boot, sequence)
         assert getsizeof(astuple(window)[-1]) <= getsizeof(1 << WIDTH), "in bounded memory"
@@ -49,7 +49,7 @@ def test_a_window_says_what_a_set_would_say(arrivals):
 @given(st.sets(st.integers(1, 400), min_size=1).flatmap(lambda s: st.permutations(sorted(s))))
 def test_what_has_not_come_is_what_lies_between(order):
     """The broker may bring the will, number 0, and everything twice."""
-    window = Window()
+    window = ReplayWindow()
     for sequence in (0, *order, *order, 0):
         window.is_new(1, sequence)
     assert window.missing == max(order) - len(order)
@@ -60,7 +60,7 @@ def test_what_has_not_come_is_what_lies_between(order):
 @given(st.integers(0, 3 * WIDTH), st.lists(st.integers(0, 3 * WIDTH + 40), max_size=40))
 def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
     """Whatever of it had come before: what was said then, and is late, is said again by who still means it."""
-    window, naive = Window.up_to(1, mark), Naive()
+    window, naive = ReplayWindow.up_to(1, mark), Naive()
     naive.boot, naive.seen = 1, set(range(mark + 1))
     for sequence in (*arrivals, mark, max(0, mark - 1)):
         assert verdict(window, 1, sequence) == naive.is_new(1, sequence), (mark, sequence)
@@ -69,14 +69,14 @@ def test_after_a_restart_nothing_up_to_the_mark_is_new(mark, arrivals):
 
 @given(st.permutations(range(1, 20)))
 def test_any_order_of_arrival_is_taken_once_and_only_once(order):
-    window = Window()
+    window = ReplayWindow()
     assert all(window.is_new(1, s) for s in order)
     assert not any(window.is_new(1, s) for s in order)
 
 
 @pytest.mark.parametrize("leap", [2**20, 2**40, 2**64 - 1])
 def test_a_forged_leap_costs_no_memory_in_either_direction(leap, little_memory):
-    window = Window()
+    window = ReplayWindow()
     assert window.is_new(1, leap)
     assert not window.is_new(1, 1)
     assert window.is_new(2, 1) and window.is_new(2, leap)

@@ -18,7 +18,7 @@ from protofleet.protocol.link.fetch import (
 from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
-from protofleet.protocol.wire.messages import Manifest, Want
+from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.protocol.objects import ARRAYS, BLOCK, block
 
@@ -29,7 +29,7 @@ class Puller:
     """A fetch, what it asked for, and what of that has not come."""
 
     def __init__(self, store, manifest):
-        self.wants: list[Want] = []
+        self.wants: list[BlockRequest] = []
         self.fetch = Fetch(store.begin(manifest), self.wants.append)
         self.came: set[int] = set()
 
@@ -41,7 +41,7 @@ class Puller:
 
     def comes(self, index, now=0.0):
         self.came.add(index)
-        return self.fetch.got(index, block(self.fetch.partial.manifest, index), now)
+        return self.fetch.store(index, block(self.fetch.partial.manifest, index), now)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_after_a_silence_what_is_missing_is_asked_for_again_and_ever_more_rarely
     for _ in range(8):
         now = puller.fetch.wake_at
         puller.fetch.wake(now, 4)
-        assert puller.wants[-1] == Want(puller.fetch.object, ((0, 1), (2, 5)), again=True)
+        assert puller.wants[-1] == BlockRequest(puller.fetch.object, ((0, 1), (2, 5)), again=True)
         waits.append(puller.fetch.wake_at - now)
     assert waits == pytest.approx([2, 4, 8, 16] + [LONGEST_RETRY_SECONDS] * 4)
     puller.comes(0, now + 1)
@@ -106,13 +106,13 @@ def test_a_duplicate_is_no_sign_of_life(puller):
 def test_a_silent_sender_holds_no_credit(puller):
     puller.fetch.fill(4, 0.0)
     waited = 0.0
-    while puller.fetch.flying(waited):
-        assert puller.fetch.flying(waited) == 4
+    while puller.fetch.in_flight(waited):
+        assert puller.fetch.in_flight(waited) == 4
         waited = puller.fetch.wake_at
         puller.fetch.wake(waited, 4)
     assert waited <= SILENT_SECONDS
     puller.comes(0, waited)
-    assert puller.fetch.flying(waited) == 3
+    assert puller.fetch.in_flight(waited) == 3
 
 
 def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(puller):
@@ -120,10 +120,10 @@ def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(pul
     for second in (1.0, 2.0, 3.0):
         puller.comes(int(second), second)
         puller.fetch.wake(second + RETRY_SECONDS, 4)
-        assert puller.wants[-1].again and puller.fetch.flying(second) >= 1
+        assert puller.wants[-1].again and puller.fetch.in_flight(second) >= 1
     assert puller.fetch.asked[0] == 0.0, "asked for again is not asked for first"
     puller.fetch.asked = {0: 0.0}
-    assert puller.fetch.flying(SILENT_SECONDS - 0.1) == 1 and puller.fetch.flying(SILENT_SECONDS) == 0
+    assert puller.fetch.in_flight(SILENT_SECONDS - 0.1) == 1 and puller.fetch.in_flight(SILENT_SECONDS) == 0
 
 
 @given(st.data())
@@ -175,7 +175,7 @@ class Server:
         self.broadcast.expect(list(cohort), set(holders))
 
     def asks(self, device, now, ranges=ALL, again=False):
-        self.broadcast.wanted(device, Want(OBJECT.object, ranges, again), now)
+        self.broadcast.requested(device, BlockRequest(OBJECT.object, ranges, again), now)
         return self.news()
 
     def wakes(self, now):

@@ -13,7 +13,7 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.blocks import length_of
-from protofleet.protocol.wire.messages import Hello, Manifest, Task, Update, Want
+from protofleet.protocol.wire.messages import BlockRequest, Hello, Manifest, Task, Update
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends, weights
 
@@ -195,9 +195,9 @@ def test_a_want_for_what_is_not_offered_or_not_there_any_more_is_passed_over(tmp
     ends = Ends(tmp_path, "a")
     name = ends.update("a", weights(LARGE))
     ends.links["a"].store.keep(set())
-    ends.coordinator.send("a", Want(b"?" * 32, ((0, 9),)))
-    ends.coordinator.send("a", Want(name, ((0, 9),)))
-    ends.links["a"].send(Want(b"?" * 32, ((0, 9),)))
+    ends.coordinator.send("a", BlockRequest(b"?" * 32, ((0, 9),)))
+    ends.coordinator.send("a", BlockRequest(name, ((0, 9),)))
+    ends.links["a"].send(BlockRequest(b"?" * 32, ((0, 9),)))
     ends.run(3)
     assert not ends.rejected["a"] and not ends.rejected["coordinator"]
 

@@ -5,8 +5,8 @@ import pytest
 from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire import codec
-from protofleet.protocol.wire.codec import MAX_ASKED, Place
-from protofleet.protocol.wire.messages import Boxed, Want
+from protofleet.protocol.wire.codec import MAX_ASKED, TaskId
+from protofleet.protocol.wire.messages import BlockRequest, IndirectManifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.protocol.ends import Ends, weights
 from tests.protocol.objects import fault_of
@@ -42,16 +42,18 @@ def both(ends):
     store = ObjectStore(ends.folder / "broadcasts", durable=False)
     manifest = store.put(weights(30_000), ends.coordinator.block)
     boxed = ends.coordinator.offer(manifest, store, ["a"], set())
-    assert isinstance(boxed, Boxed)
+    assert isinstance(boxed, IndirectManifest)
     return boxed
 
 
 def test_a_coordinator_serves_all_objects_of_a_want(ends):
     boxed = both(ends)
-    ends.links["a"].send(Want(boxed.box.object, ((0, 1),), more=((boxed.object, ((0, 2), (5, 6))),)))
+    ends.links["a"].send(
+        BlockRequest(boxed.manifest.object, ((0, 1),), more=((boxed.object, ((0, 2), (5, 6))),))
+    )
     ends.run(3)
-    assert served(ends, boxed.box) == [0]
-    assert sorted(i for _, name, i in ends.blocks if name != boxed.box.wire_name[:16]) == [0, 1, 5]
+    assert served(ends, boxed.manifest) == [0]
+    assert sorted(i for _, name, i in ends.blocks if name != boxed.manifest.wire_name[:16]) == [0, 1, 5]
 
 
 def test_a_device_serves_all_objects_of_a_want(ends):
@@ -59,7 +61,7 @@ def test_a_device_serves_all_objects_of_a_want(ends):
     whole = ends.update("a", weights(30_000))
     box = next(iter(ends.links["a"].served - {whole}))
     ends.blocks.clear()
-    ends.coordinator.send("a", Want(whole, ((3, 5),), more=((box, ((0, 1),)),)))
+    ends.coordinator.send("a", BlockRequest(whole, ((3, 5),), more=((box, ((0, 1),)),)))
     ends.run(0.5, lambda: len(ends.blocks) >= 3)
     assert {i for _, _, i in ends.blocks} == {0, 3, 4}
     assert {topic.rpartition("/")[2] for topic, _, _ in ends.blocks} == {"a"}
@@ -67,49 +69,51 @@ def test_a_device_serves_all_objects_of_a_want(ends):
 
 def test_what_a_device_may_have_again_of_an_object_is_bounded_however_its_wants_are_put_together(ends):
     boxed = both(ends)
-    ends.links["a"].send(Want(boxed.object, ((0, 63),)))
+    ends.links["a"].send(BlockRequest(boxed.object, ((0, 63),)))
     ends.run(1.0)
     ends.blocks.clear()
     for _ in range(12):
-        ends.links["a"].send(Want(boxed.box.object, ((0, 1),), True, ((boxed.object, ((0, 63),)),)))
+        ends.links["a"].send(
+            BlockRequest(boxed.manifest.object, ((0, 1),), True, ((boxed.object, ((0, 63),)),))
+        )
     ends.run(1.0)
-    again = [i for _, name, i in ends.blocks if name != boxed.box.wire_name[:16]]
+    again = [i for _, name, i in ends.blocks if name != boxed.manifest.wire_name[:16]]
     assert AGAIN_BURST - 63 <= len(again) <= AGAIN_BURST + AGAIN_RATE < 12 * 63
 
 
 @pytest.mark.parametrize("first", [1, 32, 63])
 def test_a_message_asks_for_no_more_blocks_of_several_objects_than_of_one(first):
     one, other = OBJECTS
-    most = Want(one, ((0, first),), more=((other, ((0, MAX_ASKED - first),)),))
-    assert codec.decode("want", codec.encode(most), "a", Place())[0] == most
-    more = Want(one, ((0, first),), more=((other, ((0, MAX_ASKED - first + 1),)),))
-    assert fault_of(lambda: codec.decode("want", codec.encode(more), "a", Place())) is Reason.MALFORMED
+    most = BlockRequest(one, ((0, first),), more=((other, ((0, MAX_ASKED - first),)),))
+    assert codec.decode("want", codec.encode(most), "a", TaskId())[0] == most
+    more = BlockRequest(one, ((0, first),), more=((other, ((0, MAX_ASKED - first + 1),)),))
+    assert fault_of(lambda: codec.decode("want", codec.encode(more), "a", TaskId())) is Reason.MALFORMED
 
 
 def test_objects_that_are_not_offered_are_passed_over_and_the_rest_is_served(ends):
     boxed = both(ends)
-    ends.links["a"].send(Want(OBJECTS[0], ((0, 1),), more=((boxed.box.object, ((0, 1),)),)))
-    ends.run(5, lambda: 0 in served(ends, boxed.box))
-    assert 0 in served(ends, boxed.box) and not ends.rejected["coordinator"]
+    ends.links["a"].send(BlockRequest(OBJECTS[0], ((0, 1),), more=((boxed.manifest.object, ((0, 1),)),)))
+    ends.run(5, lambda: 0 in served(ends, boxed.manifest))
+    assert 0 in served(ends, boxed.manifest) and not ends.rejected["coordinator"]
 
 
 def test_who_was_not_asked_is_served_none_of_them(ends):
     boxed = both(ends)
-    ends.links["b"].send(Want(boxed.box.object, ((0, 1),), True, ((boxed.object, ((0, 1),)),)))
+    ends.links["b"].send(BlockRequest(boxed.manifest.object, ((0, 1),), True, ((boxed.object, ((0, 1),)),)))
     ends.run(3)
     assert ends.blocks == []
 
 
 def test_an_object_whose_ranges_do_not_ascend_is_refused_among_others():
-    wrong = Want(OBJECTS[0], ((0, 1),), more=((OBJECTS[1], ((3, 2),)),))
+    wrong = BlockRequest(OBJECTS[0], ((0, 1),), more=((OBJECTS[1], ((3, 2),)),))
     with pytest.raises(Rejected):
-        codec.decode("want", codec.encode(wrong), "a", Place())
+        codec.decode("want", codec.encode(wrong), "a", TaskId())
 
 
 @pytest.mark.parametrize("ranges", [(), ((0, 1),)])
 def test_a_message_names_no_more_further_objects_than_it_may_ask_for_blocks(ranges):
     one, other = OBJECTS
-    most = Want(one, (), more=((other, ranges),) * MAX_ASKED)
-    assert codec.decode("want", codec.encode(most), "a", Place())[0] == most
-    more = Want(one, (), more=((other, ranges),) * (MAX_ASKED + 1))
-    assert fault_of(lambda: codec.decode("want", codec.encode(more), "a", Place())) is Reason.MALFORMED
+    most = BlockRequest(one, (), more=((other, ranges),) * MAX_ASKED)
+    assert codec.decode("want", codec.encode(most), "a", TaskId())[0] == most
+    more = BlockRequest(one, (), more=((other, ranges),) * (MAX_ASKED + 1))
+    assert fault_of(lambda: codec.decode("want", codec.encode(more), "a", TaskId())) is Reason.MALFORMED

@@ -13,16 +13,16 @@ import pytest
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.messages import (
     About,
-    Boxed,
+    ArraySpec,
+    BlockRequest,
     Hello,
+    IndirectManifest,
     Manifest,
-    Now,
     Refusal,
+    RoundStatus,
     State,
     Task,
     Update,
-    Want,
-    Wanted,
     Welcome,
 )
 
@@ -45,11 +45,11 @@ KNOWN = {  # kind -> key: its type, and whether it is required
 }  # fmt: skip
 HASH = bytes(range(32))
 ONE = Manifest(HASH, 9, 9, (HASH[:16],), (("control", 9),), HASH)
-BOX = Boxed(HASH, 9, HASH, ONE)
+BOX = IndirectManifest(HASH, 9, HASH, ONE)
 HELLO = Hello("board-7", 3, 9, software="x", plan=HASH, counts=(3, 3, 3), holds=(HASH,))
-TASK, WANT = Task(1, "train", ONE, 60.0), Want(HASH, ((0, 1),))
+TASK, WANT = Task(1, "train", ONE, 60.0), BlockRequest(HASH, ((0, 1),))
 UPDATE = Update("board-7", 1, "train", 9, HASH, {}, {"accuracy.test.global": 0.5})
-ROW = Wanted("weights.*", None, None, None, None, None, 1e6, True)
+ROW = ArraySpec("weights.*", None, None, None, None, None, 1e6, True)
 ABOUT = About(("many",), ("manifest",), ("cat",), 16, ("loss.test",), True)
 SAID = {  # key -> what is said without it, and what with it: everybody hears it
     "hello.can": (HELLO, replace(HELLO, can=("inline", "names"))),
@@ -57,7 +57,7 @@ SAID = {  # key -> what is said without it, and what with it: everybody hears it
     "hello.names_hash": (HELLO, replace(HELLO, names_hash=HASH)),
     "welcome.about": (Welcome(b"{}"), Welcome(b"{}", ABOUT)),
     "state.who": (State(True), State(True, who="host 7 runs/spring")),
-    "state.now": (State(True, "here"), State(True, "here", now=Now(3, "train", 0, (HASH[:4],)))),
+    "state.now": (State(True, "here"), State(True, "here", now=RoundStatus(3, "train", 0, (HASH[:4],)))),
 }  # fmt: skip
 TOWARDS = {  # key -> who is told it, and a message with it
     "task.wants": ("wants", (replace(TASK, wants=(ROW,)),)),

@@ -20,12 +20,12 @@ from protofleet.protocol.security.records import (
 )
 from protofleet.protocol.security.statements import (
     StatementError,
-    Why,
+    StatementFault,
     armoured,
-    body_of,
     fingerprint,
     read_armoured,
-    state,
+    sign_statement,
+    verified_body,
 )
 from protofleet.protocol.security.trust import Roots, Trust, first_roots, issue_roots, read_roots
 
@@ -56,8 +56,8 @@ def test_a_record_is_read_back_by_whoever_holds_its_root():
 def test_while_a_root_is_replaced_records_of_both_are_good():
     both = trust_in(OLD, NEW)
     assert both.admit(SIGNED, 1500) == both.admit(issue_record(D1, NEW), 1500) == D1
-    assert refusal(trust_in(NEW).admit, SIGNED, 1500) == Why.UNKNOWN_ROOT
-    assert refusal(trust_in(OLD).admit, issue_record(D1, NEW), 1500) == Why.UNKNOWN_ROOT
+    assert refusal(trust_in(NEW).admit, SIGNED, 1500) == StatementFault.UNKNOWN_ROOT
+    assert refusal(trust_in(OLD).admit, issue_record(D1, NEW), 1500) == StatementFault.UNKNOWN_ROOT
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -65,14 +65,14 @@ def test_any_bit_that_is_changed_makes_it_worthless(bit):
     for at in range(len(SIGNED)):
         changed = SIGNED[:at] + bytes([SIGNED[at] ^ 1 << bit]) + SIGNED[at + 1 :]
         assert refusal(read_record, changed, [PUBLIC[OLD]]) in (
-            Why.MALFORMED, Why.UNKNOWN_ROOT, Why.BAD_SIGNATURE,
+            StatementFault.MALFORMED, StatementFault.UNKNOWN_ROOT, StatementFault.BAD_SIGNATURE,
         )  # fmt: skip
 
 
 def test_a_record_that_is_cut_or_longer_is_malformed():
     for length in range(len(SIGNED)):
-        assert refusal(read_record, SIGNED[:length], [PUBLIC[OLD]]) == Why.MALFORMED
-    assert refusal(read_record, SIGNED + b"\0", [PUBLIC[OLD]]) == Why.MALFORMED
+        assert refusal(read_record, SIGNED[:length], [PUBLIC[OLD]]) == StatementFault.MALFORMED
+    assert refusal(read_record, SIGNED + b"\0", [PUBLIC[OLD]]) == StatementFault.MALFORMED
 
 
 @given(st.binary(max_size=600))
@@ -85,31 +85,37 @@ def test_whatever_the_bytes_are_only_a_reason_comes_out(data):
 @given(st.binary(max_size=300))
 def test_a_root_that_signs_nonsense_is_not_believed_either(body):
     for kind, read in (("record", read_record), ("revocations", read_revocations), ("roots", read_roots)):
-        assert refusal(read, state(kind, body, [OLD]), [PUBLIC[OLD]]) == Why.MALFORMED
+        assert refusal(read, sign_statement(kind, body, [OLD]), [PUBLIC[OLD]]) == StatementFault.MALFORMED
 
 
 def test_a_length_beyond_its_limit_is_refused_before_anything_is_taken():
     body = b"\xff\xff\xff\xff" + bytes(40)
-    assert refusal(read_record, state("record", body, [OLD]), [PUBLIC[OLD]]) == Why.MALFORMED
+    assert (
+        refusal(read_record, sign_statement("record", body, [OLD]), [PUBLIC[OLD]]) == StatementFault.MALFORMED
+    )
     huge = bytes(statements.MAX_STATEMENT + 1)
-    assert refusal(body_of, "roots", huge, [PUBLIC[OLD]]) == Why.MALFORMED
+    assert refusal(verified_body, "roots", huge, [PUBLIC[OLD]]) == StatementFault.MALFORMED
 
 
 def test_a_signature_for_one_thing_is_good_for_nothing_else():
-    body = body_of("record", SIGNED, [PUBLIC[OLD]])
-    assert refusal(read_record, state("request", body, [OLD]), [PUBLIC[OLD]]) == Why.MALFORMED
-    swapped = state("request", body, [OLD]).replace(b"\x07request", b"\x06record")
-    assert refusal(read_record, swapped, [PUBLIC[OLD]]) == Why.BAD_SIGNATURE
+    body = verified_body("record", SIGNED, [PUBLIC[OLD]])
+    assert (
+        refusal(read_record, sign_statement("request", body, [OLD]), [PUBLIC[OLD]])
+        == StatementFault.MALFORMED
+    )
+    swapped = sign_statement("request", body, [OLD]).replace(b"\x07request", b"\x06record")
+    assert refusal(read_record, swapped, [PUBLIC[OLD]]) == StatementFault.BAD_SIGNATURE
 
 
 def test_a_stranger_who_names_our_root_is_found_out():
-    forged = state("record", body_of("record", SIGNED, [PUBLIC[OLD]]), [EVIL])
+    forged = sign_statement("record", verified_body("record", SIGNED, [PUBLIC[OLD]]), [EVIL])
     forged = forged.replace(statements.signer(PUBLIC[EVIL]), statements.signer(PUBLIC[OLD]))
-    assert refusal(read_record, forged, [PUBLIC[OLD]]) == Why.BAD_SIGNATURE
+    assert refusal(read_record, forged, [PUBLIC[OLD]]) == StatementFault.BAD_SIGNATURE
 
 
 @pytest.mark.parametrize(
-    ("now", "why"), [(999, Why.NOT_YET_VALID), (1000, None), (2000, None), (2000.5, Why.EXPIRED)]
+    ("now", "why"),
+    [(999, StatementFault.NOT_YET_VALID), (1000, None), (2000, None), (2000.5, StatementFault.EXPIRED)],
 )
 def test_a_record_is_good_from_its_first_to_its_last_second(now, why):
     if why is None:
@@ -119,10 +125,10 @@ def test_a_record_is_good_from_its_first_to_its_last_second(now, why):
 
 
 def test_each_other_use_has_its_own_reason():
-    assert refusal(trust_in(OLD, federation="south").admit, SIGNED, 1500) == Why.WRONG_FEDERATION
-    assert refusal(trust_in(OLD).admit, SIGNED, 1500, name="d2") == Why.WRONG_NAME
-    assert refusal(trust_in(OLD).admit, SIGNED, 1500, role="coordinator") == Why.WRONG_ROLE
-    assert refusal(trust_in(OLD, revoked={7}).admit, SIGNED, 1500) == Why.REVOKED
+    assert refusal(trust_in(OLD, federation="south").admit, SIGNED, 1500) == StatementFault.WRONG_FEDERATION
+    assert refusal(trust_in(OLD).admit, SIGNED, 1500, name="d2") == StatementFault.WRONG_NAME
+    assert refusal(trust_in(OLD).admit, SIGNED, 1500, role="coordinator") == StatementFault.WRONG_ROLE
+    assert refusal(trust_in(OLD, revoked={7}).admit, SIGNED, 1500) == StatementFault.REVOKED
     assert trust_in(OLD, revoked={6, 8}).admit(SIGNED, 1500) == D1
 
 
@@ -146,14 +152,14 @@ def test_a_revocation_list_only_grows_newer():
     held = trust_in(OLD).with_revocations(first)
     assert held.admit(SIGNED, 1500) == D1
     held = held.with_revocations(later).with_revocations(later)
-    assert refusal(held.admit, SIGNED, 1500) == Why.REVOKED
-    assert refusal(held.with_revocations, first) == Why.SUPERSEDED
+    assert refusal(held.admit, SIGNED, 1500) == StatementFault.REVOKED
+    assert refusal(held.with_revocations, first) == StatementFault.SUPERSEDED
     other = issue_revocations(Revocations("north", 3, frozenset({5})), [OLD])  # the same version says less
-    assert refusal(held.with_revocations, other) == Why.SUPERSEDED
+    assert refusal(held.with_revocations, other) == StatementFault.SUPERSEDED
     south = issue_revocations(Revocations("south", 9, frozenset()), [OLD])
-    assert refusal(held.with_revocations, south) == Why.WRONG_FEDERATION
+    assert refusal(held.with_revocations, south) == StatementFault.WRONG_FEDERATION
     evil = issue_revocations(Revocations("north", 9, frozenset()), [EVIL])
-    assert refusal(held.with_revocations, evil) == Why.UNKNOWN_ROOT
+    assert refusal(held.with_revocations, evil) == StatementFault.UNKNOWN_ROOT
 
 
 def test_roots_are_followed_from_one_that_is_held_and_never_back():
@@ -164,28 +170,28 @@ def test_roots_are_followed_from_one_that_is_held_and_never_back():
     one = trust_in(OLD)
     assert one.with_roots(second).with_roots(third).roots.keys == (PUBLIC[NEW],)
     assert one.with_roots(third).roots.keys == (PUBLIC[NEW],)  # whoever slept through the second
-    assert refusal(one.with_roots(third).with_roots, second) == Why.SUPERSEDED
+    assert refusal(one.with_roots(third).with_roots, second) == StatementFault.SUPERSEDED
     alone = issue_roots(roots(2, NEW), [NEW])
-    assert refusal(one.with_roots, alone) == Why.UNKNOWN_ROOT
-    assert refusal(one.with_roots, issue_roots(roots(2, EVIL), [EVIL])) == Why.UNKNOWN_ROOT
+    assert refusal(one.with_roots, alone) == StatementFault.UNKNOWN_ROOT
+    assert refusal(one.with_roots, issue_roots(roots(2, EVIL), [EVIL])) == StatementFault.UNKNOWN_ROOT
     south = issue_roots(replace(roots(2, OLD), federation="south"), [OLD])
-    assert refusal(one.with_roots, south) == Why.WRONG_FEDERATION
+    assert refusal(one.with_roots, south) == StatementFault.WRONG_FEDERATION
 
 
 def test_the_first_roots_must_at_least_be_signed_by_themselves():
     told = Roots("north", 1, (PUBLIC[OLD],), (b"ca",))
     assert first_roots(issue_roots(told, [OLD])) == told
-    assert refusal(first_roots, issue_roots(told, [EVIL])) == Why.UNKNOWN_ROOT
+    assert refusal(first_roots, issue_roots(told, [EVIL])) == StatementFault.UNKNOWN_ROOT
     for keys in ((), (PUBLIC[OLD],) * 2, (PUBLIC[OLD][:31],)):
-        assert refusal(first_roots, issue_roots(replace(told, keys=keys), [OLD])) == Why.MALFORMED
+        assert refusal(first_roots, issue_roots(replace(told, keys=keys), [OLD])) == StatementFault.MALFORMED
 
 
 @pytest.mark.parametrize("keys", [(EVIL, OLD), (OLD, EVIL)])
 def test_a_root_is_one_only_where_each_root_beside_it_has_signed(keys):
     told = Roots("north", 2, tuple(PUBLIC[key] for key in keys), (b"ca",))
     for signers in ([EVIL], [OLD]):
-        assert refusal(first_roots, issue_roots(told, signers)) == Why.UNKNOWN_ROOT
-        assert refusal(trust_in(OLD).with_roots, issue_roots(told, signers)) == Why.UNKNOWN_ROOT
+        assert refusal(first_roots, issue_roots(told, signers)) == StatementFault.UNKNOWN_ROOT
+        assert refusal(trust_in(OLD).with_roots, issue_roots(told, signers)) == StatementFault.UNKNOWN_ROOT
     assert first_roots(issue_roots(told, [OLD, EVIL])) == told
 
 
@@ -195,7 +201,7 @@ def test_a_file_survives_mail_and_names_itself_where_it_does_not(tmp_path):
     assert read_armoured("record", path) == SIGNED
     for text in ("", "hello", armoured("request", SIGNED), armoured("record", SIGNED)[:-9]):
         path.write_text(text)
-        assert refusal(read_armoured, "record", path) == Why.MALFORMED
+        assert refusal(read_armoured, "record", path) == StatementFault.MALFORMED
     path.write_text(armoured("record", SIGNED).replace("A", "\u00e4", 1))
     with pytest.raises(StatementError, match=rf"{path}.*damaged"):
         read_armoured("record", path)

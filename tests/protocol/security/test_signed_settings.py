@@ -11,7 +11,7 @@ from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.fleet.device import probe
 from protofleet.edge_client.host.loaded_settings import load_settings
 from protofleet.protocol.security.signed_settings import SETTINGS, SignedSettings, is_signed, issue_settings
-from protofleet.protocol.security.statements import StatementError, Why, armoured
+from protofleet.protocol.security.statements import StatementError, StatementFault, armoured
 from protofleet.protocol.settings.reader import SettingsError
 
 TEXT = 'name = "a"\nfederation = "lab"\nfolder = "{folder}"\nthreads = 2\n'
@@ -56,23 +56,26 @@ def test_plain_settings_need_no_signature(tmp_path):
 
 
 def test_one_changed_bit_is_found(signed):
-    assert why(signed, change=lambda d: d.replace(b"threads = 2", b"threads = 3")) is Why.BAD_SIGNATURE
+    assert (
+        why(signed, change=lambda d: d.replace(b"threads = 2", b"threads = 3"))
+        is StatementFault.BAD_SIGNATURE
+    )
 
 
 def test_another_federation_s_root_is_not_believed(signed, tmp_path):
     other = enrol_federation(tmp_path / "other", "lab", ["a"]).authority()
-    assert why(signed, by=other) is Why.UNKNOWN_ROOT
+    assert why(signed, by=other) is StatementFault.UNKNOWN_ROOT
 
 
 def test_settings_for_somebody_else_are_not_taken(signed):
-    assert why(signed, name="b") is Why.WRONG_NAME
-    assert why(signed, federation="sea") is Why.WRONG_FEDERATION
+    assert why(signed, name="b") is StatementFault.WRONG_NAME
+    assert why(signed, federation="sea") is StatementFault.WRONG_FEDERATION
 
 
 def test_an_earlier_version_is_not_taken_again_and_the_same_one_is(signed):
     signed(version=5)
     signed(version=5)
-    assert why(signed, version=4) is Why.SUPERSEDED
+    assert why(signed, version=4) is StatementFault.SUPERSEDED
     assert signed(version=6).version == 6
 
 

@@ -11,7 +11,7 @@ from protofleet.protocol.security.envelope import DOMAIN, HPKE, SEALED, Header, 
 from protofleet.protocol.security.keyfiles import KeyFileError
 from protofleet.protocol.security.keys import Keys, load_keyring, load_public
 from protofleet.protocol.security.records import Record, read_record
-from protofleet.protocol.security.statements import StatementError, Why, Writer, state
+from protofleet.protocol.security.statements import StatementError, StatementFault, Writer, sign_statement
 from protofleet.protocol.security.trust import Roots, first_roots, issue_roots
 from protofleet.protocol.security.weak_keys import check_keys, check_sign
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -63,7 +63,7 @@ def test_every_key_that_is_made_of_random_bytes_is_taken(one, other):
 def record(sign, receive):
     """As it was issued before anybody looked at keys."""
     fields = Writer().text("north").text("d1").text("device").blob(sign).blob(receive)
-    return state("record", fields.number(7).number(1000).number(2000).done(), [ROOT])
+    return sign_statement("record", fields.number(7).number(1000).number(2000).done(), [ROOT])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_record_with_such_a_key_is_neither_made_nor_read(sign, receive):
         Record("north", "d1", "device", sign, receive, 7, 1000, 2000)
     with pytest.raises(StatementError, match=r"small order .*; make new keys on its machine") as error:
         read_record(record(sign, receive), [PUBLIC])
-    assert error.value.why is Why.MALFORMED
+    assert error.value.why is StatementFault.MALFORMED
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.protocol.wire import codec
-from protofleet.protocol.wire.codec import Place, decode, encode, place_of
+from protofleet.protocol.wire.codec import TaskId, decode, encode, task_id_of
 from protofleet.protocol.wire.messages import (
+    BlockRequest,
     Bye,
     Finished,
     Hello,
@@ -19,7 +20,6 @@ from protofleet.protocol.wire.messages import (
     State,
     Task,
     Update,
-    Want,
     Welcome,
 )
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -37,7 +37,7 @@ ONE_OF_EACH = [
     State(True, "why"),
     Bye("enough"),
     Finished(9),
-    Want(HASH, ((0, 2), (5, 6)), True),
+    BlockRequest(HASH, ((0, 2), (5, 6)), True),
 ]
 # Per kind and key: the types that msgpack may bring, and whether the key may be missing.
 FIELDS = {
@@ -77,13 +77,13 @@ def kind(message):
 
 def there_and_back(message, attachment=None):
     payload = encode(message, attachment)
-    return decode(kind(message), payload, getattr(message, "device", "a"), place_of(message))
+    return decode(kind(message), payload, getattr(message, "device", "a"), task_id_of(message))
 
 
 def refused(of_kind, payload):
     """Why a payload is refused; None if it is taken. Anything but Rejected is our bug."""
     try:
-        decode(of_kind, payload, "a", Place())
+        decode(of_kind, payload, "a", TaskId())
     except Rejected as fault:
         return fault.reason
     return None
@@ -175,11 +175,12 @@ def pairs(n):
     ("most", "one_more"),
     [
         (Task(1, "x", blocks(codec.MAX_BLOCKS)), Task(1, "x", blocks(codec.MAX_BLOCKS + 1))),
-        (Want(HASH, pairs(codec.MAX_RANGES)), Want(HASH, pairs(codec.MAX_RANGES + 1))),
-        (Want(HASH, ((codec.MAX_BLOCKS - 1, codec.MAX_BLOCKS),)),
-         Want(HASH, ((codec.MAX_BLOCKS, codec.MAX_BLOCKS + 1),))),
-        (Want(HASH, ((0, codec.MAX_ASKED),)), Want(HASH, ((0, codec.MAX_ASKED + 1),))),
-        (Want(HASH, ((0, 9), (90, 81 + codec.MAX_ASKED))), Want(HASH, ((0, 9), (90, 82 + codec.MAX_ASKED)))),
+        (BlockRequest(HASH, pairs(codec.MAX_RANGES)), BlockRequest(HASH, pairs(codec.MAX_RANGES + 1))),
+        (BlockRequest(HASH, ((codec.MAX_BLOCKS - 1, codec.MAX_BLOCKS),)),
+         BlockRequest(HASH, ((codec.MAX_BLOCKS, codec.MAX_BLOCKS + 1),))),
+        (BlockRequest(HASH, ((0, codec.MAX_ASKED),)), BlockRequest(HASH, ((0, codec.MAX_ASKED + 1),))),
+        (BlockRequest(HASH, ((0, 9), (90, 81 + codec.MAX_ASKED))),
+         BlockRequest(HASH, ((0, 9), (90, 82 + codec.MAX_ASKED)))),
         (Task(1, "x", Manifest(HASH, 1, codec.MAX_BLOCK, (b"1" * 16,), (("counts", 1),))),
          Task(1, "x", Manifest(HASH, 1, codec.MAX_BLOCK + 1, (b"1" * 16,), (("counts", 1),)))),
         (Update("a", 1, "x", 1, metrics=dict.fromkeys(map(str, range(codec.MAX_METRICS)), 0.0)),
@@ -202,7 +203,7 @@ def test_a_part_of_a_kind_that_does_not_exist_is_refused_or_a_device_could_inven
 
 
 @pytest.mark.parametrize(
-    "place", [Place(1 << 31), Place(1, "x" * 65), Place(1, "x", b"x"), Place(1, "x", b"x" * 33)]
+    "place", [TaskId(1 << 31), TaskId(1, "x" * 65), TaskId(1, "x", b"x"), TaskId(1, "x", b"x" * 33)]
 )
 def test_a_place_that_no_database_and_no_header_could_hold_is_refused(place):
     with pytest.raises(Rejected) as fault:
@@ -239,14 +240,14 @@ def test_a_reason_is_shortened_rather_than_refused_by_whom_it_is_meant_for(make,
 def test_what_is_malformed_is_said_in_words_of_the_page(fields, words):
     sent = {"examples": 1, "metrics": {}, "arrays": b"", **fields}
     with pytest.raises(Rejected) as fault:
-        decode("update", msgpack.packb(sent), "a", Place(1, "train"))
+        decode("update", msgpack.packb(sent), "a", TaskId(1, "train"))
     assert words in str(fault.value) and "Error" not in str(fault.value)
 
 
 @pytest.mark.parametrize("kind", sorted({*codec.DECODERS} - {"finished", "state"}))
 def test_a_key_that_is_missing_is_named(kind):
     with pytest.raises(Rejected, match=rf"malformed: {kind}: the key '\w+' is missing"):
-        decode(kind, b"\x80", "a", Place())
+        decode(kind, b"\x80", "a", TaskId())
 
 
 def test_a_payload_over_its_limit_is_not_even_looked_at():

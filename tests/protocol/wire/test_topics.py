@@ -1,7 +1,7 @@
 import pytest
 
 from protofleet.protocol.wire.names import valid_name
-from protofleet.protocol.wire.topics import PREFIX, TABLE, Place, Topics
+from protofleet.protocol.wire.topics import PREFIX, TOPIC_RULES, ParsedTopic, Topics
 
 TOPICS = Topics("north")
 DIGEST = "0123456789abcdef" * 4
@@ -57,14 +57,14 @@ def test_a_broadcast_is_named_by_a_hash(name):
     assert TOPICS.parse(f"protofleet/1/north/bcast/{name}") is None
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+@pytest.mark.parametrize("row", TOPIC_RULES, ids=lambda row: row.kind)
 def test_every_topic_of_the_table_is_parsed_back(row):
     device = "d1" if "{device}" in row.pattern else ""
     digest = DIGEST if "{digest}" in row.pattern else ""
-    assert TOPICS.parse(topic_of(row)) == Place(row.kind, device, digest)
+    assert TOPICS.parse(topic_of(row)) == ParsedTopic(row.kind, device, digest)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+@pytest.mark.parametrize("row", TOPIC_RULES, ids=lambda row: row.kind)
 def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
     device_hears = any(matches(s, topic_of(row)) for s in TOPICS.device_subscriptions("d1"))
     coordinator_hears = any(matches(s, topic_of(row)) for s in TOPICS.coordinator_subscriptions())
@@ -76,7 +76,7 @@ def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
     assert row.writer != row.reader
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.kind)
+@pytest.mark.parametrize("row", TOPIC_RULES, ids=lambda row: row.kind)
 def test_a_device_hears_nothing_meant_for_another(row):
     if "{device}" in row.pattern:
         heard = TOPICS.device_subscriptions("d1")

@@ -1,0 +1,42 @@
+"""A manifest that fits no packet, as an object of its own: one array with the bytes of the plain manifest.
+
+The key of the blocks is not in it, so that it is the same bytes whenever the same object is offered.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgpack
+import numpy as np
+
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire import codec
+from protofleet.protocol.wire.messages import IndirectManifest, Manifest
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+ARRAY: Final = "manifest"
+MAX_BYTES: Final = codec.SHORT_HASH * codec.MAX_BLOCKS + 8192  # all hashes, and the other fields
+
+
+def store(manifest: Manifest, objects: ObjectStore, block: int) -> Manifest:
+    """The manifest of the object that holds it, which is in the store from now on. Neither has a key."""
+    packed = msgpack.packb(codec.manifest_fields(manifest, key=False))
+    return objects.put({ARRAY: np.frombuffer(packed, np.uint8)}, block)
+
+
+def load(offer: IndirectManifest, objects: ObjectStore) -> Manifest:
+    """The manifest from its object, which is here. Rejected where it is not what was announced."""
+    found = codec.read_manifest(_content(objects.open(offer.manifest.object)))
+    if (found.object, found.size, found.key) != (offer.object, offer.size, b""):
+        raise Rejected(
+            Reason.MALFORMED, f"the manifest in {offer.manifest.object.hex()[:16]} is of another object"
+        )
+    return Manifest(found.object, found.size, found.block, found.hashes, found.parts, offer.key)
+
+
+def _content(body: object) -> bytes:
+    array = body.get(ARRAY) if hasattr(body, "get") else None
+    if array is None or array.dtype != np.uint8 or array.ndim != 1:
+        raise Rejected(Reason.MALFORMED, f"the object of a manifest without its array {ARRAY!r} of uint8")
+    return bytes(array)
