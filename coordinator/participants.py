@@ -241,6 +241,6 @@ class Participants:
 
     def _refuse(self, device: str, problem: Problem) -> None:
         if self._context.peer_log.take(self._context.now):
-            log.warning("%s cannot take part: %s", device, problem.words)
+            log.warning("%s cannot take part: %s", device, problem.message)
         self._link.meter.rejected[problem.reason] += 1
-        self._link.send(device, refusal_of(problem.words, *self._hellos[device]))
+        self._link.send(device, refusal_of(problem.message, *self._hellos[device]))

@@ -246,12 +246,12 @@ class Run:
             case Accept():
                 self._accept(command)
             case Repeat(device, round, phase, problem):
-                verdict, reason = ("refused", problem.words) if problem else ("accepted", "")
+                verdict, reason = ("refused", problem.message) if problem else ("accepted", "")
                 self._link.send(device, Receipt(round, phase, verdict, reason))
             case Drop(device, round, phase, verdict, problem):
                 self._fetched.pop(device, None)
                 self._link.meter.rejected[problem.reason] += 1
-                self._link.send(device, Receipt(round, phase, verdict, problem.words))
+                self._link.send(device, Receipt(round, phase, verdict, problem.message))
             case Send(device, round, phase, seconds):
                 self.question.send_to(device, round, phase, seconds, self._context.connected)
             case Dismiss(device):

@@ -1,4 +1,4 @@
-"""FedPLCC: several prototypes a class, weighted by the samples behind them; devices move towards the nearest.
+"""FedPLCC: several prototypes a class, weighted by their numbers of samples; devices train towards the nearest.
 
 Client k, after training: per class, FINCH* over all h(x) -> prototypes P and counts W           (eq. 9)
 Server, per class       : FINCH* over all devices' prototypes -> G, weights summed               (eq. 10)

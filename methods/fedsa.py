@@ -171,7 +171,7 @@ class Server(ServerHalf):
         }
 
     def class_means_of(self, reply: Reply) -> ClassMeans:
-        """A device's rows as a table. A class that it names twice is pooled: it has one voice."""
+        """A device's rows as a table. A class that it names twice is pooled, so that it counts once."""
         sent = reply.payload
         return class_means(sent["prototypes"], sent["labels"], self.model.classes, sent["counts"])
 

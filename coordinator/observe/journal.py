@@ -141,9 +141,9 @@ class Journal:
             case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
-                self._drop(device, verdict, problem.words)
+                self._drop(device, verdict, problem.message)
                 place = {"round": number, "phase": phase, "device": device}
-                self._enter("dropped", **place, verdict=verdict, reason=problem.words)
+                self._enter("dropped", **place, verdict=verdict, reason=problem.message)
             case Rollback():
                 self._enter("again", round=self._record.round)
             case PutAside(number, phase, _, aside, words):

@@ -318,7 +318,7 @@ class RoundMachine:
         broken = [why for why in self.verdicts.refused.values() if why.reason in BROKEN]
         if self.stage is Stage.COLLECTING and not self.evaluating and 2 * len(broken) > len(self.cohort):
             why = f"{len(broken)} of {len(self.cohort)} answers to round {self.round} {self.asked} are broken"
-            yield from self._blame(self._suspected_round, f"{why} ({broken[0].words})")
+            yield from self._blame(self._suspected_round, f"{why} ({broken[0].message})")
 
     @property
     def _suspected_round(self) -> int:

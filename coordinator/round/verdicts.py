@@ -51,5 +51,5 @@ class Verdicts:
         return known is not None and known[0] == number and known[1].get(phase) == base
 
     def words_of_the_refused(self) -> str:
-        words = [f"{device} ({why.words})" for device, why in sorted(self.refused.items())]
+        words = [f"{device} ({why.message})" for device, why in sorted(self.refused.items())]
         return f"; refused: {', '.join(words)}" if words else ""

@@ -14,7 +14,7 @@ from protofleet.edge_client.evaluate import Splits, evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots, save_snapshot
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
-from protofleet.methods.contract.bridge import kept, to_numpy
+from protofleet.methods.contract.bridge import to_numpy, torch_views
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import place_of
 from protofleet.protocol.wire.messages import Arrays
@@ -56,7 +56,7 @@ class LocalJob:
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
         place = place_of(self.half.model)
-        ask = Ask(phase, {name: value.to(place) for name, value in kept(received).items()})
+        ask = Ask(phase, {name: value.to(place) for name, value in torch_views(received).items()})
         with self._deadline.running():
             payload, metrics = work(self.half, self._data, ask, number, self._reports)
         if self._snapshots.wanted(number, phase):
@@ -68,7 +68,7 @@ class LocalJob:
         return to_numpy(self.half.state())
 
     def restore(self, state: Arrays) -> None:
-        self.half.restore(kept(state))
+        self.half.restore(torch_views(state))
 
 
 def local_jobs(build: Callable[[Plan], ClientHalf], data: Splits) -> StartJob:

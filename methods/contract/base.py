@@ -44,7 +44,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A device of the cohort, as it introduced itself."""
+    """A device of the cohort, as its hello describes it."""
 
     device: str
     examples: int
@@ -104,7 +104,7 @@ class ServerHalf(ABC):
     def restore(self, state: Payload) -> None: ...
 
     def monitor(self) -> Mapping[str, float]:
-        """Figures worth a line in the ledger (margins between anchors ...)."""
+        """Figures for the record of the round (margins between anchors ...)."""
         return {}
 
 
@@ -149,7 +149,7 @@ class ClientHalf(ABC):
 
     @abstractmethod
     def state(self) -> Payload:
-        """All that must survive a reboot, and a round that this device sits out."""
+        """All that must survive a reboot, and a round that this device takes no part in."""
 
     @abstractmethod
     def restore(self, state: Payload) -> None: ...

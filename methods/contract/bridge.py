@@ -14,12 +14,12 @@ from protofleet.protocol.wire.messages import Array, Arrays
 
 
 def to_torch(arrays: Arrays) -> dict[str, Tensor]:
-    return {name: _tensor(arrays[name]) for name in arrays}
+    return {name: _copy(arrays[name]) for name in arrays}
 
 
-def kept(arrays: Arrays) -> dict[str, Tensor]:
-    """On the arrays' own memory where that can be: for whoever hands them over and forgets them."""
-    return {name: _fresh(arrays[name]) for name in arrays}
+def torch_views(arrays: Arrays) -> dict[str, Tensor]:
+    """Zero-copy views where the arrays allow it, else copies: for a caller that does not use the arrays any more."""
+    return {name: _view(arrays[name]) for name in arrays}
 
 
 def to_numpy(payload: Payload) -> dict[str, Array]:
@@ -28,14 +28,14 @@ def to_numpy(payload: Payload) -> dict[str, Array]:
 
 
 class LazyPayload(Mapping[str, Tensor]):
-    """Arrays that become tensors when they are read and are not kept: a cohort never fills the memory."""
+    """Arrays that become tensors each time they are read, and are not held: a cohort never fills the memory."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> Tensor:
         array = self._arrays[name]
-        return _fresh(array) if isinstance(self._arrays, Body) else _tensor(array)
+        return _view(array) if isinstance(self._arrays, Body) else _copy(array)
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
         """dtype and shape; of what lies on the disk, nothing is read for it."""
@@ -44,10 +44,10 @@ class LazyPayload(Mapping[str, Tensor]):
         return self._arrays[name].dtype.name, self._arrays[name].shape
 
     def flat(self, name: str, start: int, stop: int) -> Tensor:
-        """Numbers [start, stop) of an array laid flat, without the rest where the arrays allow it."""
+        """Numbers [start, stop) of the flattened array, without reading the rest where the arrays allow it."""
         if isinstance(self._arrays, Body):
-            return _fresh(self._arrays.flat(name, start, stop))
-        return _tensor(self._arrays[name].reshape(-1)[start:stop])
+            return _view(self._arrays.flat(name, start, stop))
+        return _copy(self._arrays[name].reshape(-1)[start:stop])
 
     def __contains__(self, name: object) -> bool:
         return any(name == known for known in self._arrays)  # Mapping's own would read the array
@@ -59,15 +59,15 @@ class LazyPayload(Mapping[str, Tensor]):
         return len(self._arrays)
 
 
-def _tensor(array: Array) -> Tensor:
+def _copy(array: Array) -> Tensor:
     """A copy: wire arrays may be read-only views of others' bytes, and torch knows native byte order alone."""
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
-def _fresh(array: Array) -> Tensor:
-    """Without a copy where nobody else has the memory: what has just been read."""
+def _view(array: Array) -> Tensor:
+    """A zero-copy view where the memory can be written to, as of what has just been read; else a copy."""
     native = array.dtype.isnative and array.flags.writeable
-    return torch.from_numpy(array) if native else _tensor(array)
+    return torch.from_numpy(array) if native else _copy(array)
 
 
 def _array(value: Tensor) -> Array:

@@ -124,7 +124,7 @@ def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
 
 @runtime_checkable
 class Sliced(Protocol):
-    """A payload that may lie on the disk: what it is made of is known before any number is read."""
+    """A payload that may be on the disk: dtypes and shapes are known before any number is read."""
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]: ...
     def flat(self, name: str, start: int, stop: int) -> Tensor: ...

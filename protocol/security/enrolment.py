@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from protofleet.protocol.security.keyfiles import KeyFileError, read_identity, read_receive
-from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations, Role
+from protofleet.protocol.security.records import RECORD, REVOCATIONS, Record, Revocations
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.security.trust import ROOTS, Trust, first_roots
-from protofleet.protocol.wire.names import COORDINATOR, valid_name
+from protofleet.protocol.wire.names import COORDINATOR, Role, valid_name
 
 CURRENT: Final = "current"
 IDENTITY_KEY: Final = "identity.key"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, get_args
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,7 +23,7 @@ from protofleet.protocol.security.statements import (
     verified_body,
 )
 from protofleet.protocol.security.weak_keys import check_keys
-from protofleet.protocol.wire.names import COORDINATOR, valid_name
+from protofleet.protocol.wire.names import COORDINATOR, Role, valid_name
 
 RECORD: Final = "record"
 REVOCATIONS: Final = "revocations"
@@ -32,7 +32,6 @@ MAX_RECORD: Final = 512
 MAX_SERIALS: Final = 8192
 LATEST: Final = 253_402_300_799  # the last second of the year 9999, which X.509 and calendars end with
 
-Role: TypeAlias = Literal["device", "coordinator"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 

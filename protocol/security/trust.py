@@ -16,7 +16,6 @@ from protofleet.protocol.security.records import (
     KEY,
     Record,
     Revocations,
-    Role,
     check_dates,
     read_record,
     read_revocations,
@@ -31,6 +30,7 @@ from protofleet.protocol.security.statements import (
     verified_body,
 )
 from protofleet.protocol.security.weak_keys import check_sign
+from protofleet.protocol.wire.names import Role
 
 ROOTS: Final = "roots"
 MAX_ROOTS: Final = 2  # the old and the new one, while a root is being replaced

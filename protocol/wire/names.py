@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, Literal, TypeAlias
+
+Role: TypeAlias = Literal["device", "coordinator"]
 
 EVERYBODY: Final = "*"
 COORDINATOR: Final = "coordinator"

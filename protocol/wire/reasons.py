@@ -88,11 +88,11 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 class DisconnectReason(str, Enum):
-    """Why a device says Bye: the word before the colon. A closed list: each has a counter of its own."""
+    """Why a device says Bye: what stands before the colon. A closed list: each has a counter of its own."""
 
     OUT_OF_MEMORY = "out_of_memory"  # its training was ended for want of memory; it comes back
     TRAINING_DIED = "training_died"  # its training ended in another way; it comes back
-    DRAINED = "drained"  # its operator has asked it to stop between two questions
+    DRAINED = "drained"  # its operator has asked it to stop between two tasks
     PAUSED = "paused"  # it takes no work for a while: told so, or too hot
     SIGNAL = "signal"  # it was stopped
     FINISHED = "finished"  # its run is over, and it has heard so
@@ -121,10 +121,10 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why an answer or a device is refused: the reason that is counted, and words for it and for people.
+    """Why an answer or a device is refused: the reason that is counted, and a message for people.
 
-    It is no text, or it would get into records whole: whoever keeps or sends it takes the words.
+    It is no text, or it would get into records whole: whoever keeps or sends it takes the message.
     """
 
     reason: Reason
-    words: str
+    message: str

@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from protofleet.protocol.wire.names import COORDINATOR, NAME, valid_device, valid_name
+from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device, valid_name
 
 PREFIX: Final = "protofleet/1"
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
-Role: TypeAlias = Literal["coordinator", "device"]
 
 
 @dataclass(frozen=True, slots=True)

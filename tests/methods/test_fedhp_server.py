@@ -177,7 +177,7 @@ def uploads(value):
 )
 def test_other_uploads_are_refused(payload, problem):
     server, clients = halves()
-    assert ask_to(server, clients).problem_with(payload).words.startswith(problem)
+    assert ask_to(server, clients).problem_with(payload).message.startswith(problem)
 
 
 @pytest.mark.parametrize("reading", fedhp.AGGREGATE)

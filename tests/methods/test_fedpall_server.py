@@ -283,17 +283,17 @@ def wants(phase):
 )
 def test_impossible_features_are_refused(features, labels, problem):
     sent = {"features": features, "labels": torch.tensor(labels)}
-    assert wants("mix").problem_with(sent).words == problem
+    assert wants("mix").problem_with(sent).message == problem
 
 
 def test_impossible_prototypes_are_refused():
     far = prototypes_from("a", torch.full((1, D), -2e6), [0], [1]).payload
-    assert wants("train").problem_with(far).words == "prototypes has -2e+06, below -1e+06"
+    assert wants("train").problem_with(far).message == "prototypes has -2e+06, below -1e+06"
     many = prototypes_from("a", rows(0, 4), [0, 1, 2, 2], [1] * 4).payload
-    assert wants("train").problem_with(many).words == "prototypes is (4, 6), over the limit of 3 for held"
+    assert wants("train").problem_with(many).message == "prototypes is (4, 6), over the limit of 3 for held"
 
 
 def test_features_of_more_samples_than_the_device_has_are_refused():
     sent = {"features": torch.zeros(3, D), "labels": torch.zeros(3, dtype=torch.int64)}
     assert wants("mix").problem_with(sent, 3) is None
-    assert wants("mix").problem_with(sent, 2).words == "features has 3 rows, of a device with 2 examples"
+    assert wants("mix").problem_with(sent, 2).message == "features has 3 rows, of a device with 2 examples"

@@ -113,4 +113,4 @@ def test_a_prototype_out_of_all_measure_is_refused(value):
     ask = next(server.round())
     whole = torch.ones(1, dtype=torch.int64)
     sent = {"prototypes": torch.full((1, 6), value), "labels": whole, "counts": whole}
-    assert "prototypes has" in ask.problem_with({**snapshot(weights_of(server.model)), **sent}).words
+    assert "prototypes has" in ask.problem_with({**snapshot(weights_of(server.model)), **sent}).message

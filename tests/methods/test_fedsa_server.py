@@ -124,7 +124,7 @@ HONEST = sent_by("a", single(2, 6), [0, 2], [3, 4]).payload
 def test_other_uploads_are_refused(change, problem):
     ask = next(server_of(fedsa.METHOD, HYPER).round())
     assert ask.problem_with(HONEST) is None
-    assert ask.problem_with({**HONEST, **change}).words == problem
+    assert ask.problem_with({**HONEST, **change}).message == problem
 
 
 @pytest.mark.parametrize("reading", ["weighted", "unweighted", "paper"])

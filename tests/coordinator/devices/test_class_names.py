@@ -43,7 +43,7 @@ def judged(made, *hellos, now=0.0):
 def test_what_is_stated_refuses_with_both_lists_and_the_first_difference():
     (problem,) = judged(naming(NAMES), hello("a", OTHER))
     assert problem.reason is Reason.UNFIT
-    assert problem.words == (
+    assert problem.message == (
         "its classes have other names: class 1 is 'cow' in its data and 'dog' in this run; "
         "its data: cat, cow, owl; this run: cat, dog, owl"
     )
@@ -52,12 +52,14 @@ def test_what_is_stated_refuses_with_both_lists_and_the_first_difference():
 
 def test_names_that_are_said_by_their_hash_are_compared_too():
     (problem,) = judged(naming(NAMES), by_hash("a", OTHER))
-    assert digest_of(OTHER).hex()[:16] in problem.words and problem.words.endswith("this run: cat, dog, owl")
+    assert digest_of(OTHER).hex()[:16] in problem.message and problem.message.endswith(
+        "this run: cat, dog, owl"
+    )
 
 
 def test_more_names_than_classes_are_refused():
     (problem,) = judged(naming(), hello("a", ("cat", "dog")))
-    assert problem.words == "it has 2 class names, this run has 3 classes"
+    assert problem.message == "it has 2 class names, this run has 3 classes"
 
 
 def test_nothing_is_fixed_by_one_device_and_nobody_is_told():
@@ -75,7 +77,7 @@ def test_two_of_three_fix_it_when_a_round_begins_and_the_third_is_refused():
     made.settle()
     assert made.names == NAMES
     (problem,) = judged(made, hello("liar", OTHER))
-    assert "class 1 is 'cow' in its data" in problem.words
+    assert "class 1 is 'cow' in its data" in problem.message
 
 
 def test_who_contradicts_waits_for_as_long_as_nobody_else_comes_and_the_log_says_for_what(caplog):

@@ -411,7 +411,7 @@ def test_the_same_answer_again_is_acknowledged_and_another_one_refused():
     (drop,) = answer(m, "b", problem=WRONG)
     assert drop == Drop("b", 1, "train", "refused", WRONG)
     (drop,) = answer(m, "z")
-    assert drop.problem.words == "not in this round's cohort"
+    assert drop.problem.message == "not in this round's cohort"
     (drop,) = answer(m, "c", base=b"other")
     assert drop.verdict == "late"
 

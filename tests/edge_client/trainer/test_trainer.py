@@ -22,7 +22,7 @@ from protofleet.edge_client.trainer.child_trainer import ChildTrainer, kills
 from protofleet.edge_client.trainer.errors import TrainerDiedError, TrainingError
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import receive, send
-from protofleet.methods.contract.bridge import kept, to_numpy
+from protofleet.methods.contract.bridge import to_numpy, torch_views
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.protocol.wire.messages import Bye
 from protofleet.protocol.wire.reasons import DisconnectReason, disconnect_reason_of
@@ -279,7 +279,7 @@ def test_an_agent_holds_an_answer_once_and_no_copy_of_it(tmp_path):
         speaker.start()
         tracemalloc.start()
         _, heard = receive(ours)
-        tensors = kept(heard)
+        tensors = torch_views(heard)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         speaker.join()

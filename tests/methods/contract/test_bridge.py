@@ -38,7 +38,7 @@ def test_wanted_weights_have_no_negative_variance():
     payload, wants = snapshot(weights_of(model)), weight_wants(model)
     assert wants.keys() == payload.keys()
     payload["weights.features.1.running_var"][0] = -1.0
-    assert Ask("train", {}, wants).problem_with(payload).words == (
+    assert Ask("train", {}, wants).problem_with(payload).message == (
         "weights.features.1.running_var has -1, below 0"
     )
     assert all(

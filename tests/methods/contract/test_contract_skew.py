@@ -88,7 +88,7 @@ def test_whole_numbers_out_of_range_are_refused_and_the_others_go_on(method, tmp
     assert run.service.finished
     assert all(v.isfinite().all() for v in final_state(run).values())
     assert {device for device, _ in watcher.found} == ({"device-1"} if wild else set())
-    assert all("below" in problem.words for _, problem in watcher.found)
+    assert all("below" in problem.message for _, problem in watcher.found)
 
 
 class Refusals:
