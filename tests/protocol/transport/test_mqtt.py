@@ -39,7 +39,7 @@ def test_a_topic_is_heard_between_subscribing_and_unsubscribing(any_broker, peer
     assert both.next(Arrived) == Arrived(two, b"end")
 
 
-@pytest.mark.parametrize("how", [LocalBroker.stop, LocalBroker.crash])
+@pytest.mark.parametrize("how", [LocalBroker.stop, LocalBroker.kill])
 def test_after_a_restart_of_the_broker_all_topics_are_heard_again(how, start_mosquitto, peer, federation):
     broker = start_mosquitto()
     given, added = f"{federation}/given", f"{federation}/added"
@@ -60,7 +60,7 @@ def test_nothing_stale_is_sent_after_a_reconnect(start_mosquitto, peer, federati
     broker = start_mosquitto()
     topic = f"{federation}/x"
     device = peer("d", broker.address, subscriptions=[topic]).ready()
-    broker.crash()
+    broker.kill()
     for _ in range(100):
         device.mqtt.publish(topic, b"stale")
     device.next(Disconnected)
