@@ -240,14 +240,17 @@ def case_of(vector: dict[str, Any]) -> Case:
 def plain(value: object) -> Any:
     """JSON for a case. `is` names its type; bytes are objects with the one key `hex`."""
     if is_dataclass(value):
-        named = {f.name: plain(getattr(value, f.name)) for f in fields(value) if f.name != "frame"}
+        own = FIELDS.get(type(value), {})
+        named = {
+            own.get(f.name, f.name): plain(getattr(value, f.name)) for f in fields(value) if f.name != "frame"
+        }
         silent = ADDED.get(type(value), {})
         named = {k: v for k, v in named.items() if k not in silent or getattr(value, k) != silent[k]}
         if named.get("key") == {"hex": ""}:
             del named["key"]  # of what travels as it is
         if isinstance(value, Hello) and not value.phase:
             named = {name: said for name, said in named.items() if name not in ("round", "phase", "base")}
-        return {"is": type(value).__name__, **named}
+        return {"is": NAMES.get(type(value), type(value).__name__), **named}
     if isinstance(value, bytes):
         return {"hex": value.hex()}
     if isinstance(value, tuple):
@@ -255,8 +258,16 @@ def plain(value: object) -> Any:
     return {k: plain(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
+# The vectors' own names, which hold as long as they do: the classes may be called otherwise.
+NAMES: dict[type, str] = {
+    BlockRequest: "Want",
+    ArraySpec: "Wanted",
+    IndirectManifest: "Boxed",
+    RoundStatus: "Now",
+}
+FIELDS: dict[type, dict[str, str]] = {IndirectManifest: {"manifest": "box"}}
 TYPES: dict[str, type] = {
-    c.__name__: c
+    NAMES.get(c, c.__name__): c
     for c in (
         Array,
         Body,
@@ -296,4 +307,8 @@ def lively(value: Any) -> Any:
     if set(value) == {"hex"}:
         return bytes.fromhex(value["hex"])
     content = {k: lively(v) for k, v in value.items() if k != "is"}
-    return TYPES[value["is"]](**content) if "is" in value else content
+    if "is" not in value:
+        return content
+    made = TYPES[value["is"]]
+    own = {name: field for field, name in FIELDS.get(made, {}).items()}
+    return made(**{own.get(name, name): part for name, part in content.items()})
