@@ -188,7 +188,7 @@ def test_more_rows_or_counts_than_samples_are_refused():
     def problem(labels, counts):
         rows = {"labels": torch.tensor(labels), "counts": torch.tensor(counts)}
         found = ask.problem_with({**weights, "prototypes": torch.ones(len(labels), 6), **rows}, 9)
-        return found and found.words
+        return found and found.message
 
     assert problem([0, 0, 0, 1], [2, 2, 3, 2]) is None
     assert problem([2, 0, 1], [1, 1, 1]) is None, "a class may have one sample"
