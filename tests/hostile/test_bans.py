@@ -64,7 +64,7 @@ def test_a_broker_that_invents_names_meets_one_pause_and_no_error_of_ours(tmp_pa
         begun = len(f.rounds())
         for topic in ["nobody"] * 3000 + [f"n{i}" for i in range(3000)]:
             f.proxy.tell("coordinator", f"protofleet/1/{f.name}/dev/{topic}/state", bytes(60))
-        paused = "names without a key flood: nothing of them is read for 60 s"
+        paused = "frames under names that are not enrolled flood: none is read for 60 s"
         f.wait_until(lambda: paused in f.log_of(coordinator), "the strangers to be paused")
         f.wait_until(lambda: dropped(f) > 3000, "their frames to be dropped")
         f.wait_until(lambda: len(f.rounds()) >= begun + 3, "rounds after that")
