@@ -1,104 +1,105 @@
 """Was every accepted answer counted once, and made by its device? What the files of a run say, against each other.
 
-The coordinator's ledger names what it gave to the server half; each device's log names what it said; and both are
-computed once more here, without a network, from the plan, the data and who took part.
+The coordinator's spool names the answers that made up each phase, its events what the server half was given, in all
+its lives; each device's log names what it said; and all of it is computed once more here, without a network, from the
+plan, the data and who took part.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.trainer.job import work
 from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.protocol.wire.arrays import encode
+from protofleet.protocol.wire.names import COORDINATOR
+from tests.chaos.closed_phases import ClosedPhase, closed_phases
 from tests.chaos.world import World
+from tests.support.events import events_in
 
 SAID = re.compile(r"INFO round (\d+) (\S+): answer ([0-9a-f]{64})")
 Said = tuple[int, str, str]  # round, phase, name of the answer
 
 
-@dataclass(frozen=True)
-class Counted:
-    round: int
-    phase: str
-    answers: Mapping[str, str]  # device -> name of its answer
-    again: bool = False  # nothing was counted: the round began again
-
-
 @dataclass
 class Evidence:
     rounds: int  # that were planned; one more evaluates
-    counted: list[Counted]  # as the ledger has it, in its order
+    closed: list[ClosedPhase]  # as the spool had them, in its order
+    given: list[ClosedPhase]  # to the server half, as the events have it; a replay gives it once more
     said: Mapping[str, set[Said]]  # by each device, as its log has it
     lines: list[dict[str, Any]]  # of rounds.jsonl
-    ledger_bytes: Mapping[int, int] = field(default_factory=dict)  # round -> all wire bytes in the ledger
-    gaps: int = 0  # rows that the ledger says it lacks, as the disk was full
     logs: Mapping[str, str] = field(default_factory=dict)
     weights: int = 0  # bytes of one answer's weights, where every answer has as many
 
     @property
-    def final(self) -> list[Counted]:
+    def final(self) -> list[ClosedPhase]:
         """What each phase has counted in the end: a round that began again has counted only what came last."""
-        return list({(c.round, c.phase): c for c in self.counted if not c.again}.values())
+        last = {(c.round, c.phase): c for c in self.closed}
+        return [c for c in last.values() if not c.reopened]
 
 
 def violations(e: Evidence) -> list[str]:
-    return [*rounds_in_order(e), *counted_once(e), *made_by_its_device(e), *bytes_add_up(e), *no_traceback(e)]
+    checks = rounds_in_order, counted_once, given_as_closed, made_by_its_device, bytes_add_up, no_traceback
+    return [words for check in checks for words in check(e)]
 
 
 def rounds_in_order(e: Evidence) -> Iterable[str]:
     numbers = [line["round"] for line in e.lines]
     if numbers != list(range(1, e.rounds + 2)):
         yield f"rounds.jsonl has rounds {numbers}, not 1 to {e.rounds + 1}"
-    order = [c.round for c in e.counted]
+    order = [c.round for c in e.closed]
     if order != sorted(order):
         yield f"a round was counted after a later one: {order}"
 
 
 def counted_once(e: Evidence) -> Iterable[str]:
-    """A replay counts what was counted before; a line of rounds.jsonl has everybody who was, and nobody else."""
-    latest: dict[tuple[int, str], Counted] = {}
-    for c in e.counted:
-        if c.again:  # whose answers make up the round is open once more
-            latest = {}
+    """A closed phase stays as it is; a line of rounds.jsonl has everybody who was counted, and nobody else."""
+    latest: dict[tuple[int, str], ClosedPhase] = {}
+    for c in e.closed:
+        if c.reopened:
+            latest.pop((c.round, c.phase), None)
             continue
         before = latest.setdefault((c.round, c.phase), c)
         if before.answers != c.answers:
             yield f"round {c.round} {c.phase} counted {sorted(before.answers)}, then {sorted(c.answers)}"
     for line in e.lines:
-        if e.gaps and line["round"] not in {c.round for c in e.final}:
-            continue
         took_part = {device for c in e.final if c.round == line["round"] for device in c.answers}
         if took_part != set(line["participants"]):
             yield f"round {line['round']} counted {sorted(took_part)}, its line says {line['participants']}"
 
 
+def given_as_closed(e: Evidence) -> Iterable[str]:
+    """Before a kill and after it; and every phase at least once."""
+    known = [(c.round, c.phase, c.answers) for c in e.closed if not c.reopened]
+    for c in e.given:
+        if (c.round, c.phase, c.answers) not in known:
+            yield f"round {c.round} {c.phase} gave {sorted(c.answers)} to the server half, and was not closed so"
+    for c in e.final:
+        if c not in e.given:
+            yield f"round {c.round} {c.phase} never gave {sorted(c.answers)} to the server half"
+
+
 def made_by_its_device(e: Evidence) -> Iterable[str]:
-    for c in e.counted:
+    for c in e.closed:
         for device, name in c.answers.items():
             if (c.round, c.phase, name) not in e.said.get(device, set()):
                 yield f"round {c.round} {c.phase} counted {name[:16]} of {device}, which never said it"
 
 
 def bytes_add_up(e: Evidence) -> Iterable[str]:
-    """Every answer's weights crossed once; the ledger has what the lines have."""
+    """Every answer's weights crossed once."""
     for line in e.lines:
-        wire = sum(n for kinds in line["wire"].values() for n in kinds.values())
-        known = e.ledger_bytes.get(line["round"])
-        if known != wire and not (known is None and e.gaps):
-            yield f"round {line['round']}: {wire} bytes in its line, {known} in the ledger"
         for way, kinds in line["payload"].items():
             for kind, n in kinds.items():
                 if n > line["wire"][way].get(kind, 0):
@@ -128,28 +129,22 @@ def no_traceback(e: Evidence) -> Iterable[str]:
 
 def evidence_of(world: World) -> Evidence:
     results, plan = world.results, world.experiment.plan
-    db = sqlite3.connect(results / "ledger.sqlite")
-    rows = db.execute("SELECT what, details FROM moments WHERE what IN ('counted', 'again') ORDER BY rowid")
-    counted = [counted_in(what, json.loads(details)) for what, details in rows.fetchall()]
-    crossed = dict(db.execute("SELECT round, SUM(wire) FROM bytes GROUP BY round").fetchall())
-    (gaps,) = db.execute("SELECT SUM(details ->> 'rows') FROM moments WHERE what = 'gap'").fetchone()
-    db.close()
     logs = {path.stem: path.read_text(errors="replace") for path in world.logs.glob("*.log")}
     weights = sum(v.nbytes for v in to_numpy(plan.server_half().payload()).values())
     return Evidence(
         plan.rounds,
-        counted,
+        closed_phases(results / "coordinator"),
+        given_in(world.logs / f"{COORDINATOR}.log"),
         {device: said_in(logs[device]) for device in world.devices},
         read_rounds(results / "rounds.jsonl"),
-        crossed,
-        gaps or 0,
         logs,
         weights if plan.method == "fedavg" else 0,
     )
 
 
-def counted_in(what: str, details: Mapping[str, Any]) -> Counted:
-    return Counted(details["round"], details.get("phase", ""), details.get("answers", {}), what == "again")
+def given_in(log: Path) -> list[ClosedPhase]:
+    counted = [event for event in events_in(log) if event["event"] == "counted"]
+    return [ClosedPhase(event["round"], event["phase"], event["answers"]) for event in counted]
 
 
 def said_in(log: str) -> set[Said]:
@@ -171,12 +166,12 @@ def computed_again(world: World, e: Evidence) -> list[str]:
         ask: Ask | None = next(steps)
         while ask is not None:
             answers, replies = counted.get((number, ask.phase)), []
-            if answers is None and not e.gaps:
-                return [f"round {number} {ask.phase}: the ledger has not what was counted"]
-            for name in sorted(took_part[number] if answers is None else answers):
+            if answers is None:
+                return [f"round {number} {ask.phase}: the spool never closed it"]
+            for name in sorted(answers):
                 payload, _ = work(halves[name], data[name], ask, number, view)
                 made = hashlib.sha256(b"".join(map(bytes, encode(to_numpy(payload))))).hexdigest()
-                if answers is not None and made != answers[name]:
+                if made != answers[name]:
                     return [
                         f"round {number} {ask.phase}: {name}'s answer is {made[:16]}, not {answers[name][:16]}"
                     ]

@@ -14,6 +14,7 @@ from protofleet.deploy.local.experiment import Experiment
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.audit import computed_again, evidence_of, violations
+from tests.chaos.closed_phases import note_closed_phases
 from tests.chaos.faults import Dice, Storm
 from tests.chaos.proxy import Proxy
 from tests.chaos.seclusion import HUB, Network
@@ -85,6 +86,8 @@ class Campaign:
         o.runs += 1
         folder = self.folder / f"run-{o.runs:02}"
         world = World(folder, self.experiment(o.runs), self.lines, self.port, self.network)
+        note_closed_phases(world.results / "coordinator")
+        world.processes[COORDINATOR].command.append("--events")
         found = []
         with world:
             if problem := self.weather(world, dice, until):
