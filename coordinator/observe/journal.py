@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import counted, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
-from protofleet.coordinator.observe.rounds_file import read_rounds, restored, sealed_line
+from protofleet.coordinator.observe.rounds_file import copy_of, read_rounds, restored, sealed_line
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
     Accept,
@@ -234,16 +234,13 @@ def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
 
 
 class RoundFile:
-    """rounds.jsonl: append-only, a line a round. A round that a resumed run replays is not written twice."""
+    """rounds.jsonl and its copy: append-only, a line a round. A round that is replayed is not written twice."""
 
-    def __init__(
-        self, path: Path, disk: Disk | None = None, until: int = 0,
-        known: Mapping[int, Mapping[str, Any]] | None = None,
-    ) -> None:  # fmt: skip
-        """Of the rounds before `until` there must be a line; `known` has them where the file has lost them."""
-        self._path, self._disk = path, disk or Disk()
+    def __init__(self, path: Path, disk: Disk | None = None, until: int = 0) -> None:
+        """Of the rounds before `until` there must be a line."""
+        self._path, self._copy, self._disk = path, copy_of(path), disk or Disk()
         self._unwritten: list[dict[str, Any]] = []  # the disk had no room
-        self._mend(until, known or {})
+        self._mend(until)
         found = self.records
         self.last = found[-1]["round"] if found else 0
 
@@ -265,29 +262,41 @@ class RoundFile:
         self._write()
 
     def _write(self) -> None:
-        fresh = not self._path.exists()
-        before = 0 if fresh else self._path.stat().st_size
+        """Into both or into none."""
+        text = "".join(map(sealed_line, self._unwritten))
+        before = {path: _size(path) for path in (self._path, self._copy)}
         try:
-            with self._path.open("a") as file:
-                file.write("".join(map(sealed_line, self._unwritten)))
-            self._disk.sync(self._path)
-            if fresh:
-                self._disk.sync(self._path.parent)
+            for path in before:
+                self._append(path, text)
         except OSError as error:
             if not is_full(error):
                 raise
-            if self._path.exists():
-                os.truncate(self._path, before)
+            for path, size in before.items():
+                if path.exists():
+                    os.truncate(path, size)
             log.error("%s is not written: %s; it is tried again", self._path, error)
         else:
             self._unwritten = []
 
-    def _mend(self, until: int, known: Mapping[int, Mapping[str, Any]]) -> None:
-        """What a crash has torn goes before anything is written behind it; what is missing is said, or comes back."""
-        whole = restored(self._path, until, known)
-        before = self._path.read_bytes() if self._path.exists() else b""
-        if before == whole:
-            return
-        if before:
-            log.warning("%s was damaged; the %d whole lines of it are kept", self._path, whole.count(b"\n"))
-        self._disk.replace(self._path, whole)
+    def _append(self, path: Path, text: str) -> None:
+        fresh = not path.exists()
+        with path.open("a") as file:
+            file.write(text)
+        self._disk.sync(path)
+        if fresh:
+            self._disk.sync(path.parent)
+
+    def _mend(self, until: int) -> None:
+        """What a crash has torn goes before anything is written behind it; what is missing comes back, or is said."""
+        whole = restored(self._path, until)
+        before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
+        if before != whole:
+            if before:
+                log.warning("%s was damaged; it has %d whole lines now", self._path, whole.count(b"\n"))
+            self._disk.replace(self._path, whole)
+        if copied != whole:  # an earlier version wrote none, and a crash can leave it a line behind
+            self._disk.replace(self._copy, whole)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -143,7 +143,7 @@ class Errors:
                 "Errors in handling what a device said, or what it was sent; it was not listened to for a while then",
             ),
             CounterMetricFamily(
-                "protofleet_observer_errors", "Errors of ledger, rounds.jsonl, metrics or events themselves"
+                "protofleet_observer_errors", "Errors of rounds.jsonl, metrics or events themselves"
             ),
             CounterMetricFamily(
                 "protofleet_server_half_errors",

@@ -1,4 +1,4 @@
-"""The observers of a run, put together: journal, rounds.jsonl, ledger, metrics, events. None decides anything."""
+"""The observers of a run, put together: journal, rounds.jsonl, metrics, events. None decides anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
-from protofleet.coordinator.observe.ledger import Ledger
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.summary import summarise, write_summary
 from protofleet.coordinator.run import Run
@@ -36,17 +35,15 @@ def observed(
 ) -> Iterator[None]:
     """A run with its observers; one that ends by itself leaves its summary."""
     view, disk = run.view, run.spool.disk
-    ledger = Ledger(folder / "ledger.sqlite", view.epoch, software, view.plan.encode().decode())
-    rounds = RoundFile(folder / "rounds.jsonl", disk, view.furthest, ledger.records())
+    rounds = RoundFile(folder / "rounds.jsonl", disk, view.furthest)
     demand_newest(run.spool, rounds.last)
     metrics = Metrics(view)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
-    sinks: list[Sink] = [rounds, ledger, metrics, *([Events()] if events else [])]
+    sinks: list[Sink] = [rounds, metrics, *([Events()] if events else [])]
     with metrics.exposed(settings.endpoint(), checks):
         run.tell_of_devices(metrics.heard_from)
         keep_journal(run, sinks)
         yield
-    ledger.close()
     if not view.stopped:
         write_summary(folder / "summary.json", summarise(view, settings, rounds.records, software), disk)
 

@@ -1,11 +1,11 @@
-"""Lines of rounds.jsonl: each carries a seal, since a flipped bit in a number makes no bad JSON."""
+"""Lines of rounds.jsonl and of its copy: each carries a seal, since a flipped bit in a number makes no bad JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,10 @@ UNSEALED: Final = frozenset(  # what lines could say before they carried seals
 )
 
 
+def copy_of(path: Path) -> Path:
+    return path.with_suffix(f".copy{path.suffix}")
+
+
 def read_rounds(path: Path) -> list[dict[str, Any]]:
     """What the whole lines of a rounds.jsonl say; torn and damaged ones are left out."""
     return [table for _, table in whole_lines(path)[0]]
@@ -48,23 +52,23 @@ def whole_lines(path: Path) -> tuple[list[tuple[bytes, dict[str, Any]]], int]:
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except FileNotFoundError:
         return [], 0
-    whole = [(line, table) for line in lines if (table := whole_record(line, UNSEALED))]
+    whole = [(line, table) for line in lines if (table := whole_record(line))]
     return whole, len(lines) - len(whole)
 
 
-def whole_record(text: str | bytes, known: Collection[str]) -> dict[str, Any] | None:
-    """What a line says, or a row of the ledger. Earlier versions gave it no seal, and could say what is `known`."""
+def whole_record(text: str | bytes) -> dict[str, Any] | None:
+    """What a line says. Earlier versions gave it no seal."""
     try:
         table = json.loads(text)
-        return finite(_believed(table, known)) if isinstance(table, dict) else None
+        return finite(_believed(table)) if isinstance(table, dict) else None
     except (ValueError, RecursionError):
         return None
 
 
-def _believed(table: dict[str, Any], known: Collection[str]) -> dict[str, Any] | None:
+def _believed(table: dict[str, Any]) -> dict[str, Any] | None:
     sealed = table.pop("seal", None)
     if sealed is None:
-        return believed_round(table) if table.keys() <= set(known) else None
+        return believed_round(table) if table.keys() <= UNSEALED else None
     return table if sealed == row_checksum("round", json.dumps(table)).hex() else None
 
 
@@ -82,13 +86,15 @@ def _is_odd(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def restored(path: Path, until: int, known: Mapping[int, Mapping[str, Any]]) -> bytes:
-    """The whole lines, in order, and from elsewhere those that are missing of the rounds before `until`."""
-    lines: dict[int, bytes] = {table["round"]: line + b"\n" for line, table in whole_lines(path)[0]}
+def restored(path: Path, until: int) -> bytes:
+    """The whole lines, in order; those that are missing of the rounds before `until` come from the copy."""
+    lines, copies = (
+        {table["round"]: line for line, table in whole_lines(p)[0]} for p in (path, copy_of(path))
+    )
     missing = [number for number in range(1, until) if number not in lines]
-    found = {number: sealed_line(known[number]).encode() for number in missing if number in known}
+    found = {number: copies[number] for number in missing if number in copies}
     if found:
-        log.error("%s lacked the lines of rounds %s; they are taken from the ledger", path, sorted(found))
+        log.error("%s lacked the lines of rounds %s; they are taken from its copy", path, sorted(found))
     if lost := [number for number in missing if number not in found]:
-        log.error("%s lacks the lines of rounds %s, and nothing else has them", path, lost)
-    return b"".join(line for _, line in sorted((lines | found).items()))
+        log.error("%s lacks the lines of rounds %s, and so does its copy", path, lost)
+    return b"".join(line + b"\n" for _, line in sorted((lines | found).items()))

@@ -107,12 +107,6 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
                 "the label `other`",
             ),
             (
-                "rows in the ledger between two rounds",
-                "{} of each device",
-                "`protofleet.coordinator.observe.ledger.PER_DEVICE`",
-                "counted, in a row of its own",
-            ),
-            (
                 "letters of a message in the log",
                 "",
                 "`protofleet.runtime.logs.LONGEST`",

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protofleet.coordinator.observe.ledger import records_in
-from protofleet.coordinator.observe.rounds_file import finite, whole_lines
+from protofleet.coordinator.observe.rounds_file import copy_of, finite, whole_lines
 from protofleet.coordinator.observe.summary import read_summary
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.storage.store import DamagedError
@@ -31,19 +30,17 @@ def read_run(folder: Path) -> FinishedRun:
         summary = finite(read_summary(path))
     except DamagedError as error:
         raise RunError(str(error)) from None
-    whole, damaged = whole_lines(folder / "rounds.jsonl")
+    path = folder / "rounds.jsonl"
+    whole, damaged = whole_lines(path)
     lines = {line["round"]: line for _, line in whole}
-    last = max(lines, default=0)
+    copies = {line["round"]: line for _, line in whole_lines(copy_of(path))[0]}
+    last = max(lines | copies, default=0)
     if summary.get("ended", "finished") == "finished":
         last = max(last, summary.get("rounds", 0) + 1)
     missing = {number for number in range(1, last + 1) if number not in lines}
-    found = (
-        {n: line for n, line in records_in(folder / "ledger.sqlite").items() if n in missing}
-        if missing
-        else {}
-    )
-    lines |= found
-    faults = faults_in(folder / "rounds.jsonl", damaged, sorted(found), sorted(missing - found.keys()))
+    found, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
+    lines |= {number: copies[number] for number in found}
+    faults = faults_in(path, damaged, found, lost)
     return FinishedRun([lines[number] for number in sorted(lines)], summary, faults)
 
 
@@ -58,7 +55,7 @@ def faults_in(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int
     """A run that went on from an older copy lacks the lines of the rounds between."""
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
     if found:
-        parts.append(f"rounds {numbers(found)} are taken from the ledger")
+        parts.append(f"rounds {numbers(found)} are taken from {copy_of(path).name}")
     if lost:
         parts.append(f"nothing is known of rounds {numbers(lost)}: no figure has them in it")
     return "; ".join(parts)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from protofleet.coordinator.observe.rounds_file import read_rounds
+from protofleet.coordinator.observe.rounds_file import copy_of, read_rounds
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.trainer.job import work
@@ -39,6 +39,7 @@ class Evidence:
     given: list[ClosedPhase]  # to the server half, as the events have it; a replay gives it once more
     said: Mapping[str, set[Said]]  # by each device, as its log has it
     lines: list[dict[str, Any]]  # of rounds.jsonl
+    copies: list[dict[str, Any]]  # of its copy
     logs: Mapping[str, str] = field(default_factory=dict)
     weights: int = 0  # bytes of one answer's weights, where every answer has as many
 
@@ -58,6 +59,8 @@ def rounds_in_order(e: Evidence) -> Iterable[str]:
     numbers = [line["round"] for line in e.lines]
     if numbers != list(range(1, e.rounds + 2)):
         yield f"rounds.jsonl has rounds {numbers}, not 1 to {e.rounds + 1}"
+    if e.copies != e.lines:
+        yield f"the copy of rounds.jsonl has other lines, of rounds {[line['round'] for line in e.copies]}"
     order = [c.round for c in e.closed]
     if order != sorted(order):
         yield f"a round was counted after a later one: {order}"
@@ -137,6 +140,7 @@ def evidence_of(world: World) -> Evidence:
         given_in(world.logs / f"{COORDINATOR}.log"),
         {device: said_in(logs[device]) for device in world.devices},
         read_rounds(results / "rounds.jsonl"),
+        read_rounds(copy_of(results / "rounds.jsonl")),
         logs,
         weights if plan.method == "fedavg" else 0,
     )

@@ -1,5 +1,6 @@
 """An audit that finds nothing says something only if it finds what is there."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -39,7 +40,7 @@ def sound():
         "y": {(1, "train", B), (1, "train", C)},
     }
     lines = [line(1, "x", "y"), line(2, "x"), line(3, "x", up=0, kind="evaluation")]
-    return Evidence(2, closed, given, said, lines, weights=WEIGHTS)
+    return Evidence(2, closed, given, said, lines, copy.deepcopy(lines), weights=WEIGHTS)
 
 
 def test_a_sound_run_has_no_violation(sound):
@@ -51,7 +52,7 @@ def changed(phases, at, **more):
 
 
 PLANTED = {
-    "a round is missing": (lambda e: e.lines.pop(1), "rounds.jsonl has rounds [1, 3]"),
+    "a round is missing": (lambda e: (e.lines.pop(1), e.copies.pop(1)), "rounds.jsonl has rounds [1, 3]"),
     "a round stands there twice": (lambda e: e.lines.insert(1, e.lines[0]), "rounds.jsonl has rounds [1, 1, 2, 3]"),
     "an older round is counted later": (lambda e: e.closed.append(e.closed[2]), "counted after a later one"),
     "a phase is closed again with another device": (
@@ -77,6 +78,10 @@ PLANTED = {
     "an answer crossed twice": (lambda e: e.lines.__setitem__(1, line(2, "x", up=300)), "not 100 to 200"),
     "an answer never crossed": (lambda e: e.lines.__setitem__(0, line(1, "x", "y", up=100)), "not 200 to 200"),
     "a round that began again was never closed": (lambda e: e.closed.pop(2), "round 1 counted [], its line says"),
+    "the copy has other bytes": (
+        lambda e: e.copies[1]["wire"]["up"].__setitem__("weights", 109), "the copy of rounds.jsonl has other lines",
+    ),
+    "the copy lacks a line": (lambda e: e.copies.pop(), "other lines, of rounds [1, 2]"),
     "more payload than wire": (
         lambda e: e.lines[0]["wire"]["up"].__setitem__("weights", 199), "more weights bytes up than crossed",
     ),
@@ -97,6 +102,7 @@ def test_what_is_planted_is_found(sound, planted):
 
 def test_a_round_that_began_again_may_have_answers_of_those_it_asked_before(sound):
     sound.lines[1] = {**line(2, "x", up=200), "attempt": 1, "phases": [{"asked": ["x"]}]}
+    sound.copies[1] = sound.lines[1]
     assert violations(sound) == []
     sound.lines[1] = {**line(2, "x", up=300), "attempt": 1, "phases": [{"asked": ["x"]}]}
     assert "not 100 to 200" in violations(sound)[-1]

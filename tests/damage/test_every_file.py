@@ -4,7 +4,20 @@ import random
 
 import pytest
 
-from tests.damage.files import METHODS, OTHER, STOPPED, Case, every_case, every_pair, files, moments, verdict
+from tests.damage.files import (
+    DAMAGE,
+    FEWER,
+    METHODS,
+    OTHER,
+    SAME,
+    STOPPED,
+    Case,
+    every_case,
+    every_pair,
+    files,
+    moments,
+    verdict,
+)
 
 FOUND = [  # what the whole enumeration has once found: other bits, or a lost line, without a word
     Case("fedpall", "a round has just begun", "device-1/device.json 1", "removed"),
@@ -30,6 +43,16 @@ def test_what_was_found_once_is_found_no_more(case):
     assert verdict(case)[0] != OTHER
 
 
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_line_is_lost_only_where_its_copy_is_damaged_too_and_then_it_is_said(damage):
+    lines, copy = "coordinator/rounds.jsonl 1", "coordinator/rounds.copy.jsonl 1"
+    moment = "a round has just begun"
+    assert verdict(Case("fedavg", moment, lines, damage))[0] == SAME
+    assert verdict(Case("fedavg", moment, copy, damage))[0] == SAME
+    if damage != "cut by a byte":  # which leaves the line whole
+        assert verdict(Case("fedavg", moment, lines, damage, copy))[0] == FEWER
+
+
 @pytest.mark.slow
 def test_states_of_a_device_that_rot_between_two_rounds_are_worked_out_again():
     moment = "a round has just begun"
@@ -53,7 +76,7 @@ def test_every_file_that_the_parties_keep_is_among_those_that_are_damaged():
     named = {name.rsplit(" ", 1)[0] for moment in moments("fedpall") for name, _ in files("fedpall", moment)}
     assert {
         "coordinator/spool.sqlite", "coordinator/spool.copy.sqlite", "coordinator/snapshots/*.body",
-        "coordinator/updates/device-1/*.body", "coordinator/rounds.jsonl", "device-1/device.json",
-        "device-1/device.copy.json", "device-1/device.copy-2.json", "device-1/device.previous.json",
-        "device-1/heard.json", "device-1/objects/*.body",
+        "coordinator/updates/device-1/*.body", "coordinator/rounds.jsonl", "coordinator/rounds.copy.jsonl",
+        "device-1/device.json", "device-1/device.copy.json", "device-1/device.copy-2.json",
+        "device-1/device.previous.json", "device-1/heard.json", "device-1/objects/*.body",
     } <= named  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 import sys
 import time
 import urllib.request
@@ -28,6 +27,7 @@ from tests.chaos.campaign import pictures
 from tests.chaos.world import Process
 from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
 from tests.hostile.proxy import TakenOver
+from tests.support.events import events_in
 from tests.support.secured_broker import free_port, start_enrolled
 
 RUN = "run"
@@ -163,11 +163,10 @@ class Federation:
             return [json.loads(line, parse_constant=_no_json) for line in lines]
         return []
 
-    def ledger(self, query: str) -> list[tuple[Any, ...]]:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{self.run / 'ledger.sqlite'}?mode=ro", uri=True)
-        ) as db:
-            return db.execute(query).fetchall()
+    def events(self, what: str = "") -> list[dict[str, Any]]:
+        """What the coordinators have said on their standard output, or what of that is called so."""
+        logs = [process.log for process in self.processes if process.name == COORDINATOR]
+        return [event for log in logs for event in events_in(log) if what in ("", event["event"])]
 
     def metrics(self) -> dict[str, float]:
         """Every series that the coordinator exports, by its name with its labels."""

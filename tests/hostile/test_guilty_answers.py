@@ -64,9 +64,9 @@ def run(folder, how, kill_at=""):
         assert [line["round"] for line in f.rounds()] == [1, 2, 3, 4]
         assert json.loads((f.run / "summary.json").read_text())["ended"] == "finished"
         assert {v for v, _ in liar.verdicts()} == {"accepted"}
-        counted = f.ledger("SELECT details FROM moments WHERE what = 'counted' AND round = 2")
+        counted = [event["answers"] for event in f.events("counted") if event["round"] == 2]
         snapshots = (f.run / "coordinator" / "snapshots").glob("*.body")
-        return sorted(json.loads(counted[-1][0])["answers"]), sorted(path.name for path in snapshots)
+        return sorted(counted[-1]), sorted(path.name for path in snapshots)
 
 
 @pytest.mark.parametrize("how", FAILS)

@@ -1,4 +1,4 @@
-"""Other programs beside a coordinator: who holds its index or ledger for a while, who reads its events no more."""
+"""Other programs beside a coordinator: who holds its index for a while, who reads its events no more."""
 
 import contextlib
 import json
@@ -98,7 +98,7 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         f.raw("two", lambda task: honest(task) if works else None)
         answers = f.run / "coordinator" / "updates" / "one"
         f.wait_until(lambda: list(answers.glob("*.body")), "the answer of one")
-        f.wait_until(lambda: f.ledger("SELECT 1 FROM moments WHERE what = 'answered'"), "it to be accepted")
+        f.wait_until(lambda: f.events("answered"), "it to be accepted")
         coordinator.kill()
         for path in answers.glob("*.body"):
             path.write_bytes(path.read_bytes()[:-1])
@@ -110,19 +110,6 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         assert "the answer of one to round 1 train is damaged; it will be asked again" in said
         assert "can be written again; the run goes on" in said and "Traceback" not in said
         assert [line["participants"] for line in f.rounds()] == [["one", "two"]] * 4
-
-
-def test_a_ledger_that_another_program_holds_is_waited_for_once(tmp_path):
-    """Else each of its rows takes the loop 5 s."""
-    with Federation(tmp_path, "one", "two", rounds=100, policy=Policy(quorum=2)) as f:
-        coordinator = f.coordinator()
-        f.raw("one"), f.raw("two")
-        f.wait_until(lambda: f.rounds(), "a round")
-        with held(f.run / "ledger.sqlite", "exclusive"):
-            at = len(f.rounds())
-            f.wait_until(lambda: len(f.rounds()) >= at + 4, "four rounds", 30.0)
-        f.wait_until(lambda: f.ledger("SELECT 1 FROM moments WHERE what = 'gap'"), "it to be written again")
-        assert f.log_of(coordinator).count("the ledger is not written for now: database is locked") == 1
 
 
 def test_a_reader_of_events_that_goes_ends_no_run(tmp_path):

@@ -34,7 +34,7 @@ def test_an_answer_just_below_every_bound_is_put_aside_and_the_run_ends_well(tmp
         assert all(set(line["aside"]) == {"liar"} for line in f.rounds()[:3])
         assert "the answer of liar is put aside: weights." in f.log_of(coordinator)
         assert f.rounds()[-1]["loss"]["global"], "it is finite"
-        assert [r for (r,) in f.ledger("SELECT round FROM moments WHERE what = 'aside'")] == [1, 2, 3]
+        assert [event["round"] for event in f.events("aside")] == [1, 2, 3]
 
 
 def test_without_the_gate_the_poisoned_round_is_repeated_without_its_outlier(tmp_path):

@@ -32,7 +32,7 @@ class Story:
     first: dict[Reason, float]  # what each coordinator has counted
     second: dict[Reason, float]
     log: str
-    dropped: set[str]  # says the ledger
+    dropped: set[str]  # by the events
     verdicts: dict[Reason, list[tuple[str, str]]]
 
 
@@ -58,7 +58,7 @@ def story(tmp_path_factory):
             if device.answered:  # same question, same answer, for ever
                 leave(device)
         code = f.wait_for_end(second)
-        dropped = {device for (device,) in f.ledger("SELECT device FROM moments WHERE what = 'dropped'")}
+        dropped = {event["device"] for event in f.events("dropped")}
         log = f.log_of(first) + f.log_of(second)
         return Story(
             f.rounds(), code, before, after, log, dropped, {r: d.verdicts() for r, d in liars.items()}

@@ -277,7 +277,7 @@ def test_training_without_momentum_has_no_buffers_to_keep():
     assert same(client.state(), state)
 
 
-def test_the_ledger_gets_the_margins_between_global_prototypes():
+def test_the_figures_of_a_round_are_the_margins_between_global_prototypes():
     server, clients = halves()
     play(server, clients, 1)
     figures = server.monitor()

@@ -201,7 +201,7 @@ def test_without_both_losses_it_is_fedavg_on_the_sphere(monkeypatch):
         assert_close(server.payload()[name], w)
 
 
-def test_the_ledger_gets_the_margins_between_anchors():
+def test_the_figures_of_a_round_are_the_margins_between_anchors():
     server, clients = halves()
     assert server.monitor() == {}
     play(server, clients, 1)

@@ -106,7 +106,7 @@ def test_the_amplifier_learns_who_sent_what_and_the_classifier_what_it_is():
     assert server.monitor()["loss.amplifier"] < 0.3 and server.monitor()["loss.classifier"] < 0.3
 
 
-def test_the_ledger_gets_the_mean_losses_of_the_last_epoch():
+def test_the_figures_of_a_round_are_the_mean_losses_of_the_last_epoch():
     server = server_of(fedpall.METHOD, replace(HYPER, server_lr=1e-30, server_epochs=3))
     assert server.monitor() == {}
     replies = uploads([8, 8])

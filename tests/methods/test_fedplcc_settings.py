@@ -1,4 +1,4 @@
-"""FedPLCC: settings reach the formulas, scores of the nearest prototype, figures for the ledger."""
+"""FedPLCC: settings reach the formulas, scores of the nearest prototype, figures of a round."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_servers_centroids_are_weighted_if_told_so(weighted):
     assert_close(server.table[0], finch_star(rows, counts, weighted_centroid=weighted)[0])
 
 
-def test_the_ledger_gets_the_number_of_prototypes_of_each_class_and_of_all():
+def test_the_figures_of_a_round_are_the_numbers_of_prototypes_of_each_class_and_of_all():
     server, clients = server_of(fedplcc.METHOD, HYPER), clients_of(fedplcc.METHOD, HYPER)
     assert server.monitor() == {}
     play(server, clients, 1)

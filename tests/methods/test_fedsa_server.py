@@ -140,7 +140,7 @@ def test_the_largest_uploads_poison_nothing(reading):
     assert all(g.isfinite().all() for g in gradients(client).values())
 
 
-def test_the_ledger_gets_the_margins_between_anchors():
+def test_the_figures_of_a_round_are_the_margins_between_anchors():
     server = server_of(fedsa.METHOD, HYPER)
     gaps = torch.cdist(server.anchors, server.anchors) + torch.diag(torch.full((3,), math.inf))
     found = server.monitor()

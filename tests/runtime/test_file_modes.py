@@ -38,7 +38,7 @@ def test_answers_snapshots_and_states_are_for_their_owner_alone(place):
     for device in (folder / "devices").iterdir():
         assert list(device.glob("objects/*.body"))
         assert open_to_others(device) <= {"device.toml"}, "its settings, which `protofleet run` has written"
-    for name in ("rounds.jsonl", "summary.json", "ledger.sqlite"):
+    for name in ("rounds.jsonl", "rounds.copy.jsonl", "summary.json"):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600, name
     assert {
         p.name for p in (folder / "enrolled").rglob("*key*") if stat.S_IMODE(p.stat().st_mode) & 0o077

@@ -28,7 +28,7 @@ ALLOWED = {
     "state, bytes": 100_000.0,
     "seconds a round": 0.05,
 }
-BY_DESIGN = "written, bytes"  # ledger, rounds.jsonl and logs have something of every round
+BY_DESIGN = "written, bytes"  # rounds.jsonl, its copy and logs have something of every round
 
 
 def main(arguments: list[str]) -> int:

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.ledger import Ledger
 from protofleet.coordinator.observe.metrics import Names
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.bridge import LazyPayload
@@ -123,11 +122,3 @@ def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tm
     assert spool.store("a").names() == [kept]
     assert spool.bytes_of_answers() == 4
     spool.shut()
-
-
-def test_a_number_that_sqlite_cannot_hold_ends_the_ledger_and_not_the_run(tmp_path, caplog):
-    ledger = Ledger(tmp_path / "ledger.sqlite", 1, "test", "{}")
-    ledger.entry("dropped", {"round": 1 << 63})
-    assert "not written any more" in caplog.text
-    ledger.entry("dropped", {"round": 1})
-    ledger.close()

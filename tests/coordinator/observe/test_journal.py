@@ -1,10 +1,9 @@
-"""What a run leaves behind says what happened: records, summary, ledger, metrics, events."""
+"""What a run leaves behind says what happened: records, summary, metrics, events."""
 
 import errno
 import gc
 import json
 import math
-import sqlite3
 import tracemalloc
 import urllib.request
 from dataclasses import asdict, replace
@@ -14,9 +13,9 @@ import pytest
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.journal import RoundFile, RoundRecord, read_rounds
-from protofleet.coordinator.observe.ledger import PER_DEVICE, Ledger, records_in
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import copy_of
 from protofleet.coordinator.observe.summary import best, curve, summarise, totals
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import row_checksum
@@ -148,8 +147,40 @@ def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         assert len(read_rounds(path)) >= 2 and all(record in honest for record in read_rounds(path)), at
     RoundFile(path)
-    assert "was damaged; the 3 whole lines of it are kept" in caplog.text
+    assert "was damaged; it has 3 whole lines now" in caplog.text
     assert path.read_bytes() in whole and len(read_rounds(path)) == 3
+
+
+def test_a_lost_line_comes_back_from_the_copy_as_it_was_and_what_both_have_lost_is_said(tmp_path, caplog):
+    run, _ = observed(tmp_path)
+    run.run()
+    path = tmp_path / "rounds.jsonl"
+    honest = path.read_bytes()
+    lines = honest.splitlines(keepends=True)
+    path.write_bytes(lines[0].replace(b'"round": 1', b'"round": 7') + lines[3])
+    RoundFile(path, until=5)
+    assert path.read_bytes() == copy_of(path).read_bytes() == honest
+    assert "lacked the lines of rounds [1, 2, 3]; they are taken from its copy" in caplog.text
+    path.write_bytes(b"".join(lines[1:]))
+    copy_of(path).write_bytes(b"".join(lines[:1] + lines[2:]).replace(b'"attempt": 0', b'"attempt": 1'))
+    RoundFile(path, until=5)
+    assert path.read_bytes() == copy_of(path).read_bytes() == b"".join(lines[1:])
+    assert "lacks the lines of rounds [1], and so does its copy" in caplog.text
+
+
+@pytest.mark.parametrize("left", ["", "damaged", "one line"])
+def test_a_copy_that_is_gone_damaged_or_behind_is_made_anew(tmp_path, left):
+    """An earlier version wrote none; who dies between the two leaves it a line behind."""
+    run, _ = observed(tmp_path)
+    run.run()
+    path = tmp_path / "rounds.jsonl"
+    honest = path.read_bytes()
+    if left:
+        copy_of(path).write_bytes(honest.splitlines(keepends=True)[0] if left == "one line" else honest[::-1])
+    else:
+        copy_of(path).unlink()
+    RoundFile(path, until=5)
+    assert path.read_bytes() == copy_of(path).read_bytes() == honest
 
 
 def test_lines_of_an_earlier_version_that_have_no_seal_are_read(tmp_path):
@@ -177,82 +208,6 @@ def test_the_summarys_view_is_that_of_the_runs_settings(tmp_path):
     assert found["reports"] == "personal" and found["accuracy"] == found["views"]["personal"]
 
 
-def test_the_ledger_holds_every_round_and_every_answer(tmp_path):
-    ledger = Ledger(tmp_path / "ledger.sqlite", 1, "1.0", "{}")
-    run, rounds = observed(tmp_path, sinks=[ledger])
-    run.run()
-    ledger.close()
-    db = sqlite3.connect(tmp_path / "ledger.sqlite")
-    assert db.execute("SELECT COUNT(*) FROM rounds").fetchone() == (4,)
-    assert db.execute("SELECT COUNT(*) FROM moments WHERE what = 'answered'").fetchone() == (12,)
-    up = db.execute("SELECT SUM(payload) FROM bytes WHERE direction = 'up' AND kind = 'weights'").fetchone()[
-        0
-    ]
-    assert up == run.service.link.meter.payload["up", "weights"]
-
-
-def test_a_ledger_that_cannot_be_written_stops_nothing_and_says_so_once(tmp_path, caplog):
-    ledger = Ledger(tmp_path / "no such folder" / "ledger.sqlite", 1, "1.0", "{}")
-    run, rounds = observed(tmp_path, sinks=[ledger])
-    assert run.run().service.finished and len(rounds.records) == 4
-    assert sum("ledger is not written" in r.message for r in caplog.records) == 1
-
-
-def test_a_ledger_on_a_full_disk_goes_on_when_there_is_room_and_says_what_is_missing(
-    tmp_path, caplog, monkeypatch
-):
-    path, opened, connect = tmp_path / "ledger.sqlite", [], sqlite3.connect
-    monkeypatch.setattr(
-        sqlite3, "connect", lambda *how, **more: opened.append(connect(*how, **more)) or opened[-1]
-    )
-    ledger = Ledger(path, 1, "1.0", "{}")
-    ledger.entry("asked", {"phase": "before"})
-    pages = opened[0].execute("PRAGMA page_count").fetchone()[0]
-    opened[0].execute(f"PRAGMA max_page_count = {pages}")
-    for _ in range(100):
-        ledger.entry("asked", {"phase": "meanwhile" * 100})
-    assert sum("ledger is not written" in r.message for r in caplog.records) == 1
-    opened[0].execute("PRAGMA max_page_count = 1000000")
-    ledger.entry("asked", {"phase": "after"})
-    ledger.close()
-    db = sqlite3.connect(path)
-    kept = [row[0] for row in db.execute("SELECT details FROM moments WHERE what = 'asked'")]
-    (gap,) = db.execute("SELECT details FROM moments WHERE what = 'gap'").fetchall()
-    assert json.loads(gap[0])["rows"] == 102 - len(kept) and "after" in kept[-1] and "before" in kept[0]
-
-
-def rows_of(path, what):
-    found = sqlite3.connect(path).execute("SELECT details FROM moments WHERE what = ?", (what,))
-    return [json.loads(details) for (details,) in found]
-
-
-def test_comings_and_goings_are_written_with_what_happens_next(tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    ledger = Ledger(path, 1, "1.0", "{}")
-    ledger.entry("joined", {"device": "a"})
-    ledger.entry("left", {"device": "a"})
-    assert rows_of(path, "joined") == []
-    ledger.entry("asked", {"phase": "train"})
-    assert rows_of(path, "joined") == rows_of(path, "left") == [{"device": "a"}]
-    ledger.entry("joined", {"device": "b"})
-    ledger.close()
-    assert rows_of(path, "joined")[-1] == {"device": "b"}
-
-
-def test_one_device_makes_so_many_rows_between_two_rounds_and_the_rest_is_counted(tmp_path):
-    path = tmp_path / "ledger.sqlite"
-    ledger = Ledger(path, 1, "1.0", "{}")
-    for number in (1, 2):
-        for _ in range(PER_DEVICE + 10 * number):
-            ledger.entry("dropped", {"device": "a", "verdict": "refused"})
-        ledger.entry("dropped", {"device": "b", "verdict": "refused"})
-        ledger.round_ended(RoundRecord(number, 0, "training"))
-    ledger.close()
-    told = [row["device"] for row in rows_of(path, "dropped")]
-    assert (told.count("a"), told.count("b")) == (2 * PER_DEVICE, 2)
-    assert rows_of(path, "left_out") == [{"a": 10}, {"a": 20}]
-
-
 def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without_them(tmp_path):
     """As they were written where a device had measured infinity."""
     path, table = (
@@ -264,17 +219,6 @@ def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without
     assert read_rounds(path) == [{**table, "loss": {"global": {"b": 2.0}}}]
 
 
-def test_a_lost_line_comes_back_from_a_ledger_with_numbers_that_are_none_without_them(tmp_path):
-    """As earlier versions wrote it; a line with them cannot be written any more."""
-    path, table = tmp_path / "ledger.sqlite", {"round": 1, "kind": "training", "loss": {"a": {"b": 1e999}}}
-    Ledger(path, 1, "1.0", "{}").close()
-    text = json.dumps({**table, "seal": row_checksum("round", json.dumps(table)).hex()})
-    with sqlite3.connect(path) as db:
-        db.execute("INSERT INTO rounds (round, record) VALUES (1, ?)", (text,))
-    rounds = RoundFile(tmp_path / "rounds.jsonl", until=2, known=records_in(path))
-    assert rounds.records == [{**table, "loss": {"a": {}}}]
-
-
 def test_no_number_that_is_none_can_be_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         RoundFile(tmp_path / "rounds.jsonl").round_ended(
@@ -282,10 +226,10 @@ def test_no_number_that_is_none_can_be_written(tmp_path):
         )
 
 
-def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_both(tmp_path):
+def test_a_coordinator_killed_between_two_rounds_leaves_one_line_for_each(tmp_path):
     """Before the second is saved, the first is written down; and replayed, it is not written again."""
-    path, lines = tmp_path / "ledger.sqlite", tmp_path / "rounds.jsonl"
-    run, _ = observed(tmp_path, sinks=[Ledger(path, 1, "1.0", "{}")])
+    lines = tmp_path / "rounds.jsonl"
+    run, _ = observed(tmp_path)
     save = run.service.run.spool.save
     run.service.run.spool.save = lambda number, *more: die() if number == 2 else save(number, *more)
 
@@ -297,16 +241,13 @@ def test_a_coordinator_killed_between_two_rounds_leaves_a_line_and_a_row_for_bot
     assert [line["round"] for line in read_rounds(lines)] == [1]
     run.observers.clear()
     run.boot_coordinator()
-    ledger = Ledger(path, 2, "1.0", "{}")
-    keep_journal(run.service.run, [RoundFile(lines), ledger])
+    keep_journal(run.service.run, [RoundFile(lines)])
     run.run()
     assert [line["round"] for line in read_rounds(lines)] == [1, 2, 3, 4]
-    db = sqlite3.connect(path)
-    assert [n for (n,) in db.execute("SELECT round FROM rounds ORDER BY rowid")] == [1, 2, 3, 4]
-    assert {n for (n,) in db.execute("SELECT round FROM bytes")} == {1, 2, 3, 4}
+    assert copy_of(lines).read_bytes() == lines.read_bytes()
 
 
-def test_what_a_round_counted_is_in_the_ledger_by_name_and_a_replay_counts_the_same(tmp_path):
+def test_what_a_round_counted_is_an_event_by_name_and_a_replay_counts_the_same(tmp_path):
     moments = Moments()
     run, _ = observed(tmp_path, "fedpall", sinks=[moments])
     machine = run.service.run.machine
@@ -419,10 +360,10 @@ def test_a_metrics_port_that_is_taken_is_said_with_the_way_out(tmp_path):
 
 def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog):
     class Full(Disk):
-        full = True
+        full, full_at = True, None
 
         def sync(self, path):
-            if self.full:
+            if self.full or path == self.full_at:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     disk, path = Full(durable=False), tmp_path / "rounds.jsonl"
@@ -431,5 +372,10 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog):
     assert path.read_bytes() == b"" and "it is tried again" in caplog.text
     disk.full = False
     file.entry("joined", {})
+    disk.full_at = copy_of(path)
     file.round_ended(RoundRecord(2, 0, "training"))
-    assert [line["round"] for line in read_rounds(path)] == [1, 2]
+    assert path.read_bytes() == copy_of(path).read_bytes() and len(read_rounds(path)) == 1
+    disk.full_at = None
+    file.round_ended(RoundRecord(3, 0, "training"))
+    assert path.read_bytes() == copy_of(path).read_bytes()
+    assert [line["round"] for line in read_rounds(path)] == [1, 2, 3]

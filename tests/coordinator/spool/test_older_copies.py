@@ -259,7 +259,7 @@ def test_older_copies_of_a_real_runs_folders_are_said_and_gone_on_from(place):
         rf"older copy: it stands at round \d+, and rounds.jsonl has round {newest}\. Put the newest",
         refused.stderr,
     )
-    restore("rounds.jsonl", "ledger.sqlite")
+    restore("rounds.jsonl", "rounds.copy.jsonl")
     refused = protofleet(*again, cwd=place)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     told = re.search(

@@ -118,7 +118,7 @@ def test_every_odd_summary_is_a_report_or_one_line(tmp_path, capsys):
             assert code == 1 or is_said(text) or job == "compare"
 
 
-@pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl", "experiment.toml"])
+@pytest.mark.parametrize("name", ["summary.json", "rounds.jsonl", "rounds.copy.jsonl", "experiment.toml"])
 def test_a_folder_where_a_file_should_be_is_one_line(tmp_path, name):
     (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
     (tmp_path / name).unlink(missing_ok=True)

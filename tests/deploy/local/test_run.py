@@ -81,7 +81,7 @@ def test_a_run_leaves_its_results_and_its_report(place, broker):
     summary = json.loads((run / "summary.json").read_text())
     assert summary["method"] == "fedavg" and summary["rounds"] == 2
     assert "<svg" in (run / "report.html").read_text()
-    assert {"experiment.toml", "ledger.sqlite"} <= {p.name for p in run.iterdir()}
+    assert {"experiment.toml", "rounds.copy.jsonl"} <= {p.name for p in run.iterdir()}
     assert "Traceback" not in done.stderr + "".join(p.read_text() for p in (run / "logs").glob("*.log"))
 
 

@@ -2,12 +2,10 @@
 
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.observe.ledger import records_in
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.finished_run import read_run
 from protofleet.deploy.report.run_page import final_table, write_report
@@ -50,46 +48,60 @@ def test_no_flipped_bit_of_a_summary_is_a_figure(run):
             assert found == honest
 
 
-@pytest.mark.parametrize("ledger", [True, False])
-def test_no_flipped_bit_of_a_line_is_a_figure_and_what_is_lost_is_said(run, ledger):
+@pytest.mark.parametrize("copied", [True, False])
+def test_no_flipped_bit_of_a_line_is_a_figure_and_what_is_lost_is_said(run, copied):
     path, honest = run / "rounds.jsonl", read_run(run).rounds
-    if not ledger:
-        (run / "ledger.sqlite").unlink()
+    if not copied:
+        (run / "rounds.copy.jsonl").unlink()
     for spoiled in list(flips(path.read_bytes()))[::7]:
         path.write_bytes(spoiled)
         found = read_run(run)
         assert all(line in honest for line in found.rounds)
         assert len(found.rounds) == len(honest) or "nothing is known of rounds" in found.faults
-        assert list(found.rounds) == list(honest) or not ledger
+        assert list(found.rounds) == list(honest) or not copied
         assert found.faults or list(found.rounds) == list(honest)
 
 
 def test_a_line_that_is_gone_is_said(run):
     path = run / "rounds.jsonl"
     path.write_text("".join(line for line in path.read_text().splitlines(True)[:-1]))
-    assert read_run(run).faults == "rounds 3 are taken from the ledger"
-    (run / "ledger.sqlite").unlink()
+    assert read_run(run).faults == "rounds 3 are taken from rounds.copy.jsonl"
+    (run / "rounds.copy.jsonl").unlink()
     assert "nothing is known of rounds 3" in read_run(run).faults
 
 
-def test_a_damaged_row_of_the_ledger_takes_no_lines_place(run):
-    honest = records_in(run / "ledger.sqlite")
-    with sqlite3.connect(run / "ledger.sqlite") as db:
-        db.execute("UPDATE rounds SET record = replace(record, '\"payload\"', '\"payl0ad\"') WHERE round = 2")
-        db.execute(
-            "UPDATE rounds SET record = replace(record, '\"attempt\": 0', '\"attempt\": 1') WHERE round = 1"
-        )
-    assert records_in(run / "ledger.sqlite") == {3: honest[3]}
+def test_a_damaged_line_of_the_copy_takes_no_lines_place(run):
+    honest, copy = read_run(run).rounds, run / "rounds.copy.jsonl"
+    first, second, third = copy.read_text().splitlines(True)
+    copy.write_text(
+        first.replace('"attempt": 0', '"attempt": 1') + second.replace('"payload"', '"payl0ad"') + third
+    )
+    (run / "rounds.jsonl").unlink()
+    found = read_run(run)
+    assert list(found.rounds) == [honest[2]]
+    assert found.faults == (
+        "rounds 3 are taken from rounds.copy.jsonl; nothing is known of rounds 1, 2: no figure has them in it"
+    )
+
+
+@pytest.mark.parametrize("ended", ["finished", "stopped"])
+def test_the_copy_alone_gives_every_line_of_a_run_that_ended_early_or_not(run, ended):
+    before = read_run(run)
+    (run / "summary.json").write_text(json.dumps({**before.summary, "ended": ended}))
+    (run / "rounds.jsonl").unlink()
+    found = read_run(run)
+    assert list(found.rounds) == list(before.rounds)
+    assert found.faults == "rounds 1, 2, 3 are taken from rounds.copy.jsonl"
 
 
 def test_a_run_of_an_earlier_version_is_read_as_it_was(run):
-    """Neither its summary nor the records of its ledger carry a seal."""
+    """Neither its summary nor its lines carry a seal, there is no copy of them, and a file beside them is unknown."""
     before = read_run(run)
     (run / "summary.json").write_text(json.dumps(before.summary))
-    with sqlite3.connect(run / "ledger.sqlite") as db:
-        for number, line in records_in(run / "ledger.sqlite").items():
-            db.execute("UPDATE rounds SET record = ? WHERE round = ?", (json.dumps(line), number))
-    (run / "rounds.jsonl").unlink()
+    lines = [{key: value for key, value in line.items() if key != "aside"} for line in before.rounds]
+    (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run / "rounds.copy.jsonl").unlink()
+    (run / "ledger.sqlite").write_bytes(b"what an earlier version kept for people")
     found = read_run(run)
     assert found.summary == before.summary and list(found.rounds) == list(before.rounds)
 
