@@ -9,7 +9,7 @@ from tests.containers.images import stand_in
 from tests.containers.stacks import RunningStack
 from tests.containers.test_stack import stack_words
 
-ROUNDS = 40  # more than pass while three nodes are killed
+ROUNDS = 400  # more than pass while three nodes are killed: a round takes less than half a second
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
 
 
