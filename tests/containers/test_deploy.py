@@ -274,13 +274,13 @@ def test_a_training_that_the_kernel_ends_is_reported_and_not_fatal_to_the_agent(
     device = fleet.devices["small"]
     modest = fleet.start_coordinator(rounds=10_000)
     fleet.deploy("apply", "--yes")
-    agent, child = show(device, "MainPID"), device.do("pgrep", "-f", "trainer_child")
+    agent, child = show(device, "MainPID"), device.do("pgrep", "-f", "trainer.child_process")
     modest.terminate()
     modest.wait(20)
     fleet.start_coordinator("greedy", rounds=5, network="resnet10", batch=800)
     fleet.wait(lambda: "small leaves: out_of_memory: the kernel has ended" in fleet.log("greedy"), 240)
     assert show(device, "MainPID") == agent and show(device, "NRestarts") == "0", "the agent lives on"
-    assert child not in device.do("pgrep", "-f", "trainer_child", check=False).split()
+    assert child not in device.do("pgrep", "-f", "trainer.child_process", check=False).split()
 
 
 def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
