@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan
-from tests.support.run_policy import RunPolicy
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -58,7 +58,7 @@ def import_everything() -> int:
 def learn(folder: Path) -> float:
     plan = Plan("fedavg", 3, 2, 1, 8, Network("mlp"), {"epochs": 2, "batch": 8, "lr": 0.05})
     shards = {f"d{i}": Shard(f"d{i}", part(24, i), part(6, i + 10), part(30, i + 20)) for i in (1, 2)}
-    run = Simulation(plan, shards, RunPolicy(rounds=2, quorum=2, settle_seconds=0.1), folder).run()
+    run = Simulation(plan, shards, Policy(quorum=2, settle_seconds=0.1), folder).run()
     assert run.service.finished and all(agent.heard for agent in run.agents.values()), "no hello was answered"
     model, test = run.service.run.server_runner.server.model, shards["d1"].test
     with torch.no_grad():
