@@ -42,7 +42,7 @@ class Participants:
         self.members: dict[str, Member] = {}  # all that took part, also those that have left
         self.domains: dict[str, str] = {}
         patience, known = machine.policy.patience_seconds, lambda device: device in self._link.keyring
-        self.name_vote = ClassNameVote(plan.classes, class_names, spool.called(), patience, known)
+        self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
@@ -213,7 +213,7 @@ class Participants:
     def fix_class_names(self) -> None:
         self.name_vote.settle()
         if self.name_vote.fixed and not self.name_vote.saved:
-            self._spool.keep_names(self.name_vote.fixed)
+            self._spool.save_class_names(self.name_vote.fixed)
             self.name_vote.saved = True
 
     def _judge_class_names_again(self) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from protofleet.protocol.link.rate_limit import TokenBucket
-from protofleet.protocol.wire.class_names import Names, difference, digest_of, listed, normal
+from protofleet.protocol.wire.class_names import ClassNames, Names, difference, digest_of, listed, normal
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.reasons import Problem, Reason
 
@@ -28,17 +28,9 @@ SAY_SECONDS: Final = 3600.0  # between lines about who waits, after the first fe
 FEW: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Called:
-    """A list of names, by its hash; the list itself where somebody has said it."""
-
-    digest: bytes
-    names: Names = ()
-
-
 class ClassNameVote:
     def __init__(
-        self, classes: int, stated: Names, known: Called | None, listen: float,
+        self, classes: int, stated: Names, known: ClassNames | None, listen: float,
         enrolled: Callable[[str], bool] = lambda device: True,
     ) -> None:  # fmt: skip
         """`known` is what an earlier coordinator of this run has fixed."""
@@ -56,7 +48,7 @@ class ClassNameVote:
         self._lines = TokenBucket(1 / SAY_SECONDS, FEW)
         self.wake_at = float("inf")
         if stated:
-            self._state(Called(digest_of(normal(stated)), normal(stated)))
+            self._state(ClassNames(digest_of(normal(stated)), normal(stated)))
 
     @property
     def is_open(self) -> bool:
@@ -126,7 +118,7 @@ class ClassNameVote:
         side, total = self._most(), len(self._said)
         if not self._decides(side):
             return
-        self.fixed = Called(side, self._lists.get(side, ()))
+        self.fixed = ClassNames(side, self._lists.get(side, ()))
         self.wake_at = 0.0 if self._waiting else float("inf")
         log.info(
             "the classes of this run are called %s, as %d of %d devices say; from now on nobody who says something "
@@ -143,7 +135,7 @@ class ClassNameVote:
             self.wake_at, self._has_listened = float("inf"), True
             self.settle()
 
-    def _state(self, stated: Called) -> None:
+    def _state(self, stated: ClassNames) -> None:
         if self.fixed and self.fixed.digest != stated.digest:
             words = difference("class_names", stated.names, "the run so far", self.fixed.names)
             log.warning("the settings change what the classes of this run are called: %s", words)
@@ -170,7 +162,7 @@ class ClassNameVote:
     def _hear(self, hello: Hello, digest: bytes) -> None:
         if self.fixed:
             if self.fixed.digest == digest and hello.names and not self.fixed.names:
-                self.fixed, self.saved = Called(digest, hello.names), False
+                self.fixed, self.saved = ClassNames(digest, hello.names), False
             return
         if self._said.get(hello.device) != digest:
             self._take_back(hello.device)

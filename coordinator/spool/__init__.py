@@ -1,4 +1,4 @@
 """What survives a coordinator: snapshots, accepted answers, the index over them, and older copies of it all.
 
-May import: coordinator.devices, coordinator.round, methods.contract, protocol.*.
+May import: coordinator.round, methods.contract, protocol.*.
 """

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from protofleet.coordinator.devices.class_names import Called
 from protofleet.coordinator.round.events import Recovered
 from protofleet.coordinator.spool.columns import members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, way_on
@@ -26,6 +25,7 @@ from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.disk import Disk, is_full, is_held
 from protofleet.protocol.storage.store import DamagedError, ObjectStore
+from protofleet.protocol.wire.class_names import ClassNames
 from protofleet.protocol.wire.messages import Arrays
 
 __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in", "names_in"]
@@ -305,14 +305,16 @@ class Spool:
                 return SavedRound(self._past(row), members, self.snapshots.open(name))
         return None
 
-    def keep_names(self, called: Called) -> None:
+    def save_class_names(self, class_names: ClassNames) -> None:
         """What the classes of the run are called, for whoever conducts it next."""
         with self.index.transaction():
-            self.index.put("named", 1, called.digest, json.dumps(list(called.names), allow_nan=False))
+            self.index.put(
+                "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
+            )
 
-    def called(self) -> Called | None:
+    def class_names(self) -> ClassNames | None:
         row = self._db.execute("SELECT digest, names FROM named").fetchone()
-        return Called(row[0], tuple(names_in(row[1]))) if row else None
+        return ClassNames(row[0], tuple(names_in(row[1]))) if row else None
 
     def put_aside(
         self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], words: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final, TypeAlias
 
@@ -18,6 +19,14 @@ SHOWN: Final = 8  # names of a list in a line for people,
 SHOWN_LETTERS: Final = 12  # and letters of each: a refusal has to fit 512 bytes
 
 Names: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassNames:
+    """A list of names, by its hash; the list itself where somebody has sent it."""
+
+    digest: bytes
+    names: Names = ()
 
 
 def digest_of(names: Sequence[str]) -> bytes:

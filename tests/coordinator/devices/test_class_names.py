@@ -290,9 +290,9 @@ def test_what_an_index_keeps_is_read_again(tmp_path):
     judged(made, hello("a"), hello("b"))
     made.settle()
     spool = Spool(tmp_path, durable=False)
-    assert spool.called() is None
-    spool.keep_names(made.fixed)
+    assert spool.class_names() is None
+    spool.save_class_names(made.fixed)
     spool.shut()
     again = Spool(tmp_path, durable=False)
-    assert again.called() == made.fixed
+    assert again.class_names() == made.fixed
     again.shut()
