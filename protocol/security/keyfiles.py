@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protofleet.protocol.storage.disk import sync
+from protofleet.protocol.storage.disk import Disk
 
 PEM: Final = re.compile(rb"-----BEGIN [A-Z ]+-----.+?-----END [A-Z ]+-----\s*", re.DOTALL)
 PRIVATE: Final = 0o600
@@ -33,20 +33,7 @@ class KeyFileError(ValueError):
 def write_file(path: Path, data: bytes, mode: int = PUBLIC, durable: bool = True) -> None:
     """Whoever reads it sees the old file or the new one, after a power cut too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        part.unlink()
-    # Never open to others, not even for a moment.
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, mode)
-        file.write(data)
-        if durable:
-            file.flush()
-            os.fsync(handle)
-    part.replace(path)
-    if durable:
-        sync(path.parent)
+    Disk(durable).replace(path, data, mode)
 
 
 def keep_to_ourselves(folder: Path) -> None:

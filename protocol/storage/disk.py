@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
+import secrets
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
+NEW: Final = ".new"  # ends the name of a file that is being written
 LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
 PAUSED: Final = "until there is room"  # ends the log line of a program whose disk is full; `run` looks for it
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -59,13 +65,49 @@ class Disk:
         self.passing("rename", target)
         source.replace(target)
 
-    def replace(self, path: Path, data: bytes) -> None:
-        """The old content or the new one, after a power cut too."""
-        fresh = path.with_suffix(".new")
-        fresh.write_bytes(data)
-        self.sync(fresh)
-        self.rename(fresh, path)
-        self.sync(path.parent)
+    def place(self, source: Path, target: Path, durable: bool = True) -> None:
+        """A file that is written takes the place of the target, in the same folder."""
+        if durable:
+            self.sync(source)
+        self.rename(source, target)
+        if durable:
+            self.sync(target.parent)
+
+    def replace(self, target: Path, data: bytes, mode: int | None = None, durable: bool = True) -> None:
+        """`fresh`, for bytes that fit in memory."""
+        with self.fresh(target, mode, durable) as path:
+            path.write_bytes(data)
+
+    @contextlib.contextmanager
+    def fresh(self, target: Path, mode: int | None = None, durable: bool = True) -> Iterator[Path]:
+        """A new file to write, which takes the place of the target where nothing fails.
+
+        Whoever reads the target sees the old content or the new one, after a power cut too; with `durable=False`
+        a power cut may leave neither, for content that is checked or made again.
+        """
+        with self.new_file(target, mode) as path:
+            yield path
+            self.place(path, target, durable)
+
+    @contextlib.contextmanager
+    def new_file(self, target: Path, mode: int | None = None) -> Iterator[Path]:
+        """An empty file beside the target that no other thread or process writes; `place` puts it there.
+
+        With a mode it is never more open than that, not even for a moment; without one the umask decides. It is
+        removed where anything fails. A process that is killed leaves it, and the next new file for the same target
+        removes it.
+        """
+        _remove_left_over(target)
+        path, handle = _locked_file(target, 0o666 if mode is None else mode)
+        try:
+            if mode is not None:
+                os.fchmod(handle, mode)  # the umask may have taken some of it
+            yield path
+        except Exception:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
 
     def link(self, source: Path, target: Path) -> None:
         """Two renames after each other can lose a file in a power cut: neither name need have lasted."""
@@ -107,6 +149,24 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _locked_file(target: Path, mode: int) -> tuple[Path, int]:
+    """Its lock says that its writer lives, and the kernel releases it with the process."""
+    while True:
+        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{NEW}")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return path, handle
+        os.close(handle)  # before it was locked, another process has taken it for one that was left over
+
+
+def _remove_left_over(target: Path) -> None:
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*{NEW}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:  # its writer lives, or has just placed it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def is_full(error: BaseException, folder: Path | None = None) -> bool:

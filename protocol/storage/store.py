@@ -189,11 +189,7 @@ class ObjectStore:
                 yield data
 
     def _finish(self, target: Path, name: bytes) -> None:
-        if self.durable:
-            self.disk.sync(target)
-        self.disk.rename(target, self._path(name))
-        if self.durable:
-            self.disk.sync(self.folder)
+        self.disk.place(target, self._path(name), self.durable)
         self._sound.add(name)
 
     def part_of(self, manifest: Manifest) -> Path:

@@ -33,7 +33,7 @@ PARTIES = ("coordinator", *DEVICES)
 LEARNED = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled")
 SMALL_INLINE = 256  # bytes: answers travel in blocks, so that half-fetched ones are crashed on as well
 OUT_SECONDS = 1.0  # from a death to the next boot
-CHANCE_NAMES = re.compile(r"new-\d+-\d+|[0-9a-f]{64}")
+CHANCE_NAMES = re.compile(r"new-\d+-\d+|[0-9a-f]{64}|(?<=\.)[0-9a-f]{8}(?=\.new$)")
 
 
 class Killed(BaseException):

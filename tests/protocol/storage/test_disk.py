@@ -1,0 +1,126 @@
+"""A file is there whole or not at all, and nothing is left of one that was not finished."""
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+
+from protofleet.protocol.storage.disk import Disk
+
+KILLED_WHILE_IT_WRITES = """
+import os, signal, sys; from pathlib import Path
+from protofleet.protocol.storage.disk import Disk
+with Disk().fresh(Path(sys.argv[1])) as path:
+    path.write_bytes(b"half of")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Steps(Disk):
+    def __init__(self, durable=True):
+        super().__init__(durable)
+        self.passed = []
+
+    def passing(self, step, what):
+        self.passed.append((step, what.name))
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "device[1].json"  # what a pattern would read as one
+    path.write_bytes(b"old")
+    return path
+
+
+def only(target):
+    return [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_the_old_content_stays_until_all_of_the_new_is_written(target):
+    with Disk().fresh(target) as path:
+        path.write_bytes(b"new")
+        assert target.read_bytes() == b"old" and path.parent == target.parent
+    assert target.read_bytes() == b"new" and only(target)
+
+
+def test_a_file_becomes_durable_before_its_name_does(target):
+    disk = Steps()
+    disk.replace(target, b"new")
+    (first, fresh), *rest = disk.passed
+    assert first == "sync" and fresh != target.name
+    assert rest == [("rename", target.name), ("sync", target.parent.name)]
+
+
+def test_what_need_not_outlast_a_power_cut_waits_for_no_disk(target):
+    disk = Steps()
+    disk.replace(target, b"new", durable=False)
+    assert disk.passed == [("rename", target.name)] and target.read_bytes() == b"new"
+
+
+def test_a_writer_that_fails_leaves_the_old_content_alone(target):
+    with pytest.raises(OSError, match="full"), Disk().fresh(target) as path:
+        path.write_bytes(b"half of")
+        raise OSError("the disk is full")
+    assert target.read_bytes() == b"old" and only(target)
+
+
+def test_what_a_killed_process_left_goes_when_the_same_file_is_written_again(target):
+    died = subprocess.run([sys.executable, "-c", KILLED_WHILE_IT_WRITES, target], timeout=60)
+    assert died.returncode == -signal.SIGKILL and target.read_bytes() == b"old" and not only(target)
+    Disk().replace(target.with_name("another"), b"")
+    target.with_name("another").unlink()
+    assert not only(target), "it may be the file of another target"
+    Disk().replace(target, b"new")
+    assert target.read_bytes() == b"new" and only(target)
+
+
+def test_two_that_write_the_same_file_at_once_disturb_neither_each_other_nor_a_reader(target):
+    first, second = Disk(), Disk()
+    with first.fresh(target) as one:
+        one.write_bytes(b"one")
+        with second.fresh(target) as two:
+            two.write_bytes(b"two")
+        assert target.read_bytes() == b"two" and one.read_bytes() == b"one"
+    assert target.read_bytes() == b"one" and only(target)
+
+
+def test_many_threads_that_write_one_file_leave_one_of_their_contents(target):
+    def write(content):
+        for _ in range(20):
+            Disk(durable=False).replace(target, content)
+
+    contents = [bytes([n]) * 1000 for n in range(4)]
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target.read_bytes() in contents and only(target)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_file_has_its_mode_from_its_first_moment_whatever_the_umask(target, mode):
+    before = os.umask(0o027)
+    try:
+        with Disk().fresh(target, mode) as path:
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+            path.write_bytes(b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+
+
+def test_a_database_can_be_copied_into_a_fresh_file(target):
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        db.execute("CREATE TABLE kept (number)")
+        db.execute("INSERT INTO kept VALUES (7)")
+        with Disk().fresh(target) as path:
+            db.execute("VACUUM INTO ?", (str(path),))
+    with closing(sqlite3.connect(target)) as copy:
+        assert copy.execute("SELECT number FROM kept").fetchall() == [(7,)]
