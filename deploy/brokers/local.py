@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.brokers.mosquitto import CONF, PLAIN, Listening, secured_settings
+from protofleet.deploy.brokers.mosquitto import CONF, PLAIN, ListenerSettings, secured_settings
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
 from protofleet.runtime import children
 
@@ -212,10 +212,10 @@ class LocalBroker:
         lines = "".join(f"{line}\n" for line in self.extra_lines)
         if self._mutual_tls is not None:
             path = self._mutual_tls.folder / CONF
-            listening = Listening(
+            listener = ListenerSettings(
                 self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
             )
-            path.write_text(secured_settings(self._mutual_tls.folder, listening) + lines)
+            path.write_text(secured_settings(self._mutual_tls.folder, listener) + lines)
             return path
         text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
         if self._program.kind != "mosquitto":

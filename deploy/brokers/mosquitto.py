@@ -77,7 +77,7 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class ListenerSettings:
     """Where a broker with TLS listens, and its limits."""
 
     port: int = 8883
@@ -90,18 +90,18 @@ class Listening:
     sys_seconds: int = 10
 
 
-def secured_settings(folder: Path, listening: Listening) -> str:
+def secured_settings(folder: Path, listener: ListenerSettings) -> str:
     """mosquitto.conf for the enrolled files in a folder. Paths are absolute: it may be started in any folder."""
     place = folder.absolute()
     text = SECURED.format(
-        current=place / "current", data=place / DATA, pid=place / PID, port=listening.port,
-        host=listening.host, connections=listening.connections, memory=listening.memory,
-        persistence=str(listening.persistence).lower(), sys_seconds=listening.sys_seconds,
-        split=str(bool(listening.plain_port)).lower(),
+        current=place / "current", data=place / DATA, pid=place / PID, port=listener.port,
+        host=listener.host, connections=listener.connections, memory=listener.memory,
+        persistence=str(listener.persistence).lower(), sys_seconds=listener.sys_seconds,
+        split=str(bool(listener.plain_port)).lower(),
     )  # fmt: skip
-    if listening.plain_port:
-        text += f"\nlistener {listening.plain_port} 127.0.0.1\nallow_anonymous true\n"
-    return f"user {listening.user}\n{text}" if listening.user else text
+    if listener.plain_port:
+        text += f"\nlistener {listener.plain_port} 127.0.0.1\nallow_anonymous true\n"
+    return f"user {listener.user}\n{text}" if listener.user else text
 
 
 def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.brokers.mosquitto import CONF, Listening, secured_settings
+from protofleet.deploy.brokers.mosquitto import CONF, ListenerSettings, secured_settings
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.key_folder import install, make_request
 from protofleet.deploy.enrol.lifecycle import DAYS, approve, review_request
@@ -88,9 +88,9 @@ def enrol(authority: Authority, folder: Path, name: str, days: float, hosts: tup
     install(folder, approval, confirm, authority.now(), authority.durable)
 
 
-def write_mosquitto_conf(folder: Path, listening: Listening) -> Path:
-    """A broker's mosquitto.conf beside its enrolled files."""
+def write_mosquitto_conf(folder: Path, listener: ListenerSettings, mounted_at: Path | None = None) -> Path:
+    """A broker's mosquitto.conf beside its enrolled files, which its container sees at `mounted_at`."""
     path = folder / CONF
     (folder / "data").mkdir(exist_ok=True, mode=0o700)
-    write_file(path, secured_settings(folder, listening).encode(), durable=False)
+    write_file(path, secured_settings(mounted_at or folder, listener).encode(), durable=False)
     return path

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.brokers.mosquitto import CONF, Listening, secured_settings
+from protofleet.deploy.brokers.mosquitto import CONF, ListenerSettings, secured_settings
 from protofleet.deploy.enrol import disconnect
 from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import SettingsError
@@ -33,13 +33,13 @@ def given_flags(o: argparse.Namespace) -> str:
     return ", ".join(f"--{key.replace('_', '-')}" for key in OPTIONS if getattr(o, key) is not None)
 
 
-def wanted_listener(o: argparse.Namespace, folder: Path) -> Listening | None:
+def wanted_listener(o: argparse.Namespace, folder: Path) -> ListenerSettings | None:
     """The settings to be written; None where the file stays as it is."""
     given, path = given_options(o), folder / CONF
     if user := given.get("user"):
         _check_user(user)
     if not path.exists():
-        return replace(Listening(user=_default_user()), **given)
+        return replace(ListenerSettings(user=_default_user()), **given)
     before = written_listener(folder)
     if given and before is None:
         raise SettingsError(
@@ -50,7 +50,7 @@ def wanted_listener(o: argparse.Namespace, folder: Path) -> Listening | None:
     return after if after != before else None
 
 
-def written_listener(folder: Path) -> Listening | None:
+def written_listener(folder: Path) -> ListenerSettings | None:
     """The settings that mosquitto.conf was written from; None where somebody has changed it."""
     text = (folder / CONF).read_text()
     listeners = re.findall(r"^listener (\d+) (\S+)$", text, re.MULTILINE)
@@ -58,21 +58,21 @@ def written_listener(folder: Path) -> Listening | None:
     if not 1 <= len(listeners) <= 2:
         return None
     plain = int(listeners[1][0]) if len(listeners) == 2 else 0
-    found = Listening(int(listeners[0][0]), listeners[0][1], plain, user[1] if user else "")
+    found = ListenerSettings(int(listeners[0][0]), listeners[0][1], plain, user[1] if user else "")
     return found if secured_settings(folder, found) == text else None
 
 
 def write_conf(o: argparse.Namespace, folder: Path) -> None:
-    listening, new = wanted_listener(o, folder), not (folder / CONF).exists()
-    if listening is None:
+    listener, new = wanted_listener(o, folder), not (folder / CONF).exists()
+    if listener is None:
         _reload(folder)
         return
-    write_mosquitto_conf(folder, listening)
-    _chown(folder, listening.user)
+    write_mosquitto_conf(folder, listener)
+    _chown(folder, listener.user)
     again = "" if new else " (start it again: it does not take this at a reload)"
     print(f"broker: mosquitto -c {folder / CONF}{again}")
     if os.geteuid() == 0:
-        _explain_access(folder, listening.user)
+        _explain_access(folder, listener.user)
 
 
 def _reload(folder: Path) -> None:

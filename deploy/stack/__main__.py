@@ -14,81 +14,75 @@ from protofleet.deploy.images.build import unpinned
 from protofleet.deploy.images.image_ids import IDS_FILE, ids_of, read_ids
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
-from protofleet.deploy.stack.layout import DEFAULTS, OPTIONAL, Stack
+from protofleet.deploy.stack.layout import DEFAULT_SETTINGS, OPTIONAL_SETTINGS, Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.protocol.settings.reader import SettingsError
 
+SETTINGS = (*DEFAULT_SETTINGS, *OPTIONAL_SETTINGS)
 
-def main(words: list[str] | None = None) -> int:
+
+def main(arguments: list[str] | None = None) -> int:
     try:
-        options = parser().parse_args(words)
+        options = parser().parse_args(arguments)
     except SettingsError as error:
         print(f"stack: {error}", file=sys.stderr)
         return 2
     try:
-        return int(JOBS[options.job](options))
+        return int(COMMANDS[options.command](options))
     except (RunError, SettingsError, PermissionError) as error:
         print(f"stack: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
-            "stack: it goes on in the background; `make logs` shows it, `make down` ends it", file=sys.stderr
-        )
+        message = "the containers keep running; `make logs` shows their logs, `make down` stops them"
+        print(f"stack: {message}", file=sys.stderr)
         return 1
 
 
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog="python -m protofleet.deploy.stack", description=__doc__)
-    top.add_argument("job", choices=tuple(JOBS))
+    top.add_argument("command", choices=tuple(COMMANDS))
     top.add_argument("--folder", type=Path, default=Path("runs/stack"))
     top.add_argument("--experiment", type=Path, default=Path("experiments/demo.toml"))
-    top.add_argument(
-        "--devices", type=DEVICES, default=0, help="so many, over the domains of the data in turn"
-    )
+    count = "number of devices, spread over the domains of the data (default: as the experiment says)"
+    top.add_argument("--devices", type=DEVICES, default=0, help=count)
     top.add_argument("--name", default="protofleet", help="of the compose project")
-    top.add_argument(
-        "--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="of the experiment"
-    )
+    setting = "change a setting of the experiment"
+    top.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help=setting)
     top.add_argument(
         "--with",
-        dest="given",
+        dest="settings",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=", ".join([*DEFAULTS, *OPTIONAL]),
+        help=f"change a variable of compose.env: {', '.join(SETTINGS)}",
     )
-    top.add_argument(
-        "--cluster", action="store_true", help="three nodes of RabbitMQ in place of one Mosquitto"
-    )
+    cluster = "three nodes of RabbitMQ in place of one Mosquitto"
+    top.add_argument("--cluster", action="store_true", help=cluster)
     top.add_argument("--together", action="store_true", help="all devices in one container, however few")
-    top.add_argument(
-        "--pinned", action="store_true", help="up: refuse images of others that a tag alone names"
-    )
-    top.add_argument(
-        "--built", type=Path, default=IDS_FILE, metavar="FILE", help="up: the ids of what was built here"
-    )
+    pinned = "up: refuse third-party images that are named by a tag alone"
+    top.add_argument("--pinned", action="store_true", help=pinned)
+    built = "up: the ids of the images that were built here"
+    top.add_argument("--built", type=Path, default=IDS_FILE, metavar="FILE", help=built)
     top.add_argument("--forget", action="store_true", help="down: remove keys, results and metrics as well")
     return top
 
 
-def stack_of(options: argparse.Namespace) -> Stack:
+def stack_from(options: argparse.Namespace) -> Stack:
     experiment = read_experiment(options.experiment, options.set)
     if options.devices:
         experiment = with_devices(experiment, options.devices)
-    settings = dict(pair.partition("=")[::2] for pair in options.given)
-    if strange := sorted(settings.keys() - {*DEFAULTS, *OPTIONAL}):
-        raise SettingsError(
-            f"there is no setting {strange[0]!r}; there are {', '.join([*DEFAULTS, *OPTIONAL])}"
-        )
+    settings = dict(pair.partition("=")[::2] for pair in options.settings)
+    if unknown := sorted(settings.keys() - {*SETTINGS}):
+        raise SettingsError(f"there is no setting {unknown[0]!r}; there are {', '.join(SETTINGS)}")
     return Stack(options.folder, experiment, options.name, settings, options.cluster, options.together)
 
 
 def with_devices(experiment: Experiment, number: int) -> Experiment:
-    """So many devices, dealt out over the domains; a source without domains is shared by all."""
+    """That many devices, spread evenly over the domains; a source without domains is shared by all."""
     if number < 1:
         raise SettingsError(f"devices is {number}, it must be at least 1")
-    bare = replace(experiment, devices=replace(experiment.devices, clients={}, count=0, per_domain=1))
-    domains = list(dict.fromkeys(data.domain for data in bare.shards.values()))
+    one_each = replace(experiment, devices=replace(experiment.devices, clients={}, count=0, per_domain=1))
+    domains = list(dict.fromkeys(data.domain for data in one_each.shards.values()))
     if len(domains) < 2:
         return replace(experiment, devices=replace(experiment.devices, clients={}, count=number))
     clients = {domain: len(range(i, number, len(domains))) for i, domain in enumerate(domains[:number])}
@@ -96,16 +90,16 @@ def with_devices(experiment: Experiment, number: int) -> Experiment:
 
 
 def up(options: argparse.Namespace) -> int:
-    stack = stack_of(options)
+    stack = stack_from(options)
     compose.check_docker()
-    stack = stack.starting(ids_of(stack.images, read_ids(options.built)))
-    if words := unpinned(stack.images):
+    stack = stack.with_image_ids(ids_of(stack.images, read_ids(options.built)))
+    if warning := unpinned(stack.images):
         if options.pinned:
-            raise SettingsError(words)
-        print(f"stack: {words}", file=sys.stderr)
+            raise SettingsError(warning)
+        print(f"stack: {warning}", file=sys.stderr)
     prepare(stack)
     compose.up(stack.folder)
-    print(compose.places(stack))
+    print(compose.endpoints(stack))
     return 0
 
 
@@ -119,11 +113,11 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def follow(options: argparse.Namespace) -> int:
-    """Until the run is over: a line a round, then its table and report."""
-    return compose.follow(stack_of(options))
+    """Until the run is over: one line for each round, then its table and report."""
+    return compose.follow(stack_from(options))
 
 
-JOBS = {"up": up, "down": down, "logs": logs, "follow": follow}
+COMMANDS = {"up": up, "down": down, "logs": logs, "follow": follow}
 
 if __name__ == "__main__":
     sys.exit(main())

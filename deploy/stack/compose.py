@@ -1,4 +1,4 @@
-"""docker compose, told what to do with a stack's folder. Its own words go to the terminal unchanged."""
+"""Runs docker compose on a stack's folder. What docker prints goes to the terminal unchanged."""
 
 from __future__ import annotations
 
@@ -17,54 +17,55 @@ from protofleet.deploy.stack.layout import Stack
 from protofleet.deploy.stack.prepare import COMPOSE
 from protofleet.protocol.wire.names import COORDINATOR
 
-MADE: Final = ("compose.env", "devices.yaml")
+ENVIRONMENT_FILE: Final = "compose.env"
+DEVICES_FILE: Final = "devices.yaml"
 POLL_SECONDS: Final = 1.0
 
 
-def command(folder: Path, *words: str) -> list[str]:
-    environment, devices = (folder.absolute() / name for name in MADE)
-    files = ["-f", str(COMPOSE / "compose.yaml"), "-f", str(devices)]
-    return ["docker", "compose", "--env-file", str(environment), *files, *words]
+def compose_command(folder: Path, *arguments: str) -> list[str]:
+    files = ["-f", str(COMPOSE / "compose.yaml"), "-f", str(folder.absolute() / DEVICES_FILE)]
+    environment = ["--env-file", str(folder.absolute() / ENVIRONMENT_FILE)]
+    return ["docker", "compose", *environment, *files, *arguments]
 
 
 def up(folder: Path) -> None:
     check_docker()
-    _run(command(folder, "up", "--detach", "--remove-orphans"), "the stack did not come up")
+    _run(compose_command(folder, "up", "--detach", "--remove-orphans"), "the stack did not start")
 
 
 def down(folder: Path, forget: bool) -> None:
-    if not (folder / MADE[0]).exists():
+    if not (folder / ENVIRONMENT_FILE).exists():
         raise RunError(f"there is no stack in {folder}; say FOLDER=... if it is elsewhere")
     check_docker()
-    _run(command(folder, "down", "--remove-orphans"), "the stack did not end")
+    _run(compose_command(folder, "down", "--remove-orphans"), "the stack did not stop")
     if forget:
         shutil.rmtree(folder)
 
 
 def logs(folder: Path) -> int:
-    return subprocess.run(command(folder, "logs", "--follow", "--tail", "100")).returncode
+    return subprocess.run(compose_command(folder, "logs", "--follow", "--tail", "100")).returncode
 
 
 def follow(stack: Stack) -> int:
-    """The results lie on this machine, so nothing has to be asked of a container but whether it runs."""
-    shown = 0
+    """Print each round until the run is over; the coordinator's results are in a folder of this machine."""
+    printed = 0
     while True:
-        over = (stack.run / "summary.json").exists()
-        for record in read_rounds(stack.run / "rounds.jsonl")[shown:]:
-            shown += 1
-            print(line(record, stack.experiment.reports), flush=True)
-        if over:
+        finished = (stack.run_folder / "summary.json").exists()
+        for record in read_rounds(stack.run_folder / "rounds.jsonl")[printed:]:
+            printed += 1
+            print(round_line(record, stack.experiment.reports), flush=True)
+        if finished:
             break
         if problem := coordinator_problem(stack.folder):
             raise RunError(problem)
         time.sleep(POLL_SECONDS)
-    shutil.copy(stack.folder / "experiment.toml", stack.run)
-    report = write_report(stack.run)
-    print(f"{final_table(stack.run)}\nreport: {report}")
+    shutil.copy(stack.folder / "experiment.toml", stack.run_folder)
+    report = write_report(stack.run_folder)
+    print(f"{final_table(stack.run_folder)}\nreport: {report}")
     return 0
 
 
-def line(record: dict[str, object], view: str) -> str:
+def round_line(record: dict[str, object], view: str) -> str:
     accuracy = record["accuracy"]
     assert isinstance(accuracy, dict)
     domains = accuracy.get(view, {})
@@ -78,34 +79,34 @@ def line(record: dict[str, object], view: str) -> str:
 
 
 def coordinator_problem(folder: Path) -> str:
-    done = subprocess.run(
-        command(folder, "ps", "--all", "--format", "json", COORDINATOR), capture_output=True, text=True
-    )
+    """Why the coordinator's container is not running; "" while it runs, and once it has ended well."""
+    command = compose_command(folder, "ps", "--all", "--format", "json", COORDINATOR)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        return f"docker compose does not answer: {done.stderr.strip()[-300:]}"
+        return f"docker compose failed: {done.stderr.strip()[-300:]}"
     for text in done.stdout.splitlines():
         state = json.loads(text)
         if state["State"] == "exited" and state["ExitCode"] == 0:
             return ""
         if state["State"] in ("created", "running", "restarting"):
             return ""
-        return f"the coordinator has ended with {state['ExitCode']}; `make logs` shows why"
-    return "the coordinator does not run; `make up` starts the stack"
+        return f"the coordinator has ended with exit code {state['ExitCode']}; `make logs` shows why"
+    return "the coordinator has no container; `make up` starts the stack"
 
 
-def places(stack: Stack) -> str:
-    told = stack.environment()
-    lines = [f"results: {stack.run}", f"Prometheus: http://{told['PROMETHEUS_PORT']}"]
-    if "grafana" in told["COMPOSE_PROFILES"]:
-        lines.append(
-            f"Grafana: http://{told['GRAFANA_PORT']}, user admin, password in {stack.folder}/grafana/password"
-        )
+def endpoints(stack: Stack) -> str:
+    """Where a person finds the results, Prometheus and Grafana."""
+    environment = stack.environment()
+    lines = [f"results: {stack.run_folder}", f"Prometheus: http://{environment['PROMETHEUS_PORT']}"]
+    if "grafana" in environment["COMPOSE_PROFILES"]:
+        address, password = environment["GRAFANA_PORT"], stack.folder / "grafana" / "password"
+        lines.append(f"Grafana: http://{address}, user admin, password in {password}")
     return "\n".join(lines)
 
 
-def _run(words: list[str], problem: str) -> None:
-    if subprocess.run(words).returncode:
-        raise RunError(f"{problem}; what docker said stands above, `make logs` has more")
+def _run(command: list[str], problem: str) -> None:
+    if subprocess.run(command).returncode:
+        raise RunError(f"{problem}; docker's output is above, `make logs` has more")
 
 
 def check_docker() -> None:

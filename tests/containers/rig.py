@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.deploy.brokers.mosquitto import Listening
+from protofleet.deploy.brokers.mosquitto import ListenerSettings
 from protofleet.deploy.enrol.local_federation import write_mosquitto_conf
 from protofleet.protocol.settings.reader import merge, write_toml
 from tests.containers.devices import Bench, FakeDevice
@@ -34,7 +34,7 @@ class Rig:
         self.cli("enrol", "coordinator", "--root", "root", "--folder", "coordinator")
         self.cli("enrol", "broker", self.gateway, "127.0.0.1", "--root", "root", "--folder", "broker",
                  "--port", str(self.port))  # fmt: skip
-        write_mosquitto_conf(folder / "broker", Listening(self.port, "0.0.0.0", 0, getpass.getuser()))
+        write_mosquitto_conf(folder / "broker", ListenerSettings(self.port, "0.0.0.0", 0, getpass.getuser()))
         self.fleet()
 
     def cli(self, *words: str, check: bool = True, seconds: float = 900) -> Done:

@@ -104,9 +104,9 @@ def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback
     """As Prometheus does it, which has a container of its own: by a name that is another address each time."""
     stack = Stack(tmp_path / "stack", with_devices(decode(Experiment, TINY), 1))
     prepare(stack)
-    told = decode(CoordinatorSettings, read_toml(stack.toml("coordinator")))
+    told = decode(CoordinatorSettings, read_toml(stack.settings_file("coordinator")))
     (name,) = stack.devices
-    device = decode(DeviceSettings, read_toml(stack.toml(name)))
+    device = decode(DeviceSettings, read_toml(stack.settings_file(name)))
     assert (told.metrics_port, told.metrics_host) == (device.metrics_port, device.metrics_host)
     federation.coordinator(metrics_host=told.metrics_host)
     serves(federation, federation.metrics_port, "127.0.0.4")

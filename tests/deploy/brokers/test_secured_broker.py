@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives import serialization as s
 
-from protofleet.deploy.brokers.mosquitto import Listening, secured_settings
+from protofleet.deploy.brokers.mosquitto import ListenerSettings, secured_settings
 from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import PEM, issue_certificate, new_key
@@ -373,8 +373,8 @@ def test_a_device_enrolled_later_needs_no_word_to_the_broker(secured):
 
 
 def test_a_plain_port_is_there_only_where_it_was_asked_for_and_only_on_the_loopback(tmp_path):
-    assert "anonymous true" not in secured_settings(tmp_path, Listening())
-    asked = secured_settings(tmp_path, Listening(plain_port=1883))
+    assert "anonymous true" not in secured_settings(tmp_path, ListenerSettings())
+    asked = secured_settings(tmp_path, ListenerSettings(plain_port=1883))
     assert "listener 1883 127.0.0.1\nallow_anonymous true" in asked and "per_listener_settings true" in asked
 
 

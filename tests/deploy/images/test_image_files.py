@@ -9,7 +9,7 @@ import pytest
 from protofleet.deploy.images.build import Build, base_of, build_context, unpinned
 from protofleet.deploy.images.image_ids import save_id
 from protofleet.deploy.locks.lockfile import read_lock
-from protofleet.deploy.stack.__main__ import parser, stack_of
+from protofleet.deploy.stack.__main__ import parser, stack_from
 from tests.deploy.locks.test_locks import SOURCE, wheel_of
 
 ID = "sha256:" + "0" * 64
@@ -55,7 +55,7 @@ def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
 
 @pytest.mark.parametrize("words", [[], ["--cluster"]])
 def test_a_stack_knows_every_image_that_it_starts(words):
-    images = stack_of(parser().parse_args(["up", *words])).images
+    images = stack_from(parser().parse_args(["up", *words])).images
     assert ("rabbitmq:4.1" in images) == bool(words) and ("eclipse-mosquitto:2.0.22" in images) != bool(words)
     assert "grafana/grafana:12.1.0" in unpinned(images)
     assert {"protofleet/coordinator", "protofleet/demo"} <= set(images)

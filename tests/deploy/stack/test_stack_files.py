@@ -12,7 +12,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import TARGETS, Build, build_context, pinned, requirements
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import main, with_devices
-from protofleet.deploy.stack.layout import APART, Stack, service
+from protofleet.deploy.stack.layout import MAX_DEVICE_CONTAINERS, Stack, service_name
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
@@ -40,18 +40,18 @@ def test_devices_are_dealt_out_over_the_domains():
 
 
 def test_every_party_finds_its_settings_as_they_are_in_its_container(stack):
-    told = decode(CoordinatorSettings, read_toml(stack.toml("coordinator")))
+    told = decode(CoordinatorSettings, read_toml(stack.settings_file("coordinator")))
     assert (told.folder, told.devices, told.broker.host) == (
         "/protofleet/state",
         "/protofleet/records",
         "broker",
     )
     for name in stack.devices:
-        device = decode(DeviceSettings, read_toml(stack.toml(name)))
+        device = decode(DeviceSettings, read_toml(stack.settings_file(name)))
         assert device.enrolled == "/protofleet/enrolled" and device.stays and device.metrics_port == 9100
         assert device.metrics_host == told.metrics_host == "0.0.0.0"
         assert device.broker.tls.key == "/protofleet/enrolled/current/tls.key"
-        assert (stack.fleet.folder_of(name) / "current" / "tls.key").exists()
+        assert (stack.federation.folder_of(name) / "current" / "tls.key").exists()
 
 
 def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
@@ -59,7 +59,7 @@ def test_the_coordinator_is_told_who_shares_a_domain(tmp_path):
     assert made.devices_by_domain == {"mnist": ("mnist-1", "mnist-2"), "synth": ("synth",)}
     assert experiment(devices={"count": 2}).devices_by_domain == {"digits": ("device-1", "device-2")}
     prepare(stack := Stack(tmp_path / "s", made))
-    told = decode(CoordinatorSettings, read_toml(stack.toml("coordinator")))
+    told = decode(CoordinatorSettings, read_toml(stack.settings_file("coordinator")))
     assert told.limits.domains == made.devices_by_domain
 
 
@@ -74,8 +74,8 @@ def test_private_files_are_for_their_owner_alone(stack):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to another user")
 def test_what_root_writes_belongs_to_the_containers_user_except_the_operators_root(stack):
-    assert (stack.fleet.folder_of("mnist") / "current" / "tls.key").stat().st_uid == 10001
-    assert {p.stat().st_uid for p in stack.fleet.root.rglob("*")} == {0}
+    assert (stack.federation.folder_of("mnist") / "current" / "tls.key").stat().st_uid == 10001
+    assert {p.stat().st_uid for p in stack.federation.root.rglob("*")} == {0}
 
 
 def test_prometheus_is_told_where_each_device_is(stack):
@@ -86,7 +86,7 @@ def test_prometheus_is_told_where_each_device_is(stack):
 
 
 def test_the_same_stack_is_prepared_again_and_keeps_its_keys(stack):
-    key = stack.fleet.folder_of("mnist") / "current" / "tls.key"
+    key = stack.federation.folder_of("mnist") / "current" / "tls.key"
     password, before = (stack.folder / "grafana" / "password").read_text(), key.read_bytes()
     prepare(stack)
     assert key.read_bytes() == before and (stack.folder / "grafana" / "password").read_text() == password
@@ -98,14 +98,14 @@ def test_a_folder_with_another_experiments_stack_is_not_touched(stack):
 
 
 def test_a_large_fleet_shares_one_container(tmp_path):
-    many = Stack(tmp_path / "s", with_devices(experiment(), APART + 1))
+    many = Stack(tmp_path / "s", with_devices(experiment(), MAX_DEVICE_CONTAINERS + 1))
     prepare(many)
     ((name, told),) = json.loads((many.folder / "devices.yaml").read_text())["services"].items()
     assert name == "fleet" and told["command"] == ["fleet", "/protofleet/devices"]
-    device = decode(DeviceSettings, read_toml(many.toml(many.devices[-1])))
+    device = decode(DeviceSettings, read_toml(many.settings_file(many.devices[-1])))
     assert device.enrolled == f"/protofleet/devices/{many.devices[-1]}/enrolled"
     assert device.metrics_port == 9100 + len(many.devices)
-    ports = {decode(DeviceSettings, read_toml(many.toml(d))).metrics_port for d in many.devices}
+    ports = {decode(DeviceSettings, read_toml(many.settings_file(d))).metrics_port for d in many.devices}
     assert len(ports) == len(many.devices)
 
 
@@ -117,7 +117,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
 
 
 def test_services_have_names_that_hosts_may_have():
-    assert service("Board_7.lab") == "device-board-7-lab"
+    assert service_name("Board_7.lab") == "device-board-7-lab"
 
 
 def test_a_build_context_holds_sources_and_locks_and_nothing_else(tmp_path):
