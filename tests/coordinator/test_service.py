@@ -1,5 +1,6 @@
 """The whole coordinator among real agents, in a made-up world: who may take part, and what is survived."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(t
     assert late == [("device-1", 1), ("device-1", 2)]
 
 
-def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_path):
+def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_path, caplog):
     import torch
 
     def build(device, plan, data):
@@ -81,6 +82,8 @@ def test_an_answer_larger_than_asked_for_is_refused_before_it_is_fetched(tmp_pat
 
     run = simulation(tmp_path, "fedavg", policy=PATIENT, build=build).run()
     assert run.service.finished
+    refused = re.findall(r"round (\d) train refused: (\d+) bytes, at most \d+ were asked for", caplog.text)
+    assert [number for number, size in refused if int(size) > 4 << 20] == ["1", "2"]
     assert run.service.link.meter.frames["up"] < 1 << 20
 
 

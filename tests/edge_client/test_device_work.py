@@ -1,5 +1,7 @@
 """What a device measures, saves for pictures, and says when it cannot take part."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -39,10 +41,17 @@ def test_where_nothing_global_arrives_only_the_device_s_own_model_is_measured():
 
 def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit():
     half, data = half_of("singleset")
-    settled = []
-    half.settle = lambda: settled.append(evaluate(half, data, "before"))
+    before = evaluate(half, data, "personal")
+
+    def last_fit():
+        with torch.no_grad():
+            for weight in half.model.parameters():
+                weight.zero_()  # so that every class is as likely as any other
+
+    half.settle = last_fit
     _, metrics = work(half, data, Ask("evaluate"), 4, "personal")
-    assert settled and "accuracy.test.personal" in metrics
+    assert metrics["loss.test.personal"] == pytest.approx(math.log(CLASSES)) != before["loss.test.personal"]
+    assert metrics == evaluate(half, data, "personal")
 
 
 def test_other_ways_to_predict_are_views_of_their_own():

@@ -38,7 +38,11 @@ def directions(rows=3, size=6, seed=0):
 def test_the_first_round_has_anchors_of_the_first_classifier():
     server, clients = halves()
     assert "anchors" not in server.payload()  # nothing is trained before the round
+    first, _ = halves()
     ask = next(server.round())
+    first.fit_anchors()
+    assert same(weights_of(first.model), weights_of(server.model))
+    assert torch.equal(ask.payload["anchors"], first.anchors)
     assert floats(ask.payload) == {"weights": 40 + 54 + 21, "anchors": 3 * 6}
     assert floats(answer(clients["device-0"], ask, 1)) == {"weights": 40 + 54 + 21}
 

@@ -129,8 +129,9 @@ def test_a_quorum_that_knows_its_pace_does_not_wait_for_its_patience(judged, see
     patient = judged(seed, slow, policy=replace(CALM, gather=5), bad_seconds=3000.0)
     hurried = judged(seed, slow, policy=replace(CALM, gather=5, straggler_factor=3.0), bad_seconds=3000.0)
     assert seconds_of_training(hurried) < seconds_of_training(patient) / 2
-    counted = [devices for (r, _, _), devices in hurried.history.closed.items() if r <= CALM.rounds]
-    assert all("d0" not in devices for devices in counted)
+    closed = {place: devices for place, devices in hurried.history.closed.items() if place[0] <= CALM.rounds}
+    assert {place[0] for place in closed} == set(range(1, CALM.rounds + 1))
+    assert all("d0" not in devices for devices in closed.values())
 
 
 @pytest.mark.slow

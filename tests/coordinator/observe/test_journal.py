@@ -65,8 +65,7 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
     run.run()
     meter = run.service.link.meter
     sums = totals(rounds.records, "payload")
-    for way in ("up", "down"):
-        assert sums[way].get("weights", 0) == meter.payload[way, "weights"]
+    assert {(way, kind): size for way in sums for kind, size in sums[way].items()} == meter.payload
     weights = sum(
         v.nbytes for v in run.agents["device-0"].job.half.model.state_dict().values() for v in [v.numpy()]
     )

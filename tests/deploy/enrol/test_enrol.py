@@ -282,8 +282,11 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
     lab("install root/approvals/d1.approval --folder d1 --yes")
     lab("rotate --root root")
     assert lab("rotate --root root --finish --force")[0] == 0
+    asleep = load_trust(tmp_path / "d1/current").roots.keys
     lab("renew d1 --root root")
     assert lab("install root/approvals/d1.approval --folder d1")[0] == 0
+    keys = load_trust(tmp_path / "d1/current").roots.keys
+    assert len(keys) == 1 and asleep != keys
 
 
 @pytest.mark.parametrize(

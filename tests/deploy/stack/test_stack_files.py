@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert "there is no setting 'GRAFANA'" in capsys.readouterr().err
 
 
-def test_services_have_names_that_hosts_may_have():
+def test_a_service_is_called_as_its_device_without_capitals_dots_and_underscores():
     assert service_name("Board_7.lab") == "device-board-7-lab"
 
 

@@ -84,6 +84,18 @@ def assert_equal(one, other):
             assert a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
 
 
+def cpu_seconds(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def kill_at_work(pid, before):
+    """As soon as it has worked for 50 ms since then."""
+    while cpu_seconds(pid) < before + 0.05:
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGKILL)
+
+
 def unbroken(tmp_path, plan, ask, count=2):
     before = torch.get_num_threads()
     trainer = LocalTrainer(settings(tmp_path))
@@ -106,7 +118,7 @@ def test_a_process_of_its_own_gives_the_same_bits(tmp_path, trainer):
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the_same_bits(tmp_path, trainer):
-    plan = plan_of(epochs=400)  # longer than the timer waits, on fast processors too
+    plan = plan_of(epochs=400)  # many times the work that it is let do
     ask = asked(plan)
     _, expected = unbroken(tmp_path, plan, ask, count=2)
     saved = []
@@ -115,7 +127,7 @@ def test_a_process_that_is_killed_in_its_work_is_reported_and_the_next_gives_the
     first = rounds_of(job, ask, count=1)
     saved.append(first[0][2])
     number = child.pid
-    threading.Timer(0.15, os.kill, (number, signal.SIGKILL)).start()
+    threading.Thread(target=kill_at_work, args=(number, cpu_seconds(number))).start()
     received = first[0][0]
     with pytest.raises(TrainerDiedError) as death:
         job.run(ask.phase, 2, copies(received))

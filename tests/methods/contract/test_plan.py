@@ -28,7 +28,8 @@ def test_a_method_that_averages_weights_refuses_another_network_and_names_those_
 
 
 def test_the_run_s_own_network_is_no_other_one():
-    Plan("fedavg", 3, 1, network=OWN).device_model(OWN)
+    plan = Plan("fedavg", 3, 1, network=OWN)
+    assert type(plan.device_model(OWN)) is type(plan.device_model(None))
 
 
 def test_another_embedding_size_is_refused_with_the_way_out():

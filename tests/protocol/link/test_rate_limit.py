@@ -50,6 +50,7 @@ def test_what_was_of_use_costs_nothing():
     for _ in range(1000):
         rate_limiter.charge_frame("a", 0.0)
         rate_limiter.frame_was_useful("a")
+    assert passed(rate_limiter, "a", 1000) == FRAME_BURST
 
 
 def test_a_thousand_unknown_names_share_one_bucket_and_leave_no_trace():
