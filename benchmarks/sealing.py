@@ -72,7 +72,7 @@ def opened(frames: list[bytes], keys: dict[str, Keys]) -> None:
     whole = hashlib.sha256()
     for frame in frames[1:]:
         _, index, data = blocks.unpack(frame)
-        piece = blocks.opened(manifest, index, data)
+        piece = blocks.decrypted(manifest, index, data)
         whole.update(piece)
     assert whole.digest() == manifest.object
 

@@ -10,7 +10,7 @@ from typing import Final
 from protofleet.coordinator.round.events import Accept, Close, Command, Save
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.protocol.storage.disk import PAUSED, is_full, is_held, lacks
+from protofleet.protocol.storage.disk import PAUSED, is_full, is_locked, shortage
 from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
@@ -73,7 +73,7 @@ class CommandQueue:
             try:
                 self._perform(self._waiting[0])
             except Exception as error:
-                if is_full(error, self._spool.folder) or is_held(error):
+                if is_full(error, self._spool.folder) or is_locked(error):
                     self._wait(error, now)
                     return
                 if isinstance(error, (RunMismatchError, *OURS)):
@@ -92,8 +92,8 @@ class CommandQueue:
         self.full, self._held = "", False
 
     def _wait(self, why: BaseException, now: float) -> None:
-        if is_held(why):
+        if is_locked(why):
             self._locked(str(why))
         else:
-            self._short(", ".join(filter(None, (str(why), lacks(self._spool.folder)))))
+            self._short(", ".join(filter(None, (str(why), shortage(self._spool.folder)))))
         self._stuck, self.wake_at = True, now + RETRY_SECONDS

@@ -14,15 +14,15 @@ from protofleet.protocol.settings.bounds import (
     Classes,
     OptionalPort,
     Pixels,
+    PositiveSeconds,
     Rounds,
     Seed,
-    SomeSeconds,
     Threads,
     Watchdog,
 )
 from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.transport.address import BrokerAddress
-from protofleet.protocol.wire.class_names import fault_in, normal
+from protofleet.protocol.wire.class_names import normalized, problem_with
 from protofleet.protocol.wire.names import valid_name
 from protofleet.runtime.metrics_page import LOOPBACK, Endpoint
 
@@ -53,7 +53,7 @@ class CoordinatorSettings:
     watchdog_seconds: Watchdog = (
         900.0  # without a sign of life, after which the process ends itself; 0: no watch
     )
-    patience_seconds: SomeSeconds = 60.0  # for the broker to answer the first time
+    patience_seconds: PositiveSeconds = 60.0  # for the broker to answer the first time
     broker_words: str = ""  # how reports describe the broker
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class CoordinatorSettings:
         seals(self.security)
         if self.class_names and len(self.class_names) != self.classes:
             raise ValueError(f"class_names has {len(self.class_names)} names, but classes is {self.classes}")
-        if problem := fault_in(normal(self.class_names)):
+        if problem := problem_with(normalized(self.class_names)):
             raise ValueError(f"class_names cannot be used: {problem}")
         self.endpoint()
         self.plan()

@@ -33,7 +33,7 @@ from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.runtime.health import Check, Heartbeats, disk_takes, loop_turns, watchdog
+from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -101,8 +101,8 @@ def until(stopped: threading.Event, heartbeats: Heartbeats) -> Callable[[], bool
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:
     """What has to be true of a coordinator that can do its work."""
     return {
-        "loop": loop_turns(heartbeats),
+        "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if context.connected else "there is no session with the broker; see the log",
         "torch": tensors_work,
-        "disk": disk_takes(folder),
+        "disk": disk_is_writable(folder),
     }

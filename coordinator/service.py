@@ -8,12 +8,12 @@ from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.epochs import file_of
 from protofleet.protocol.link.base import Received
-from protofleet.protocol.link.rate_limit import STRANGER
+from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER
 from protofleet.protocol.storage.disk import NoRoom
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 from protofleet.protocol.wire.messages import HERE, Bye, Finished, Hello, State, Update
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
 
 log = logging.getLogger("protofleet.coordinator")
@@ -63,7 +63,7 @@ class CoordinatorService:
         name = self.link.writer(topic)
         if bans.drops(name):
             return True
-        return STRANGER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
+        return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
     def _end_turn(self, now: float) -> None:
         self._drop_the_unheard()
@@ -205,7 +205,7 @@ class CoordinatorService:
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
         known = file_of(self.run.spool.folder.parents[1], self.link.topics.federation)
         who = later.message.who if isinstance(later.message, State) else ""
-        said = f"; the other is {plain(who)}" if who else ""
+        said = f"; the other is {printable(who)}" if who else ""
         self.finished = True
         if later.epoch == mine:
             self.context.stopped = (

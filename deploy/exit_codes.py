@@ -10,7 +10,7 @@ from protofleet.edge_client.state.device import TakenOverError
 from protofleet.protocol.security.keyfiles import KeyFileError
 from protofleet.protocol.security.statements import StatementError
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.storage.disk import is_full, is_held
+from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.runtime.metrics_page import MetricsError
@@ -31,7 +31,7 @@ def exit_code(error: Exception) -> int | None:
             return FAILED
         case _ if is_full(error):  # SQLite says so in its message
             return FAILED
-        case _ if is_held(error):
+        case _ if is_locked(error):
             error.args = (
                 f"the run's database is held by another program ({error}): end it, as a shell or a backup, or let "
                 "it finish; and run it again",

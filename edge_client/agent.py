@@ -50,7 +50,7 @@ from protofleet.protocol.wire.messages import (
     Welcome,
 )
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import DisconnectReason, Reason, Rejected
 from protofleet.runtime.event_loop import Worker
 from protofleet.runtime.faults import OURS
@@ -449,7 +449,7 @@ class Agent:
             self._hellos.name_classes_in_full()
             self._hello_at = self._now
         elif counts:
-            self._end(f"the coordinator refuses this device: {plain(refusal.reason)}")
+            self._end(f"the coordinator refuses this device: {printable(refusal.reason)}")
         elif not boot and not refusal.answers:
             self._hellos.name_classes_in_full()
             self._hello_at = max(self._refusals.ask_at, self._now)

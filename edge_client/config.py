@@ -15,7 +15,7 @@ from protofleet.protocol.settings.bounds import (
     LONG_SECONDS,
     Bytes,
     OptionalPort,
-    SomeSeconds,
+    PositiveSeconds,
     Threads,
     Watchdog,
     Within,
@@ -50,7 +50,7 @@ class DeviceSettings:
     threads: Threads = 0  # for torch; 0 leaves it to torch
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported
     trainer_memory_bytes: Bytes = 0  # most that it may take of its own; 0: as much as there is
-    trainer_seconds: SomeSeconds = (
+    trainer_seconds: PositiveSeconds = (
         10_800.0  # longest piece of work of a child; then it is ended and begun again
     )
     hottest_celsius: Celsius = (

@@ -16,7 +16,7 @@ from torch import Tensor
 from protofleet.methods.contract.base import ClientHalf, Payload, Samples
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.methods.parts.weights import weights_of
-from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, SomeBytes, Within
+from protofleet.protocol.settings.bounds import LONG_SECONDS, Bytes, Epochs, PositiveBytes, Within
 from protofleet.protocol.settings.reader import SettingsError, demand_within
 
 FLOAT: Final = 4  # bytes of a number
@@ -32,7 +32,7 @@ class Limits:
     """The [limits] table."""
 
     memory_bytes: Bytes = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
-    disk_bytes: SomeBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
+    disk_bytes: PositiveBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
     epochs: Epochs = 1000  # over its own samples, in one piece of work
     work_seconds: WorkSeconds = (
         86_400.0  # of one piece of work inside the agent; then it is ended and begun again

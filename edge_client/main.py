@@ -30,7 +30,7 @@ from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.event_loop import ThreadWorker, serve, stop_on_signals, wait_for_broker
-from protofleet.runtime.health import Check, Heartbeats, disk_takes, loop_turns, watchdog
+from protofleet.runtime.health import Check, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.host_metrics import HostMetrics
 
 log = logging.getLogger("protofleet.device")
@@ -88,13 +88,13 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
 def health(agent: Agent, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:
     """What has to be true of a device that can do its work."""
     return {
-        "loop": loop_turns(heartbeats),
+        "loop": loop_is_running(heartbeats),
         "broker": lambda: "" if agent.connected else "there is no session with the broker; see the log",
         "hello": lambda: (
             "" if agent.heard else "no coordinator has answered yet; does it run, does it know us?"
         ),
         "torch": lambda: tensors_work(place),
-        "disk": disk_takes(folder),
+        "disk": disk_is_writable(folder),
     }
 
 

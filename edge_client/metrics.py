@@ -11,7 +11,7 @@ from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
 from protofleet.edge_client.host.sensors import PREFIX, Sensors
 from protofleet.edge_client.view import AgentView
-from protofleet.protocol.storage.disk import LITTLE
+from protofleet.protocol.storage.disk import MIN_FREE
 from protofleet.runtime.health import Check
 from protofleet.runtime.host_metrics import HostMetrics
 from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
@@ -43,7 +43,7 @@ class DeviceSeries:
         self.full = Gauge(f"{PREFIX}disk_full", "1 while it takes on no work for want of room", registry=r)
         self.free = Gauge(
             f"{PREFIX}disk_free_bytes",
-            f"Room for its state and answers, less {LITTLE >> 20} MiB that is left alone",
+            f"Room for its state and answers, less {MIN_FREE >> 20} MiB that is left alone",
             registry=r,
         )
         self.connected = Gauge(f"{PREFIX}connected", "1 while the session stands", registry=r)

@@ -50,7 +50,7 @@ from protofleet.methods.parts.hyperspheres import (
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
 from protofleet.methods.parts.weights import place_of, snapshot
-from protofleet.protocol.settings.bounds import MANY, Momentum, Rate, Weight, Within
+from protofleet.protocol.settings.bounds import LARGEST_COUNT, Momentum, Rate, Weight, Within
 from protofleet.protocol.settings.reader import SettingsError
 
 Aggregation = Literal["normalised", "counts", "paper"]
@@ -74,7 +74,7 @@ class Hyper(LocalHyper):
     aggregation: Aggregation = "normalised"
     final_fit: bool = True
     reset_adam: bool = False
-    init_steps: Annotated[int, Within(0, MANY)] = 1000
+    init_steps: Annotated[int, Within(0, LARGEST_COUNT)] = 1000
     init_lr: Rate = 0.1
     init_momentum: Momentum = 0.9
     init_weight_decay: Weight = 1e-4

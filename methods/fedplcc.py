@@ -42,7 +42,7 @@ from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
-from protofleet.protocol.settings.bounds import Batch, Epochs, Part, Temperature, Weight
+from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
 Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]
@@ -57,9 +57,9 @@ class Hyper(LocalHyper):
 
     epochs: Epochs = 10
     batch: Batch = 32
-    alpha: Part = 0.5
+    alpha: PositiveShare = 0.5
     tau: Temperature = 0.07
-    phi: Part = 0.5
+    phi: PositiveShare = 0.5
     lambda1: Weight = 100.0
     lambda2: Weight | None = None  # left out: 10 lambda1
     negative: Negative = "clamp"

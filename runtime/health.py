@@ -77,7 +77,7 @@ def watchdog(
         done.set()
 
 
-def loop_turns(heartbeats: Heartbeats) -> Check:
+def loop_is_running(heartbeats: Heartbeats) -> Check:
     def check() -> str:
         gap, part = heartbeats.longest_gap()
         return f"{part} has shown no sign of life for {gap:.0f} s" if gap > LOOP_SECONDS else ""
@@ -85,7 +85,7 @@ def loop_turns(heartbeats: Heartbeats) -> Check:
     return check
 
 
-def disk_takes(folder: Path, clock: Callable[[], float] = time.monotonic) -> Check:
+def disk_is_writable(folder: Path, clock: Callable[[], float] = time.monotonic) -> Check:
     """Some bytes go into this folder and reach the disk. Asked more often, it gives the last answer."""
     found: list[tuple[float, str]] = []
 

@@ -8,35 +8,35 @@ import threading
 from types import TracebackType
 from typing import Final, TextIO
 
-from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.printable import printable
 
 LONGEST: Final = 4096  # letters of one message
 FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 
 
-class PlainFormatter(logging.Formatter):
+class PrintableFormatter(logging.Formatter):
     """One line a message; those of a traceback are indented, so that no line of theirs looks like a message's."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         words = record.message
         if len(words) > LONGEST:
             words = f"{words[:LONGEST]}... and {len(words) - LONGEST} letters more"
-        record.message = plain(words)
+        record.message = printable(words)
         return super().formatMessage(record)
 
     def formatException(self, ei: logging._SysExcInfoType) -> str:  # noqa: N802 - logging's own name
         lines = super().formatException(ei).split("\n")
-        return "\n".join(f"  {plain(line)}" for line in lines)
+        return "\n".join(f"  {printable(line)}" for line in lines)
 
 
-def log_plainly(stream: TextIO, level: int = logging.INFO) -> None:
+def set_up_logging(stream: TextIO, level: int = logging.INFO) -> None:
     """For a whole process, whatever its libraries log too."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(PlainFormatter(FORMAT))
+    handler.setFormatter(PrintableFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
 
 
-def end_plainly() -> None:
+def log_uncaught_errors() -> None:
     """For a program, not for who calls one of its commands from Python: whatever ends it, or a thread of it, is a
     message of the log."""
     sys.excepthook = _last_words

@@ -80,10 +80,10 @@ class MeterCollector:
     def collect(self) -> Iterator[CounterMetricFamily]:
         payload, wire, messages, rejected = self.describe()
         for family, counter in ((payload, self._meter.payload), (wire, self._meter.wire)):
-            for (direction, kind), size in still(counter).items():
+            for (direction, kind), size in snapshot_of(counter).items():
                 family.add_metric([direction, kind, self._method], size)
             yield family
-        for key, number in still(self._meter.messages).items():
+        for key, number in snapshot_of(self._meter.messages).items():
             messages.add_metric(list(key), number)
         yield messages
         for reason in Reason:  # those that have not happened too, so that an alert has a series to watch
@@ -111,7 +111,7 @@ class ConnectionErrors:
         yield family
 
 
-def still(counter: Mapping[Any, int]) -> dict[Any, int]:
+def snapshot_of(counter: Mapping[Any, int]) -> dict[Any, int]:
     """A copy taken while another thread may be adding a key."""
     while True:
         try:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from protofleet.protocol.link.rate_limit import TokenBucket
-from protofleet.protocol.wire.class_names import ClassNames, Names, difference, digest_of, listed, normal
+from protofleet.protocol.wire.class_names import ClassNames, Names, difference, digest_of, listed, normalized
 from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.reasons import Problem, Reason
 
@@ -48,7 +48,7 @@ class ClassNameVote:
         self._lines = TokenBucket(1 / SAY_SECONDS, FEW)
         self.wake_at = float("inf")
         if stated:
-            self._state(ClassNames(digest_of(normal(stated)), normal(stated)))
+            self._state(ClassNames(digest_of(normalized(stated)), normalized(stated)))
 
     @property
     def is_open(self) -> bool:

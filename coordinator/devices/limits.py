@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 from protofleet.methods.contract.base import Member
 from protofleet.methods.contract.plan import Plan
-from protofleet.protocol.settings.bounds import LONGEST_NORM, STEEP, SomeBytes, Within
+from protofleet.protocol.settings.bounds import LARGEST_FACTOR, LONGEST_NORM, PositiveBytes, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.wire.messages import Hello, Update
 from protofleet.protocol.wire.reasons import Problem, Reason
@@ -27,7 +27,7 @@ MAX_MEASURED: Final = 1e12  # a loss, seconds, or a number of samples
 Examples = Annotated[int, Within(1, 1 << 40)]
 AnswerBytes = Annotated[int, Within(1, 1 << 30)]
 Norm = Annotated[float, Within(0, LONGEST_NORM, above=True, also=((math.inf, "no bound"),))]
-Outlier = Annotated[float, Within(2, STEEP, also=((0, "off"),))]
+Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Limits:
         1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
     )
     answer_bytes: AnswerBytes = 1 << 30  # one answer, however much the method would take
-    spool_bytes: SomeBytes = 16 << 30  # answers on the disk, with what is reserved for those that are coming
+    spool_bytes: PositiveBytes = (
+        16 << 30
+    )  # answers on the disk, with what is reserved for those that are coming
     domains: dict[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # domain -> names or patterns of the devices that share it

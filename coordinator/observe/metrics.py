@@ -18,7 +18,7 @@ from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.protocol.wire.reasons import DisconnectReason
 from protofleet.runtime.health import Check
-from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed, still
+from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed, snapshot_of
 
 MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share one called "other"
 VERDICTS: Final = ("accepted", "late", "refused")
@@ -102,7 +102,7 @@ class OfDevices:
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
         summed = Counter({(device, way): 0 for device in self._names.known for way in self.ways})
-        for (device, way), number in still(self._counted).items():
+        for (device, way), number in snapshot_of(self._counted).items():
             summed[self._names.label(device), way] += number
         for labels, number in sorted(summed.items()):
             family.add_metric(list(labels), number)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from protofleet.protocol.settings.bounds import MANY, Within
+from protofleet.protocol.settings.bounds import LARGEST_COUNT, Within
 from protofleet.protocol.settings.reader import SettingsError, decode
 
 ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
@@ -49,7 +49,7 @@ class RoundRecord:
     rejected: dict[str, int] = field(default_factory=dict)  # by reason: frames, and what good frames said
 
 
-Count = Annotated[int, Within(1, MANY)]  # of rounds; a reader goes through them one by one
+Count = Annotated[int, Within(1, LARGEST_COUNT)]  # of rounds; a reader goes through them one by one
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def believed_round(table: Mapping[str, Any]) -> dict[str, Any] | None:
         record = decode(RoundRecord, {"attempt": 0, "kind": "training", **table})
     except SettingsError:
         return None
-    return asdict(record) if 1 <= record.round <= MANY else None
+    return asdict(record) if 1 <= record.round <= LARGEST_COUNT else None
 
 
 def odd_summary(table: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from protofleet.protocol.storage.disk import LITTLE
+from protofleet.protocol.storage.disk import MIN_FREE
 
 SECONDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 7200)
 ROUNDS_BEHIND: Final = (0, 1, 2, 3, 5, 8)
@@ -149,7 +149,7 @@ class Room:
         )
         self.free = Gauge(
             "protofleet_disk_free_bytes",
-            f"Room on the run's disk, less {LITTLE >> 20} MiB that is left alone",
+            f"Room on the run's disk, less {MIN_FREE >> 20} MiB that is left alone",
             registry=r,
         )
 

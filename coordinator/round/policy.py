@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from protofleet.protocol.settings.bounds import MANY, STEEP, Devices, Seconds, SomeSeconds, Within
+from protofleet.protocol.settings.bounds import (
+    LARGEST_COUNT,
+    LARGEST_FACTOR,
+    Devices,
+    PositiveSeconds,
+    Seconds,
+    Within,
+)
 from protofleet.protocol.settings.reader import demand_within
 
-Quorum = Annotated[int, Within(1, MANY)]
-StragglerFactor = Annotated[float, Within(1, STEEP, also=((0, "off"),))]
-Flaps = Annotated[int, Within(2, MANY, also=((0, "never"),))]
+Quorum = Annotated[int, Within(1, LARGEST_COUNT)]
+StragglerFactor = Annotated[float, Within(1, LARGEST_FACTOR, also=((0, "off"),))]
+Flaps = Annotated[int, Within(2, LARGEST_COUNT, also=((0, "never"),))]
 
 
 @dataclass(frozen=True)
@@ -18,7 +25,7 @@ class Policy:
     quorum: Quorum = 1  # the k of k-of-n: fewer answers make no round
     cohort: Devices = 0  # the n, drawn anew each round; 0 invites everybody present
     gather: Devices = 0  # so many devices the first round waits for, for as long as one ask may take
-    patience_seconds: SomeSeconds = 600.0  # how long a cohort gets for one ask
+    patience_seconds: PositiveSeconds = 600.0  # how long a cohort gets for one ask
     grace_seconds: Seconds = 10.0  # how long a device that has left may take to come back
     settle_seconds: Seconds = 2.0  # how long a quorum waits for more before a round starts
     spares: Devices = 0  # so many more are invited; the first `cohort` answers make the phase

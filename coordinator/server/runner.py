@@ -19,7 +19,7 @@ from protofleet.methods.contract.base import Ask, Member, ServerHalf
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.messages import Arrays, Manifest
-from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.faults import is_ours
 
@@ -87,7 +87,7 @@ class ServerRunner:
             self.errors += 1
             where = f"after {advance.phase}" if advance.phase else "at its start"
             log.exception("an error of the server half in round %d, %s", advance.round, where)
-            words = plain(f"the server half raised {type(error).__name__} {where}: {error}")[:MOST_WORDS]
+            words = printable(f"the server half raised {type(error).__name__} {where}: {error}")[:MOST_WORDS]
             aside = self._stepper.aside
             return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.spool.epochs import after, kept
-from protofleet.protocol.storage.disk import Disk, is_full, is_held
+from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 log = logging.getLogger("protofleet.coordinator")
@@ -72,7 +72,7 @@ class WaitingConnection(sqlite3.Connection):
             try:
                 found = super().execute(words, values)
             except sqlite3.OperationalError as error:
-                if not (is_held(error) and self.waits_on()):
+                if not (is_locked(error) and self.waits_on()):
                     raise
                 if self.in_transaction or not words.startswith("SELECT"):
                     raise
@@ -209,7 +209,7 @@ class Index:
             check(db)
         except sqlite3.DatabaseError as error:
             db.close()
-            if is_full(error, self.folder) or is_held(error):
+            if is_full(error, self.folder) or is_locked(error):
                 raise  # said as such
             raise DamagedError(str(error)) from None
         except BaseException:
@@ -318,6 +318,6 @@ def check(db: sqlite3.Connection) -> None:
                 if row_checksum(table, *values) != sealed:
                     raise DamagedError(f"a row of {table} is not what was written")
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
-        if is_held(error):
+        if is_locked(error):
             raise
         raise DamagedError(str(error)[:200]) from None

@@ -23,7 +23,7 @@ from protofleet.coordinator.spool.columns import members_in, names_in, saved_dev
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, way_on
 from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
 from protofleet.methods.contract.base import Member
-from protofleet.protocol.storage.disk import Disk, is_full, is_held
+from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, ObjectStore
 from protofleet.protocol.wire.class_names import ClassNames
 from protofleet.protocol.wire.messages import Arrays
@@ -265,7 +265,7 @@ class Spool:
                 self._note_crossed()
         except sqlite3.OperationalError as error:
             self._noted = noted
-            if not (is_full(error, self.folder) or is_held(error)):
+            if not (is_full(error, self.folder) or is_locked(error)):
                 raise
 
     def _note_crossed(self) -> None:

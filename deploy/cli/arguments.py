@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from protofleet.protocol.settings.bounds import OptionalPort, Part, Port, Rounds, Seed, Within
+from protofleet.protocol.settings.bounds import OptionalPort, Port, PositiveShare, Rounds, Seed, Within
 
 Subparsers = Any  # argparse keeps the type of its sub-parsers private
 
@@ -40,7 +40,7 @@ DAYS: Final = BoundedNumber(float, Within(0, MAX_DAYS, above=True))
 DUE: Final = BoundedNumber(float, Within(0, MAX_DAYS))
 YEARS: Final = BoundedNumber(float, Within(0, 50, above=True))
 HOURS: Final = BoundedNumber(float, Within(0, 720, above=True))
-SHARE: Final = as_in_settings(Part)
+SHARE: Final = as_in_settings(PositiveShare)
 DEVICES: Final = BoundedNumber(int, Within(0, 10_000))
 ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)

@@ -17,16 +17,16 @@ from typing import NoReturn
 from protofleet.deploy.cli.parser import parser
 from protofleet.deploy.errors import FAILED, MISUSED
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.printable import printable
 from protofleet.runtime.children import end_with_parent
-from protofleet.runtime.logs import end_plainly, log_plainly
+from protofleet.runtime.logs import log_uncaught_errors, set_up_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     end_with_parent()
     try:
         options = parser().parse_args(arguments)
-        log_plainly(sys.stderr, logging.DEBUG if options.verbose else logging.INFO)
+        set_up_logging(sys.stderr, logging.DEBUG if options.verbose else logging.INFO)
         code: int = options.command(options)
     except KeyboardInterrupt:
         print("protofleet: stopped", file=sys.stderr)
@@ -61,13 +61,13 @@ def leave(code: int) -> NoReturn:
 
 
 def print_error(error: Exception, code: int) -> int:
-    print("\n".join(map(plain, f"protofleet: {error}".splitlines())), file=sys.stderr)
+    print("\n".join(map(printable, f"protofleet: {error}".splitlines())), file=sys.stderr)
     return code
 
 
 def program() -> NoReturn:
     """What a shell starts; it ends the process. `main` returns, for calls from Python."""
-    end_plainly()
+    log_uncaught_errors()
     try:
         code = main()
     except Exception:  # noqa: BLE001 - a bug of ours: its traceback is printed, and no core dump follows

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from protofleet.deploy.enrol.local_federation import tls_files
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.protocol.settings.bounds import MANY, Bytes, OptionalPort, Seconds, Share, Within
+from protofleet.protocol.settings.bounds import LARGEST_COUNT, Bytes, OptionalPort, Seconds, Share, Within
 from protofleet.protocol.settings.reader import (
     SettingsError,
     decode,
@@ -83,14 +83,14 @@ class Software:
 class Care:
     """How carefully a fleet is changed."""
 
-    canary: Annotated[int, Within(1, MANY)] = 1  # devices of the first wave
+    canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1  # devices of the first wave
     share: Annotated[float, Within(0, 1, above=True)] = (
         0.1  # of the fleet in the second; the third is the rest
     )
     parallel: Annotated[int, Within(1, 1024)] = 8
     drain_seconds: Seconds = 900.0  # for the work in hand to end
     health_seconds: Seconds = 120.0  # for the coordinator to answer a hello
-    soak_rounds: Annotated[int, Within(0, MANY)] = 1  # to be served before a change counts as good
+    soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1  # to be served before a change counts as good
     soak_seconds: Seconds = 1800.0  # for them; who is asked for nothing in this time passes, and it is said
     accuracy_drop: Share = 0.0  # of any domain, after a wave, that keeps the next from coming; 0: not asked
     metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics

@@ -15,7 +15,7 @@ from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import class_names, stated
 from protofleet.protocol.settings.reader import SettingsError, decode_file
-from protofleet.protocol.wire.class_names import Names, difference, listed, normal
+from protofleet.protocol.wire.class_names import Names, difference, listed, normalized
 from protofleet.protocol.wire.names import COORDINATOR
 
 COORDINATOR_KEYS = CoordinatorSettings.__dataclass_fields__.keys() - Experiment.__dataclass_fields__.keys()
@@ -65,7 +65,7 @@ def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
         return list(_from_data({settings.name: settings.data}))
     if COORDINATOR_KEYS & table.keys() or isinstance(table.get("devices"), str):
         coordinator = decode_file(CoordinatorSettings, path, table, assignments)
-        return [Participant(COORDINATOR, normal(coordinator.class_names), classes=coordinator.classes)]
+        return [Participant(COORDINATOR, normalized(coordinator.class_names), classes=coordinator.classes)]
     return list(_from_experiment(decode_file(Experiment, path, table, assignments)))
 
 
@@ -90,4 +90,4 @@ def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
     federation = str(fleet.device.get("federation", "protofleet"))
     for name, host in fleet.hosts.items():
         data = settings_of(fleet, federation, name).data
-        yield Participant(name, normal(stated(data)), data, elsewhere=f"at {host.address}")
+        yield Participant(name, normalized(stated(data)), data, elsewhere=f"at {host.address}")

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import IO
 
-from protofleet.protocol.storage.disk import LITTLE, PAUSED
+from protofleet.protocol.storage.disk import MIN_FREE, PAUSED
 from protofleet.runtime import children
 
 EXIT_SECONDS = 10.0
@@ -57,7 +57,7 @@ class Processes:
 
     def disk_problem(self) -> str:
         waiting = any(self._last_line(name).endswith(PAUSED) for name in self._children)
-        if not waiting and shutil.disk_usage(self.folder).free >= LITTLE:
+        if not waiting and shutil.disk_usage(self.folder).free >= MIN_FREE:
             return ""
         return f"the disk that holds {self.folder} is full; make room and run the same command again"
 

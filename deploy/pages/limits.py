@@ -49,7 +49,7 @@ LIMITS: Final = (
         "seconds for which a broker is tried again that is too small for some devices",
         "protofleet.coordinator.devices.small_packets.LASTS_SECONDS",
     ),
-    ("bytes left free in a packet", "protofleet.protocol.link.base.FRAME_ROOM"),
+    ("bytes left free in a packet", "protofleet.protocol.link.base.FRAME_OVERHEAD"),
     ("blocks of one object in flight", "protofleet.protocol.link.base.WINDOW"),
     ("blocks in flight to the coordinator", "protofleet.protocol.link.coordinator.BUDGET"),
     ("seconds before blocks are asked for again", "protofleet.protocol.link.fetch.RETRY_SECONDS"),
@@ -57,8 +57,8 @@ LIMITS: Final = (
     ("pause from which on a sender counts as silent", "protofleet.protocol.link.fetch.SILENT_SECONDS"),
     ("seconds a block waits for the cohort", "protofleet.protocol.link.broadcast.LINGER_SECONDS"),
     ("blocks of a broadcast that wait for the cohort", "protofleet.protocol.link.broadcast.MAX_PENDING"),
-    ("blocks sent again to one device, a second", "protofleet.protocol.link.rate_limit.AGAIN_RATE"),
-    ("and at once", "protofleet.protocol.link.rate_limit.AGAIN_BURST"),
+    ("blocks sent again to one device, a second", "protofleet.protocol.link.rate_limit.REPEAT_RATE"),
+    ("and at once", "protofleet.protocol.link.rate_limit.REPEAT_BURST"),
     (
         "envelopes of one device that were of no use, a second",
         "protofleet.protocol.link.rate_limit.FRAME_RATE",
@@ -66,7 +66,10 @@ LIMITS: Final = (
     ("and at once", "protofleet.protocol.link.rate_limit.FRAME_BURST"),
     ("blocks of one device that were of no use, a second", "protofleet.protocol.link.rate_limit.BLOCK_RATE"),
     ("and at once", "protofleet.protocol.link.rate_limit.BLOCK_BURST"),
-    ("seconds until a quiet device is not waited for", "protofleet.protocol.link.broadcast.QUIET_SECONDS"),
+    (
+        "seconds until an inactive device is not waited for",
+        "protofleet.protocol.link.broadcast.INACTIVE_SECONDS",
+    ),
     ("seconds of silence between hellos", "protofleet.edge_client.conversation.hello_timer.HELLO_SECONDS"),
     (
         "the same, of a device that nobody waits for",

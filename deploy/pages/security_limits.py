@@ -48,10 +48,10 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             (
                 "blocks sent to it again, at once",
                 "",
-                "`protofleet.protocol.link.rate_limit.AGAIN_BURST`",
+                "`protofleet.protocol.link.rate_limit.REPEAT_BURST`",
                 "passed over; it may ask again",
             ),
-            ("and each second", "", "`protofleet.protocol.link.rate_limit.AGAIN_RATE`", "passed over"),
+            ("and each second", "", "`protofleet.protocol.link.rate_limit.REPEAT_RATE`", "passed over"),
             (
                 "blocks that wait for a cohort",
                 "",
@@ -97,7 +97,7 @@ TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
             (
                 "names without a key",
                 "one bucket for all of them",
-                "`protofleet.protocol.link.rate_limit.STRANGER`",
+                "`protofleet.protocol.link.rate_limit.UNKNOWN_SENDER`",
                 "`unknown_sender`, `flood`",
             ),
             (

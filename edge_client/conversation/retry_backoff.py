@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from protofleet.protocol.transport.reconnect import pause
+from protofleet.protocol.transport.reconnect import backoff_seconds
 
 FIRST_SECONDS: Final = 30.0
 LONGEST_SECONDS: Final = 900.0
@@ -25,7 +25,7 @@ class RetryBackoff:
         self._random = random.Random(self.name)
 
     def begin(self, now: float) -> float:
-        seconds = pause(self.failures, FIRST_SECONDS, LONGEST_SECONDS, self._random)
+        seconds = backoff_seconds(self.failures, FIRST_SECONDS, LONGEST_SECONDS, self._random)
         self.until, self.failures = now + seconds, self.failures + 1
         return seconds
 

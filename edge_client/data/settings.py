@@ -7,7 +7,7 @@ from typing import Annotated
 
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.shares import SPLITS
-from protofleet.protocol.settings.bounds import MANY, STEEP, Channels, Pixels, Seed, Within
+from protofleet.protocol.settings.bounds import LARGEST_COUNT, LARGEST_FACTOR, Channels, Pixels, Seed, Within
 from protofleet.protocol.settings.reader import demand_within
 
 CHANNELS = (1, 3)
@@ -15,7 +15,7 @@ LEAST = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
 MOST = 1_000_000_000  # samples
 
-Parts = Annotated[int, Within(1, MANY)]
+Parts = Annotated[int, Within(1, LARGEST_COUNT)]
 OwnTest = Annotated[float, Within(0, 0.9, above=True)]
 Fraction = Annotated[float, Within(0, 1, above=True)]
 Samples = Annotated[int, Within(LEAST, MOST)]
@@ -27,9 +27,11 @@ class DataSettings:
     root: str = ""  # folder of the data; "": <source> in $PROTOFLEET_DATA or else in ~/.cache/protofleet
     domain: str = ""  # "" or the source's own name: the only one, or all of them pooled
     split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
-    part: Annotated[int, Within(0, MANY - 1)] = 0  # which share this client has,
+    part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0  # which share this client has,
     parts: Parts = 1  # of so many. All clients that share must agree on everything but `part`
-    beta: Annotated[float, Within(0.001, STEEP)] = 0.3  # of the Dirichlet draw: the smaller, the more skewed
+    beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = (
+        0.3  # of the Dirichlet draw: the smaller, the more skewed
+    )
     fraction: Fraction | None = (
         None  # for each client, of the domain's training samples; None: its whole share
     )

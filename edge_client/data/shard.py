@@ -20,7 +20,7 @@ from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.settings import LEAST, DataSettings
 from protofleet.edge_client.data.shares import SPLITS, Thin
-from protofleet.protocol.wire.class_names import Names, fault_in, normal
+from protofleet.protocol.wire.class_names import Names, normalized, problem_with
 
 log = logging.getLogger("protofleet.device")
 
@@ -83,8 +83,8 @@ def stated(settings: DataSettings) -> Names:
 
 def _said(classes: tuple[str, ...]) -> Names:
     """As others are told them, if they can be."""
-    names = normal(classes)
-    if problem := fault_in(names):
+    names = normalized(classes)
+    if problem := problem_with(names):
         log.warning("%s; so nobody is told what the classes are called, and nobody can compare", problem)
         return ()
     return names

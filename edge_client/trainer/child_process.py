@@ -22,7 +22,7 @@ from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.runtime.allocator import return_large_blocks
 from protofleet.runtime.faults import NO_MEMORY
-from protofleet.runtime.logs import end_plainly, log_plainly
+from protofleet.runtime.logs import log_uncaught_errors, set_up_logging
 
 PR_SET_PDEATHSIG: Final = 1
 
@@ -31,8 +31,8 @@ def main(number: int) -> int:
     """Serve until the agent closes its end, or ends in whatever way."""
     die_with_the_agent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the agent ends us
-    end_plainly()
-    log_plainly(sys.stderr)
+    log_uncaught_errors()
+    set_up_logging(sys.stderr)
     with socket.socket(fileno=number) as connection, contextlib.suppress(ClosedError):
         message, _ = receive(connection)
         settings = decode(DeviceSettings, message["settings"])

@@ -39,8 +39,8 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
 INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
-FRAME_ROOM: Final = 4096  # header, signature and scalars beside an inline body
-MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_ROOM  # more is not even hashed for its signature
+FRAME_OVERHEAD: Final = 4096  # header, signature and scalars beside an inline body
+MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD  # more is not even hashed for its signature
 MAX_OBJECT: Final = 1 << 30
 WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
 
@@ -103,13 +103,17 @@ class Link:
 
         `indirect`: whether the other side takes a manifest as an object, where it fits no message.
         """
-        self._room_told = room = max_packet - FRAME_ROOM
+        self._room_told = room = max_packet - FRAME_OVERHEAD
         if room < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        block, most = block_within(room), self._most_room
+        block, most = block_size_within(room), self._most_room
         if blocks.block_size(largest, block) > room:
             raise BrokerError(too_large(largest, block, room))
-        if not indirect and hashes_within(largest, most) <= most and hashes_within(largest, room) > room:
+        if (
+            not indirect
+            and hash_bytes_within(largest, most) <= most
+            and hash_bytes_within(largest, room) > room
+        ):
             raise BrokerError(
                 f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
                 "them; who takes part takes none as an object"
@@ -177,9 +181,11 @@ class Link:
         needed = codec.SHORT_HASH * -(-size // block)
         if needed <= self._room:
             return {}
-        why = f"the broker takes packets of {self._room + FRAME_ROOM} bytes, the manifest of {size} bytes in blocks"
-        out = f"raise the broker's limit to {needed + FRAME_ROOM}, or bring the device up to date"
-        return {forms.MANIFEST: f"{why} of {block} takes {needed}; {out}"}
+        most, least = self._room + FRAME_OVERHEAD, needed + FRAME_OVERHEAD
+        return {
+            forms.MANIFEST: f"the broker takes packets of {most} bytes, the manifest of {size} bytes in blocks of "
+            f"{block} takes {needed}; raise the broker's limit to {least}, or bring the device up to date"
+        }
 
     def _check_offer(self, offer: Offer) -> None:
         """Of an object: not too large, and sealed where messages have to be."""
@@ -342,17 +348,17 @@ def too_large(size: int, default: int, room: int) -> str:
     block = blocks.block_size(size, default)
     return (
         f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
-        f"broker takes packets of {room + FRAME_ROOM}; raise its limit to {block + FRAME_ROOM} or more"
+        f"broker takes packets of {room + FRAME_OVERHEAD}; raise its limit to {block + FRAME_OVERHEAD} or more"
     )
 
 
-def block_within(room: int) -> int:
+def block_size_within(room: int) -> int:
     block = blocks.DEFAULT_BLOCK
     while block > room > 0:
         block //= 2
     return block
 
 
-def hashes_within(size: int, room: int) -> int:
+def hash_bytes_within(size: int, room: int) -> int:
     """Bytes that they take in the manifest of an object of this size."""
-    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_within(room)))
+    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(room)))

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Final
 
 from protofleet.protocol.link.fetch import indices
-from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, TokenBucket
+from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE, TokenBucket
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
 MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
-QUIET_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
+INACTIVE_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
 
 UNASKED: Final = ""  # to all who hear it without asking, and not to all who have asked
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
@@ -94,7 +94,7 @@ class Broadcast:
         late = sent_at is not None and sent_at < self._since[device]
         missed = sent_at is not None and not fresh  # after a new start it does not know what it had asked for
         if again or missed:
-            bucket = self._again.setdefault(device, TokenBucket(AGAIN_RATE, AGAIN_BURST))
+            bucket = self._again.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
             if not (fresh or bucket.take(now)):
                 return  # it will ask again
             self._emit(device, i)
@@ -106,7 +106,7 @@ class Broadcast:
 
     def wake(self, now: float) -> None:
         """Publish what everybody waits for, and what has waited long enough."""
-        waiting = [d for d, last in self._last.items() if now - last < QUIET_SECONDS]
+        waiting = [d for d, last in self._last.items() if now - last < INACTIVE_SECONDS]
         due = [
             i
             for i, latest in self._pending.items()

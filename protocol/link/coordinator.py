@@ -37,7 +37,7 @@ from protofleet.protocol.wire.messages import (
     Update,
 )
 from protofleet.protocol.wire.names import COORDINATOR
-from protofleet.protocol.wire.plain import plain
+from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from protofleet.protocol.wire.topics import Topics
 
@@ -268,7 +268,7 @@ class CoordinatorLink(Link):
         if far := self.clock.ahead(header.epoch):
             raise Rejected(
                 Reason.EPOCH_AHEAD,
-                f"a coordinator ({plain(said.who) or 'it does not say where'}) has said epoch {header.epoch}, "
+                f"a coordinator ({printable(said.who) or 'it does not say where'}) has said epoch {header.epoch}, "
                 f"{days(far)} ahead of this clock: its clock was wrong, or this one is; if it still runs, stop it",
             )
         return True

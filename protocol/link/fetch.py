@@ -12,7 +12,7 @@ from typing import Final
 
 from protofleet.protocol.storage.store import Partial
 from protofleet.protocol.wire.arrays import Body
-from protofleet.protocol.wire.blocks import kinds_in, opened
+from protofleet.protocol.wire.blocks import decrypted, kinds_in
 from protofleet.protocol.wire.codec import MAX_RANGES
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 
@@ -55,7 +55,7 @@ class Fetch:
 
     def take(self, index: int, data: memoryview, now: float) -> tuple[dict[str, int], bool]:
         """A block as it came: the tensor bytes in it by kind, and whether it is new."""
-        plain = opened(self.manifest, index, data)
+        plain = decrypted(self.manifest, index, data)
         fresh = self.store(index, plain, now)
         if not self.manifest.parts:  # one block, which is the whole body
             return Body(lambda first, stop: plain[first:stop], len(plain)).kinds, fresh

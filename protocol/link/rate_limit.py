@@ -19,9 +19,9 @@ BLOCK_RATE: Final = 256.0  # blocks that were not asked for or are here already:
 BLOCK_BURST: Final = 1024.0
 EXCESS_RATE: Final = 16.0  # frames beyond all that; more is a flood
 EXCESS_BURST: Final = 512.0
-AGAIN_RATE: Final = 64.0  # blocks sent once more to one device: a window a second, as it may ask for them
-AGAIN_BURST: Final = 256.0
-STRANGER: Final = ""  # not a name: all without a key
+REPEAT_RATE: Final = 64.0  # blocks sent once more to one device: a window a second, as it may ask for them
+REPEAT_BURST: Final = 256.0
+UNKNOWN_SENDER: Final = ""  # not a name: all without a key
 
 
 @dataclass
@@ -53,12 +53,14 @@ class RateLimiter:
         self._frames: dict[str, TokenBucket] = {}
         self._blocks: dict[str, TokenBucket] = {}
         self._excess: dict[str, TokenBucket] = {}
-        self.on_flood: Callable[[str], None] = lambda who: None  # told of a device, or STRANGER, that floods
+        self.on_flood: Callable[[str], None] = lambda who: (
+            None
+        )  # told of a device, or UNKNOWN_SENDER, that floods
         self._own_name = TokenBucket(FRAME_RATE, FRAME_BURST)
 
     def counted_as(self, device: str) -> str:
         """The name under which it is counted: what is kept for each name is bounded by those with a key."""
-        return device if device in self._known else STRANGER
+        return device if device in self._known else UNKNOWN_SENDER
 
     def charge_own_name(self, now: float) -> None:
         """What comes in the coordinator's own name: a broker that was taken over may say it as often as it likes."""

@@ -78,7 +78,7 @@ def load_coordinator(folder: Path, trust: Trust, now: float) -> Record:
     return trust.admit(read_armoured(RECORD, path), now, name=COORDINATOR, role="coordinator")
 
 
-def later(trust: Trust, folder: Path) -> Trust:
+def updated_trust(trust: Trust, folder: Path) -> Trust:
     """This trust, brought up to what is installed in a folder. Never back: StatementError."""
     trust = trust.with_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
     if (folder / REVOKED_FILE).exists():
@@ -166,7 +166,7 @@ class KnownRecords(Mapping[str, Record]):
             return
         self._installed = mark
         try:
-            self.trust = later(self.trust, self._follow / CURRENT)
+            self.trust = updated_trust(self.trust, self._follow / CURRENT)
         except (StatementError, KeyFileError) as error:  # what is held already still holds
             log.warning("what was installed in %s is not used: %s", self._follow, error)
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
-from protofleet.protocol.security.keys import Keyring, PublicKeys
+from protofleet.protocol.security.keys import Keyring, KeyringEntry
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 MAJOR: Final = 1
@@ -82,7 +82,7 @@ def unseal(frame: bytes, keyring: Keyring, secret: X25519PrivateKey | None = Non
     return header, contents(frame, header, start, secret)
 
 
-def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, PublicKeys]:
+def verified(frame: bytes, keyring: Keyring) -> tuple[Header, int, KeyringEntry]:
     """The header, which its sender has signed, where the payload begins, and with which keys it was signed."""
     header, start = read_header(frame)
     public = keyring.get(header.sender)

@@ -22,7 +22,7 @@ KEY: Final = 32  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Public:
+class PublicKeys:
     """What everybody may know of a party."""
 
     sign: bytes
@@ -37,7 +37,7 @@ class Public:
         return 0
 
 
-class PublicKeys(Protocol):
+class KeyringEntry(Protocol):
     """What a link asks of whoever it knows; a record of an enrolled party answers it too."""
 
     @property
@@ -55,7 +55,7 @@ class PublicKeys(Protocol):
         ...
 
 
-Keyring: TypeAlias = Mapping[str, PublicKeys]  # by name
+Keyring: TypeAlias = Mapping[str, KeyringEntry]  # by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,10 @@ class Keys:
         return Keys(Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
 
     @property
-    def public(self) -> Public:
-        return Public(self.sign.public_key().public_bytes_raw(), self.receive.public_key().public_bytes_raw())
+    def public(self) -> PublicKeys:
+        return PublicKeys(
+            self.sign.public_key().public_bytes_raw(), self.receive.public_key().public_bytes_raw()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,12 @@ def load_keys(path: Path) -> Keys:
     return Keys(sign, receive)
 
 
-def save_public(path: Path, public: Public) -> None:
+def save_public(path: Path, public: PublicKeys) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{public.sign.hex()}\n{public.receive.hex()}\n")
 
 
-def load_public(path: Path) -> Public:
+def load_public(path: Path) -> PublicKeys:
     try:
         keys = [bytes.fromhex(line) for line in path.read_text().split()]
     except FileNotFoundError:
@@ -128,10 +130,10 @@ def load_public(path: Path) -> Public:
         check_keys(*keys)
     except ValueError as error:
         raise KeyFileError(f"{path} cannot be used: {error}") from None
-    return Public(*keys)
+    return PublicKeys(*keys)
 
 
-def load_keyring(folder: Path) -> dict[str, Public]:
+def load_keyring(folder: Path) -> dict[str, PublicKeys]:
     """Every `<name>.pub` of a folder."""
     ring = {path.stem: load_public(path) for path in sorted(folder.glob("*.pub"))}
     if not ring:

@@ -44,11 +44,13 @@ def shown(value: float) -> str:
     return repr(value)
 
 
-MANY: Final = 1_000_000
+LARGEST_COUNT: Final = 1_000_000
 LONG_SECONDS: Final = 1e9  # 31 years; the kernel's and Python's waits take no more than some hundred of them
 LARGE_BYTES: Final = 1 << 50
 LONGEST_NORM: Final = 1e18  # its square is well within float32
-STEEP: Final = 1e6  # of what multiplies a loss: torch's float32 takes 1e38, and training nothing near that
+LARGEST_FACTOR: Final = (
+    1e6  # of what multiplies a loss: torch's float32 takes 1e38, and training nothing near that
+)
 
 Seed = Annotated[int, Within(-(1 << 63), (1 << 64) - 1)]  # all that torch takes
 Rounds = Annotated[int, Within(1, 1_000_000_000)]  # as many as the wire and the index can count, with room
@@ -56,9 +58,9 @@ Classes = Annotated[int, Within(2, 65_536)]
 Pixels = Annotated[int, Within(8, 512)]
 Channels = Annotated[int, Within(1, 3)]
 Width = Annotated[int, Within(1, 65_536)]  # numbers of a feature or an embedding
-Devices = Annotated[int, Within(0, MANY)]
+Devices = Annotated[int, Within(0, LARGEST_COUNT)]
 Seconds = Annotated[float, Within(0, LONG_SECONDS)]
-SomeSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
+PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
 Watchdog = Annotated[
     float, Within(6, LONG_SECONDS, also=((0, "no watch"),))
 ]  # a loop that waits turns every 5 s
@@ -66,12 +68,12 @@ Threads = Annotated[int, Within(1, 1024, also=((0, "torch decides"),))]
 Port = Annotated[int, Within(1, 65_535)]
 OptionalPort = Annotated[int, Within(1, 65_535, also=((0, "none"),))]
 Bytes = Annotated[int, Within(0, LARGE_BYTES)]
-SomeBytes = Annotated[int, Within(1, LARGE_BYTES)]
-Weight = Annotated[float, Within(0, STEEP)]
-Temperature = Annotated[float, Within(1e-6, STEEP)]
+PositiveBytes = Annotated[int, Within(1, LARGE_BYTES)]
+Weight = Annotated[float, Within(0, LARGEST_FACTOR)]
+Temperature = Annotated[float, Within(1e-6, LARGEST_FACTOR)]
 Rate = Annotated[float, Within(0, 1000, above=True)]
 Momentum = Annotated[float, Within(0, 1, below=True)]
 Share = Annotated[float, Within(0, 1)]
-Part = Annotated[float, Within(0, 1, above=True)]
-Epochs = Annotated[int, Within(1, MANY)]
+PositiveShare = Annotated[float, Within(0, 1, above=True)]
+Epochs = Annotated[int, Within(1, LARGEST_COUNT)]
 Batch = Annotated[int, Within(1, 1_000_000_000)]

@@ -17,7 +17,7 @@ from typing import Final
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 NEW: Final = ".new"  # ends the name of a file that is being written
-LITTLE: Final = 1 << 20  # bytes: a disk with less room is as good as full
+MIN_FREE: Final = 1 << 20  # bytes: a disk with less room is as good as full
 PAUSED: Final = "until there is room"  # ends the log line of a program whose disk is full; `run` looks for it
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14  # SQLite's, of which Python 3.10 has no names
@@ -132,7 +132,7 @@ class Disk:
 
     def room(self, folder: Path) -> int:
         """Bytes that may still be written there; 0 where they are as good as none."""
-        return max(0, shutil.disk_usage(folder).free - LITTLE)
+        return max(0, shutil.disk_usage(folder).free - MIN_FREE)
 
 
 class NoRoom(Rejected):
@@ -176,23 +176,25 @@ def is_full(error: BaseException, folder: Path | None = None) -> bool:
             return error.errno in FULL
         case sqlite3.OperationalError():
             vague = _is(error, CANTOPEN, "unable to open") or _is(error, IOERR, "disk I/O error")
-            return _is(error, SQLITE_FULL, "full") or (vague and folder is not None and lacks(folder) != "")
+            return _is(error, SQLITE_FULL, "full") or (
+                vague and folder is not None and shortage(folder) != ""
+            )
     return False
 
 
-def is_held(error: BaseException) -> bool:
+def is_locked(error: BaseException) -> bool:
     """Whether another program's lock was in the way. It passes, or a person ends that program."""
     return isinstance(error, sqlite3.OperationalError) and (
         _is(error, BUSY, "database is locked") or _is(error, LOCKED, "table is locked")
     )
 
 
-def lacks(folder: Path) -> str:
+def shortage(folder: Path) -> str:
     """What a disk has no more of, in words, or nothing."""
     found = os.statvfs(folder)
     if found.f_files and not found.f_favail:  # some file systems count none
         return "no inode is free"
-    return "" if found.f_bavail * found.f_frsize > LITTLE else "no room is left"
+    return "" if found.f_bavail * found.f_frsize > MIN_FREE else "no room is left"
 
 
 def _is(error: sqlite3.OperationalError, code: int, words: str) -> bool:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.protocol.storage.disk import FULL, Disk, NoRoom
-from protofleet.protocol.wire.arrays import Body, encode, joined, parts
+from protofleet.protocol.wire.arrays import Body, encode, merge_neighbours, parts
 from protofleet.protocol.wire.blocks import (
     DEFAULT_BLOCK,
     block_size,
+    chunked,
     length_of,
     manifest_of,
-    recut,
     short_hash,
 )
 from protofleet.protocol.wire.messages import Arrays, Manifest
@@ -260,7 +260,7 @@ class Partial:
         """The bytes have been counted under the manifest's kinds; the body's own table has the last word."""
         try:
             body = Body(lambda start, stop: _read(self._path, start, stop), self.manifest.size)
-            if self.manifest.parts and body.layout != joined(self.manifest.parts):
+            if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
                 raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")
         except Rejected:
             self._path.unlink(missing_ok=True)
@@ -273,7 +273,7 @@ class Partial:
 
     def _recover(self) -> None:
         with self._path.open("rb") as file:
-            for index, data in enumerate(recut(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
+            for index, data in enumerate(chunked(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
                 self.have[index] = short_hash(data) == self.manifest.hashes[index]
 
 

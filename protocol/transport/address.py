@@ -13,11 +13,11 @@ from protofleet.protocol.settings.bounds import Port
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.transport.tls import BrokerError as BrokerError
 from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
-from protofleet.protocol.transport.tls import explain_tls, settle, tls_context
+from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
 
 TAKEN_OVER: Final = 142
 # Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
-FINAL: Final[Mapping[int, str]] = {
+FINAL_REASONS: Final[Mapping[int, str]] = {
     132: "it does not speak MQTT 5; use a broker that does, such as Mosquitto 2",
     133: "it does not accept this client id; the id must be the name that the broker knows us by",
     134: "it does not accept the user name or the password",
@@ -101,7 +101,7 @@ def _open(broker: BrokerAddress, seconds: float) -> socket.socket:
     try:
         if context is not None:
             sock = context.wrap_socket(sock, server_hostname=broker.host)
-        settle(sock)
+        finish_handshake(sock)
     except BaseException:
         sock.close()
         raise
@@ -153,5 +153,5 @@ def _problem(answer: bytes) -> str | None:
         return None
     if reason == 1:  # how MQTT 3.1.1 says 132
         reason = 132
-    words = FINAL.get(reason, "it does not take us now; its log says why")
+    words = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
     return f"{words} (CONNACK {reason})"

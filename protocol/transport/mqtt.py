@@ -23,12 +23,18 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 
-from protofleet.protocol.transport.address import FINAL, TAKEN_OVER, BrokerAddress, BrokerError, explain
+from protofleet.protocol.transport.address import (
+    FINAL_REASONS,
+    TAKEN_OVER,
+    BrokerAddress,
+    BrokerError,
+    explain,
+)
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Item, Will, packet_bytes
 from protofleet.protocol.transport.caught_errors import CaughtErrors, never_raises
 from protofleet.protocol.transport.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
 from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd, ReconnectLoop
-from protofleet.protocol.transport.tls import rereading_context, settle
+from protofleet.protocol.transport.tls import finish_handshake, rereading_context
 
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
@@ -214,7 +220,7 @@ class Mqtt:
         return ConnectionEnd(f"{self._broker}: {explain(self._broker, error)}")
 
     def _refused(self, reason: ReasonCode) -> ConnectionEnd:
-        known = FINAL.get(reason.value)
+        known = FINAL_REASONS.get(reason.value)
         final = known is not None and not (reason.value == TAKEN_OVER and self._returns())
         advice = f"{known}; " if known else ""
         return ConnectionEnd(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
@@ -227,7 +233,7 @@ class Mqtt:
         if self._broker.tls is not None:
             client.tls_set_context(rereading_context(self._broker.tls))
         client.username_pw_set(self._broker.username, self._broker.password)
-        client.on_socket_open = lambda _c, _d, sock: settle(sock)
+        client.on_socket_open = lambda _c, _d, sock: finish_handshake(sock)
         client.on_connect = self._connected
         client.on_message = self._arrived
         client.on_publish = self._acknowledged

@@ -24,7 +24,7 @@ class ConnectionEnd:
     without_disconnect: bool = False  # it was up, and no DISCONNECT came
 
 
-def pause(tries: int, shortest: float, longest: float, dice: random.Random) -> float:
+def backoff_seconds(tries: int, shortest: float, longest: float, dice: random.Random) -> float:
     """Twice as long each time, and with jitter: a fleet that fails together must not come back together."""
     return min(longest, shortest * 2.0 ** min(tries, 30)) * dice.uniform(0.5, 1.0)
 
@@ -49,7 +49,7 @@ class Backoff:
 
     def pause(self) -> float:
         self._tries += 1
-        return pause(self._tries - 1, self._shortest, self._longest, self._random)
+        return backoff_seconds(self._tries - 1, self._shortest, self._longest, self._random)
 
 
 class ReconnectLoop:

@@ -134,7 +134,7 @@ def _check_readable(name: str, path: str, shown: str) -> None:
         raise BrokerError(f"{words}; let this user read it") from None
 
 
-def settle(sock: object) -> None:
+def finish_handshake(sock: object) -> None:
     """Make a fresh connection fit for use: no waiting for full packets, and TLS agreed on by both sides.
 
     In TLS 1.3 we are through before the broker has judged our certificate. Its first words are the verdict,

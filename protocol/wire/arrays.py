@@ -67,7 +67,7 @@ def parts(arrays: Arrays) -> tuple[tuple[str, int], ...]:
     return (("control", len(_head(arrays, names))), *sizes.items())
 
 
-def joined(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+def merge_neighbours(parts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
     """Parts without empty ones and with neighbours of one kind put together: equal for equal layouts."""
     found: list[tuple[str, int]] = []
     for kind, size in parts:
@@ -131,7 +131,7 @@ class Body(Mapping[str, Array]):
     def layout(self) -> tuple[tuple[str, int], ...]:
         """(kind, bytes) as the bytes lie, whatever the order of the table; neighbours of a kind are one."""
         sizes = ((kind_of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
-        return joined((("control", self._start), *sizes))
+        return merge_neighbours((("control", self._start), *sizes))
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
         """dtype and shape, without reading the array."""

@@ -44,14 +44,14 @@ def manifest_of(
 ) -> Manifest:
     """Hash an object that comes in pieces of any size."""
     whole, size, hashes = hashlib.sha256(), 0, []
-    for data in recut(pieces, block):
+    for data in chunked(pieces, block):
         whole.update(data)
         size += len(data)
         hashes.append(short_hash(data))
     return Manifest(whole.digest(), size, block, tuple(hashes), parts)
 
 
-def recut(pieces: Iterable[bytes | memoryview], block: int) -> Iterator[bytes | memoryview]:
+def chunked(pieces: Iterable[bytes | memoryview], block: int) -> Iterator[bytes | memoryview]:
     """The same bytes in pieces of exactly `block`, the last one shorter. Whole blocks are not copied."""
     rest = bytearray()
     for piece in pieces:
@@ -78,7 +78,7 @@ def pack(manifest: Manifest, index: int, data: bytes) -> bytes:
     return head + data
 
 
-def opened(manifest: Manifest, index: int, data: memoryview) -> memoryview:
+def decrypted(manifest: Manifest, index: int, data: memoryview) -> memoryview:
     """A block's bytes as they were before they were packed."""
     if not manifest.key:
         return data

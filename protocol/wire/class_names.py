@@ -39,12 +39,12 @@ def packed(names: Sequence[str]) -> bytes:
     return found
 
 
-def normal(names: Sequence[str]) -> Names:
+def normalized(names: Sequence[str]) -> Names:
     """Unicode's form C: one file system writes é as one letter, another as two."""
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
 
-def fault_in(names: Sequence[str]) -> str:
+def problem_with(names: Sequence[str]) -> str:
     """Why such a list cannot be said, or nothing."""
     if len(names) > MAX_NAMES:
         return f"there are {len(names)} class names, at most {MAX_NAMES} can be said"

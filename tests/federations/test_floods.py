@@ -10,7 +10,7 @@ import pytest
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.events import Stage
 from protofleet.deploy.simulation.world import NetworkConditions
-from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE, FRAME_BURST, FRAME_RATE
+from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
@@ -100,7 +100,7 @@ def test_a_storm_is_counted_costs_little_and_changes_no_bit(tmp_path, honest, st
     assert run.service.finished
     assert rejected(run)[Reason.FLOOD] > MANY / 2
     heard = FRAME_BURST + FRAME_RATE * run.world.now
-    assert len(sent_to_liar) <= heard + AGAIN_BURST + AGAIN_RATE * run.world.now
+    assert len(sent_to_liar) <= heard + REPEAT_BURST + REPEAT_RATE * run.world.now
     assert_same(honest, run)
 
 

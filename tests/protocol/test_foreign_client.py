@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from protofleet.deploy.simulation.world import NetworkConditions
-from protofleet.protocol.security.keys import Public
+from protofleet.protocol.security.keys import PublicKeys
 from protofleet.protocol.transport.base import Arrived, Connected
 from tests.protocol import hpke
 from tests.support.small_federation import CLASSES, simulation
@@ -177,7 +177,7 @@ def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path
     key = Ed25519PrivateKey.generate()
     run.kill("device-2")
     secret = X25519PrivateKey.generate()
-    run.ring[ME] = Public(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
+    run.ring[ME] = PublicKeys(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
     foreign = Foreign(run, key, secret, run.ring["coordinator"])
     run.run()
     assert run.service.finished and ME in run.service.run.participants.members

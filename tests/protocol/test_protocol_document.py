@@ -12,10 +12,10 @@ import pytest
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.pages import arrays, limits, reasons
 from protofleet.methods.contract.wants import OPTIONAL, ROWS, SUM, TWO
-from protofleet.protocol.link.base import FRAME_ROOM
+from protofleet.protocol.link.base import FRAME_OVERHEAD
 from protofleet.protocol.security import enrolment as enrolled
 from protofleet.protocol.security.envelope import DOMAIN, FIELD_TYPES, SIGNATURE, Header
-from protofleet.protocol.transport.address import FINAL, BrokerError
+from protofleet.protocol.transport.address import FINAL_REASONS, BrokerError
 from protofleet.protocol.transport.reconnect import FLAPS, STABLE_SECONDS
 from protofleet.protocol.wire import forms, tables
 from protofleet.protocol.wire.arrays import DTYPES, KINDS
@@ -236,7 +236,7 @@ def test_the_codes_that_end_a_connection_for_good_are_those_of_the_code():
     codes = set()
     for first, last in re.findall(r"(\d+)(?: to (\d+))?", listed):
         codes |= set(range(int(first), int(last or first) + 1))
-    assert codes == set(FINAL)
+    assert codes == set(FINAL_REASONS)
 
 
 def test_paces_that_are_told_in_words_are_those_of_the_code():
@@ -250,6 +250,6 @@ def test_the_smallest_packet_is_the_one_that_is_stated(tmp_path):
     least = int(number(re.search(r"A broker that takes less than ([\d,]+) bytes", FLAT)[1]))
     link = Ends(tmp_path, "a").coordinator
     link.adapt(least)
-    assert link.inline == link.block == least - FRAME_ROOM
+    assert link.inline == link.block == least - FRAME_OVERHEAD
     with pytest.raises(BrokerError):
         link.adapt(least - 1)

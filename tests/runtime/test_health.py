@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from protofleet.deploy.cli.main import main
 from protofleet.methods.contract.liveness import tensors_work
-from protofleet.runtime.health import STUCK, Heartbeats, disk_takes, loop_turns, watchdog
+from protofleet.runtime.health import STUCK, Heartbeats, disk_is_writable, loop_is_running, watchdog
 from protofleet.runtime.metrics_page import Endpoint, exposed
 from tests.support.secured_broker import free_port
 
@@ -110,11 +110,11 @@ def test_a_part_that_rests_is_not_missed():
     heartbeats.beat("loop"), heartbeats.beat("work")
     now[0] = 100.0
     heartbeats.beat("loop"), heartbeats.stop("work"), heartbeats.beat_if_working("work")
-    assert heartbeats.longest_gap() == (0.0, "loop") and loop_turns(heartbeats)() == ""
+    assert heartbeats.longest_gap() == (0.0, "loop") and loop_is_running(heartbeats)() == ""
     now[0] = 200.0
     assert (
         heartbeats.longest_gap() == (100.0, "loop")
-        and "loop has shown no sign of life for 100 s" in loop_turns(heartbeats)()
+        and "loop has shown no sign of life for 100 s" in loop_is_running(heartbeats)()
     )
 
 
@@ -126,7 +126,7 @@ def test_no_watch_is_kept_where_none_is_asked_for():
 
 def test_a_disk_that_takes_nothing_is_said_and_asked_again(tmp_path):
     now, folder = [0.0], tmp_path / "state"
-    check = disk_takes(folder, lambda: now[0])
+    check = disk_is_writable(folder, lambda: now[0])
     assert "cannot be written to (No such file or directory)" in check()
     folder.mkdir()
     assert check() == "" and not list(folder.iterdir())

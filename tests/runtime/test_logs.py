@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from protofleet.deploy.cli.main import main
-from protofleet.protocol.wire.plain import plain
-from protofleet.runtime.logs import FORMAT, LONGEST, PlainFormatter
+from protofleet.protocol.wire.printable import printable
+from protofleet.runtime.logs import FORMAT, LONGEST, PrintableFormatter
 
 
 def lines(say):
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(PlainFormatter(FORMAT))
+    handler.setFormatter(PrintableFormatter(FORMAT))
     log = logging.Logger("of a test")
     log.addHandler(handler)
     say(log)
@@ -31,7 +31,7 @@ def test_what_is_no_sign_is_written_out(nasty):
 
 
 def test_letters_of_all_languages_stay_as_they_are():
-    assert plain("größer 東京 é") == "größer 東京 é"
+    assert printable("größer 東京 é") == "größer 東京 é"
 
 
 def test_no_line_of_a_traceback_looks_like_a_message():

@@ -21,7 +21,7 @@ from protofleet.protocol.security.envelope import (
     seal,
     unseal,
 )
-from protofleet.protocol.security.keys import Keys, Public
+from protofleet.protocol.security.keys import Keys, PublicKeys
 from protofleet.protocol.wire import arrays, blocks, codec
 from protofleet.protocol.wire.codec import Attachment, TaskId
 from protofleet.protocol.wire.messages import (
@@ -90,7 +90,7 @@ class Block:
     def decode(data: bytes, expected: object) -> Block:
         prefix, index, block = blocks.unpack(data)
         assert isinstance(expected, Block) and prefix == expected.manifest.wire_name[:16]
-        plain = bytes(blocks.opened(expected.manifest, index, block))
+        plain = bytes(blocks.decrypted(expected.manifest, index, block))
         return Block(expected.object, index, plain, expected.key)
 
 
@@ -222,7 +222,7 @@ def secrets(name: str) -> X25519PrivateKey | None:
     return keys(name).receive if name in SECRETS else None
 
 
-def ring() -> dict[str, Public]:
+def ring() -> dict[str, PublicKeys]:
     return {name: keys(name).public for name in SECRETS}
 
 

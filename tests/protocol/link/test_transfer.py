@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.protocol.link.broadcast import LINGER_SECONDS, MAX_PENDING, QUIET_SECONDS, Broadcast
+from protofleet.protocol.link.broadcast import INACTIVE_SECONDS, LINGER_SECONDS, MAX_PENDING, Broadcast
 from protofleet.protocol.link.fetch import (
     LONGEST_RETRY_SECONDS,
     RETRY_SECONDS,
@@ -15,7 +15,7 @@ from protofleet.protocol.link.fetch import (
     indices,
     ranges,
 )
-from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE
+from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
@@ -216,7 +216,7 @@ def test_whoever_asks_at_another_pace_is_waited_for_unless_it_has_fallen_quiet()
     server = Server("a", "b")
     server.asks("b", 0.0, ((0, 4),))
     assert server.asks("a", 0.1, ((0, 4),)) == TO_ALL[:4]
-    assert server.asks("a", 0.1 + QUIET_SECONDS, ((4, 8),)) == TO_ALL[4:]
+    assert server.asks("a", 0.1 + INACTIVE_SECONDS, ((4, 8),)) == TO_ALL[4:]
 
 
 def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
@@ -244,7 +244,7 @@ def test_who_asks_once_more_as_if_for_the_first_time_gets_it_alone():
     assert server.asks("b", 0.2, ((0, 4),)) == TO_ALL[:4]
     assert server.asks("a", 1.0, ((0, 4),)) == [("a", i, False) for i in range(4)]
     asked = sum(len(server.asks("a", 1.0, ((0, 4),))) for _ in range(1000))
-    assert asked + 4 == AGAIN_BURST
+    assert asked + 4 == REPEAT_BURST
 
 
 def test_nobody_is_served_that_was_not_invited():
@@ -258,9 +258,9 @@ def test_asking_again_and_again_is_worth_a_window_a_second_and_no_more():
     server = Server("a")
     server.asks("a", 0.0)
     at_once = sum(len(server.asks("a", 1.0, again=True)) for _ in range(1000))
-    assert at_once == AGAIN_BURST
+    assert at_once == REPEAT_BURST
     later = sum(len(server.asks("a", 1.0 + i / 10, again=True)) for i in range(1, 101))
-    assert later == pytest.approx(10 * AGAIN_RATE, abs=1)
+    assert later == pytest.approx(10 * REPEAT_RATE, abs=1)
 
 
 def test_no_more_blocks_wait_for_a_cohort_than_are_fetched_at_a_time():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.protocol.link.rate_limit import AGAIN_BURST, AGAIN_RATE
+from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.codec import MAX_ASKED, TaskId
@@ -78,7 +78,7 @@ def test_what_a_device_may_have_again_of_an_object_is_bounded_however_its_wants_
         )
     ends.run(1.0)
     again = [i for _, name, i in ends.blocks if name != boxed.manifest.wire_name[:16]]
-    assert AGAIN_BURST - 63 <= len(again) <= AGAIN_BURST + AGAIN_RATE < 12 * 63
+    assert REPEAT_BURST - 63 <= len(again) <= REPEAT_BURST + REPEAT_RATE < 12 * 63
 
 
 @pytest.mark.parametrize("first", [1, 32, 63])

@@ -18,7 +18,7 @@ from protofleet.protocol.security.envelope import (
     seal,
     unseal,
 )
-from protofleet.protocol.security.keys import Public
+from protofleet.protocol.security.keys import PublicKeys
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire import codec
 from protofleet.protocol.wire.messages import Bye, Task
@@ -27,7 +27,7 @@ from tests.protocol.draws import VALUES, damaged
 from tests.protocol.ends import TOPICS, Ends
 
 KEYS = {name: Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i, name in enumerate("ab", 1)}
-RING = {name: Public(key.public_key().public_bytes_raw(), bytes(32)) for name, key in KEYS.items()}
+RING = {name: PublicKeys(key.public_key().public_bytes_raw(), bytes(32)) for name, key in KEYS.items()}
 HEADER = Header(
     1, 0, 0, "task", "lab", "spring", 7, "a", 8, 9, "b", 3, "train", b"\x01" * 32
 )  # fmt: skip

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.protocol.storage.disk import is_full, is_held, lacks
+from protofleet.protocol.storage.disk import is_full, is_locked, shortage
 
 
 def error_of(code, words):
@@ -27,7 +27,7 @@ def test_a_lock_is_held_and_not_full(tmp_path):
         one.execute("BEGIN EXCLUSIVE")
         with pytest.raises(sqlite3.OperationalError) as caught:
             other.execute("BEGIN IMMEDIATE")
-    assert is_held(caught.value) and not is_full(caught.value, tmp_path)
+    assert is_locked(caught.value) and not is_full(caught.value, tmp_path)
 
 
 @pytest.mark.parametrize("code", [14, 10, 10 | 4 << 8])
@@ -36,14 +36,14 @@ def test_a_file_that_cannot_be_opened_is_a_full_disk_where_no_inode_is_free(monk
     found = SimpleNamespace(f_files=9, f_favail=free, f_bavail=1 << 30, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda folder: found)
     fault = error_of(code, "unable to open database file")
-    assert is_full(fault, "somewhere") == (free == 0) and not is_held(fault)
+    assert is_full(fault, "somewhere") == (free == 0) and not is_locked(fault)
     assert not is_full(fault), "where nobody looks at the disk it is what it was"
-    assert lacks("somewhere") == ("" if free else "no inode is free")
+    assert shortage("somewhere") == ("" if free else "no inode is free")
 
 
 def test_the_code_counts_and_words_only_where_there_is_none():
-    assert is_full(error_of(13, "said otherwise")) and is_held(error_of(5 | 1 << 8, "said otherwise"))
-    assert not is_full(error_of(1, "no such column: full")) and not is_held(error_of(1, "x locked"))
+    assert is_full(error_of(13, "said otherwise")) and is_locked(error_of(5 | 1 << 8, "said otherwise"))
+    assert not is_full(error_of(1, "no such column: full")) and not is_locked(error_of(1, "x locked"))
     assert is_full(sqlite3.OperationalError("database or disk is full"))
-    assert is_held(sqlite3.OperationalError("database is locked"))
-    assert not is_held(sqlite3.DatabaseError("database is locked"))
+    assert is_locked(sqlite3.OperationalError("database is locked"))
+    assert not is_locked(sqlite3.DatabaseError("database is locked"))

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.protocol.transport.address import FINAL, BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.transport.address import (
+    FINAL_REASONS,
+    BrokerAddress,
+    BrokerError,
+    TlsFiles,
+    preflight,
+)
 from protofleet.protocol.transport.base import Disconnected
 from protofleet.protocol.transport.mqtt import Mqtt
 from protofleet.protocol.transport.tls import tls_context
@@ -126,7 +132,7 @@ def test_an_answer_with_much_to_say_is_understood(listener):
 @pytest.mark.parametrize("code", [132, 133, 134, 135, 138, 140, 149, 154, 155, 156, 157])
 def test_a_refusal_is_put_in_words(code):
     broker = ScriptedBroker([connack(code)])
-    assert_both_say(broker.address, FINAL[code], str(code))
+    assert_both_say(broker.address, FINAL_REASONS[code], str(code))
     broker.close()
 
 

@@ -14,13 +14,13 @@ from protofleet.protocol.wire.blocks import (
     DEFAULT_BLOCK,
     OVERHEAD,
     block_size,
+    chunked,
+    decrypted,
     is_block,
     kinds_in,
     length_of,
     manifest_of,
-    opened,
     pack,
-    recut,
     unpack,
 )
 from protofleet.protocol.wire.codec import MAX_BLOCKS
@@ -37,13 +37,13 @@ PIECES = st.lists(st.binary(max_size=50), max_size=8)
 @given(PIECES, st.integers(1, 40))
 def test_recut_pieces_are_the_same_bytes_in_exact_sizes(pieces, block):
     whole = b"".join(pieces)
-    cut = [bytes(piece) for piece in recut(pieces, block)]
+    cut = [bytes(piece) for piece in chunked(pieces, block)]
     assert cut == [whole[i : i + block] for i in range(0, len(whole), block)]
 
 
 def test_whole_blocks_are_not_copied():
     data = bytes(100)
-    pieces = list(recut([memoryview(data)], 30))
+    pieces = list(chunked([memoryview(data)], 30))
     assert [isinstance(p, memoryview) and p.obj is data for p in pieces] == [True, True, True, False]
 
 
@@ -102,7 +102,7 @@ def test_a_block_frame_is_read_as_it_was_packed(index, data):
     assert frame == b"PF\x02" + NAME[:16] + struct.pack("<I", index) + data
     assert is_block(frame) and len(frame) == OVERHEAD + len(data)
     assert unpack(frame) == (NAME[:16], index, data)
-    assert opened(PLAIN, index, unpack(frame)[2]) == data
+    assert decrypted(PLAIN, index, unpack(frame)[2]) == data
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(min_size=1, max_size=50))
@@ -113,7 +113,7 @@ def test_a_sealed_block_shows_neither_its_bytes_nor_its_objects_name(index, data
     head = b"PF\x02" + name[:16] + struct.pack("<I", index)
     sealed = AESGCM(SEALED.key).encrypt(index.to_bytes(12, "little"), data, head)
     assert frame == head + sealed and len(frame) == OVERHEAD + len(data) + 16
-    assert opened(SEALED, index, unpack(frame)[2]) == data
+    assert decrypted(SEALED, index, unpack(frame)[2]) == data
 
 
 def test_a_sealed_block_that_was_changed_or_moved_does_not_open():
@@ -121,7 +121,7 @@ def test_a_sealed_block_that_was_changed_or_moved_does_not_open():
 
     def opens(manifest, index, data):
         try:
-            opened(manifest, index, data)
+            decrypted(manifest, index, data)
         except Rejected as fault:
             assert fault.reason is Reason.BAD_BLOCK
             return False

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.protocol.wire.class_names import SHOWN, difference, digest_of, fault_in, listed, normal
+from protofleet.protocol.wire.class_names import (
+    SHOWN,
+    difference,
+    digest_of,
+    listed,
+    normalized,
+    problem_with,
+)
 from protofleet.protocol.wire.codec import MAX_TEXT
 from protofleet.protocol.wire.tables import MAX_LETTERS, MAX_NAMES, class_names
 
@@ -54,7 +61,7 @@ def test_the_hash_is_that_of_the_msgpack_array():
 
 def test_two_spellings_of_one_letter_are_one_name():
     one, other = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-    assert one != other and normal([one]) == normal([other])
+    assert one != other and normalized([one]) == normalized([other])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,7 @@ def test_two_spellings_of_one_letter_are_one_name():
     ],
 )
 def test_what_cannot_be_said_is_told_in_words_that_can_be_printed(names, words):
-    fault = fault_in(names)
+    fault = problem_with(names)
     assert fault.isprintable()
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(fault)
@@ -77,7 +84,7 @@ def test_what_cannot_be_said_is_told_in_words_that_can_be_printed(names, words):
 
 def test_what_is_heard_has_the_same_bounds_as_what_is_said():
     most = tuple(f"{i:04}" + "x" * (MAX_LETTERS - 4) for i in range(MAX_NAMES))
-    assert not fault_in(most) and class_names([*most]) == most
+    assert not problem_with(most) and class_names([*most]) == most
     for bad in (
         [""],
         ["x" * (MAX_LETTERS + 1)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def plain(text: str) -> str:
+def printable(text: str) -> str:
     """With everything that is no letter, digit, sign or space written as Python writes it: \\x1b, \\n, \\u202e."""
     if text.isprintable():
         return text
