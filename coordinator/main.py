@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
@@ -21,6 +19,7 @@ from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import least_epoch, remember, where
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_every_step, tensors_work
+from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.security.envelope import seals
@@ -46,9 +45,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     keys, keyring = credentials.of_coordinator(
         settings.enrolled, settings.federation, settings.key, settings.devices
     )
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    torch.use_deterministic_algorithms(True)
+    compute_deterministically(strict=True)
     plan = settings.plan()
     spool = Spool(folder / "coordinator")
     runs, clock = Path(settings.folder), int(time.time())
@@ -66,9 +63,10 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         seals(settings.security), Clock(since=keys.not_before), where(folder),
     )  # fmt: skip
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
-    worker, names = ThreadWorker(inbox, heartbeats), settings.class_names
+    # Two threads that judge the small arrays of an answer wait for each other longer than one takes.
+    worker = ThreadWorker(inbox, heartbeats, begin=one_thread_here(settings.threads))
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
-    run = Run(plan, machine, spool, context, limits=settings.limits, class_names=names)
+    run = Run(plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names)
     service = CoordinatorService(context, run)
     inbox.dropped, inbox.unwanted = link.overflowed, service.unwanted
     transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_own_messages)

@@ -8,6 +8,7 @@ import torch
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.shard import Shard, TensorSamples
+from protofleet.methods.contract.torch_setup import compute_deterministically
 from protofleet.protocol.settings.reader import SettingsError
 
 
@@ -16,7 +17,7 @@ def set_torch(settings: DeviceSettings) -> torch.device:
     place = compute_place(settings.compute)
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    compute_deterministically(strict=False)
     return place
 
 

@@ -19,6 +19,7 @@ from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.methods.contract.liveness import on_every_step, tensors_work
+from protofleet.methods.contract.torch_setup import one_thread_here
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.envelope import seals
@@ -64,7 +65,8 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     transport.connect(link.will(topics.device_state(settings.name)))
 
     # A child has a limit of its own, and its steps are not seen from here.
-    worker = ThreadWorker(inbox, heartbeats if settings.trainer == "inside" else None)
+    beating = heartbeats if settings.trainer == "inside" else None
+    worker = ThreadWorker(inbox, beating, begin=one_thread_here(settings.threads))
     agent = Agent(trainer.data, trainer.start, link, state, worker, software=software, stays=settings.stays)
     status = StatusFile(Path(settings.status), software, version) if settings.status else None
     supervisor = Supervisor(agent, settings, trainer.limit)

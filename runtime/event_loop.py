@@ -41,11 +41,15 @@ class Worker(Protocol):
 
 
 class ThreadWorker:
-    """One thread: one piece of work at a time, in the order of submission."""
+    """One thread: one piece of work at a time, in the order of submission. `begin` is called on it first."""
 
-    def __init__(self, inbox: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None) -> None:
+    def __init__(
+        self, inbox: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._inbox, self._heartbeats = inbox, heartbeats or Heartbeats()
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs.put(begin)
         threading.Thread(target=self._run, name="worker", daemon=True).start()
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:

@@ -101,7 +101,7 @@ def unbroken(tmp_path, plan, ask, count=2):
     trainer = LocalTrainer(settings(tmp_path))
     found = rounds_of(trainer.start(plan), ask, count)
     torch.set_num_threads(before)
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
     return trainer.data, found
 
 
