@@ -89,7 +89,7 @@ class Gate:
                 raise NoRoom("what has come before waits to be written")
             self.reserve(update.device, size)
             return Fetch()
-        if self._contradicts(update, name):
+        if self._spool.has_other_answer(update.round, update.phase, update.device, update.base, name):
             words = "another answer to this question is in already"
             return Contradiction(Problem(Reason.EQUIVOCATION, words))
         return NotAsked()
@@ -110,10 +110,6 @@ class Gate:
         if size > self._most:
             return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._most} were asked for")
         return false_claim(update, self._members[update.device])
-
-    def _contradicts(self, update: Update, name: bytes) -> bool:
-        known = self._spool.answers(update.round, update.phase).get(update.device)
-        return known is not None and known.base == update.base and known.object != name
 
     def reserve(self, device: str, size: int) -> None:
         """Without space the frame is rejected, and the device says its answer again later."""

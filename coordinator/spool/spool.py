@@ -285,6 +285,12 @@ class Spool:
         )
         return {row[0]: Accepted(row[0], row[1], row[2], row[3], json.loads(row[4])) for row in rows}
 
+    def has_other_answer(self, round: int, phase: str, device: str, base: bytes, name: bytes) -> bool:
+        """Whether another one of this device to this very question is accepted."""
+        query = "SELECT base, object FROM accepted WHERE round = ? AND phase = ? AND device = ?"
+        row = self._db.execute(query, (round, phase, device)).fetchone()
+        return row is not None and row[0] == base and row[1] != name
+
     def recover(self) -> tuple[Recovered, dict[str, Member]] | None:
         """Where a replay begins, and what has been decided after that; None where nothing has."""
         if not self._usable:

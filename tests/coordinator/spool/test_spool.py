@@ -119,3 +119,32 @@ def test_a_file_that_a_later_coordinator_has_removed_is_said_to_be_its_work(spoo
 def test_a_file_that_is_gone_though_nobody_has_taken_over_is_missed_as_what_it_is(spool):
     with pytest.raises(FileNotFoundError, match="never there"), spool.index.alone():
         (spool.folder / "never there").read_bytes()
+
+
+def steps(spool, call):
+    """Of SQLite's machine, in what this call asks of it."""
+    counted = 0
+
+    def step():
+        nonlocal counted
+        counted += 1
+
+    spool.index.db.set_progress_handler(step, 1)
+    call()
+    spool.index.db.set_progress_handler(None, 0)
+    return counted
+
+
+def test_whether_an_answer_contradicts_an_accepted_one_costs_the_same_however_many_have_answered(tmp_path):
+    spool = Spool(tmp_path / "coordinator", durable=False)
+    names = [bytes([number]) * 32 for number in range(2)]
+    needed = []
+    for number in range(60):
+        device = f"device-{number}"
+        spool.accept(1, "train", Accepted(device, BASE, names[0], 5, {}))
+        assert spool.has_other_answer(1, "train", device, BASE, names[1])
+        assert not spool.has_other_answer(1, "train", device, BASE, names[0])
+        assert not spool.has_other_answer(1, "train", device, bytes(31), names[1])
+        needed.append(steps(spool, lambda d=device: spool.has_other_answer(1, "train", d, BASE, names[0])))
+    assert needed[-1] == needed[0] > 0
+    spool.shut()
