@@ -83,7 +83,7 @@ chaos: $(VENV)/.dev mosquitto ## real processes, killed, frozen, cut off at rand
 soak: $(VENV)/.dev mosquitto ## very many rounds; memory, handles, disk and time must stay flat: make soak ROUNDS=5000
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(ARGS)
 
-audit: $(VENV)/.dev ## known weaknesses of what is installed; says so where the database cannot be reached
+audit: $(VENV)/.dev ## known vulnerabilities of what is installed; says so where the database cannot be reached
 	@$(BIN)/python -m protofleet.deploy.locks.audit $(ARGS)
 
 test-containers: $(VENV)/.dev container-tools ## the tests that build images and run the whole stack in containers

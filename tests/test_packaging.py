@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.fleet.software import PACKAGES, build_wheel
-from protofleet.deploy.images import build
+from protofleet.deploy.checkout import PACKAGES
+from protofleet.deploy.fleet.software import build_wheel
 from protofleet.protocol.settings.reader import read_toml
 from protofleet.runtime.children import START, command
 from tests.deploy.local.test_run import furnished
@@ -25,7 +25,7 @@ FOLDERS = tuple(PROJECT["package-dir"].values())
 OTHERS = {
     "runtime/children.py": 2,
     "deploy/fleet/commands.py": 1,  # tells a shell script which interpreter has our program
-    "deploy/images/beside_torch.py": 3,  # stands alone in an image that is being built
+    "deploy/images/install_on_vendor_torch.py": 3,  # stands alone in an image that is being built
 }
 HOSTILE = {
     "random.py": "raise SystemExit('random.py of this folder was imported')",
@@ -60,7 +60,7 @@ def test_the_list_of_packages_is_that_of_the_tree():
 
 
 def test_every_copy_of_the_sources_takes_all_packages_along():
-    assert set(FOLDERS) == set(PACKAGES) == set(build.PACKAGES)
+    assert set(FOLDERS) == set(PACKAGES)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

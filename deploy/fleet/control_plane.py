@@ -27,7 +27,7 @@ from protofleet.deploy.fleet.device.unit import mark_of, sha256_of, unit_of
 from protofleet.deploy.fleet.manifest import MANIFEST, files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Desired, InstalledSettings
 from protofleet.deploy.fleet.settings import Fleet, settings_of
-from protofleet.deploy.fleet.software import HOW, Release
+from protofleet.deploy.fleet.software import INSTALL_FILE, Release
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.host.overrides import LONGEST_SECONDS, Overrides
 from protofleet.protocol.security.signed_settings import (
@@ -88,8 +88,9 @@ class ControlPlane:
         )
         records = Path(self.fleet.root) / "records" / f"{COORDINATOR}.record"
         desired = Desired(
-            name, self.release.name, self.release.words, sha256_of(text)[:SHORT], sha256_of(unit), mark_of(unit),
-            self._certificates(name), _sum(Path(self.fleet.root) / ROOTS_FILE), _sum(records), self.fleet.care,
+            name, self.release.name, self.release.description, sha256_of(text)[:SHORT], sha256_of(unit),
+            mark_of(unit), self._certificates(name), _sum(Path(self.fleet.root) / ROOTS_FILE), _sum(records),
+            self.fleet.care,
         )  # fmt: skip
         return Target(desired, settings, text, unit)
 
@@ -110,7 +111,7 @@ class ControlPlane:
         folder = self.release.folder
         with self._lock:
             if not (folder / MANIFEST).exists():
-                (folder / HOW).write_text("\n".join([*self.release.how, ""]))
+                (folder / INSTALL_FILE).write_text("\n".join([*self.release.install_arguments, ""]))
                 text = self.manifest(f"release {self.release.name}", files_of(folder))
                 (folder / MANIFEST).write_text(text)
         return folder

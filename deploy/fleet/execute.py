@@ -100,7 +100,7 @@ class Executor:
             case Build(release):
                 made = self.control.release
                 job = "load" if made.container else "build"
-                self.run_step(job, release, *made.how, seconds=BUILD_SECONDS)
+                self.run_step(job, release, *made.install_arguments, seconds=BUILD_SECONDS)
             case Enrol():
                 self._enrol()
             case Configure():

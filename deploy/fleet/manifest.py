@@ -14,7 +14,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.deploy.fleet.software import digest_of
+from protofleet.deploy.fleet.software import file_digest
 from protofleet.protocol.security.statements import Writer, armoured, sign_statement
 
 MANIFEST: Final = "manifest"  # the kind of statement, and the file's name in the folder that it is about
@@ -30,4 +30,4 @@ def issue_manifest(
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    return {path.name: digest_of(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+    return {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.build import TARGETS, Build, base_of, build, table, unpinned
+from protofleet.deploy.images.build import TARGETS, Build, base_image, build, size_table, unpinned_warning
 from protofleet.deploy.images.image_ids import IDS_FILE
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.images", description=__doc__)
-    parser.add_argument("job", choices=("build", "sizes"))
+    parser.add_argument("command", choices=("build", "sizes"))
     parser.add_argument(
         "targets", nargs="*", default=["edge", "coordinator", "demo"], metavar="IMAGE", help=" ".join(TARGETS)
     )
@@ -23,7 +23,9 @@ def main() -> int:
         "--wheels", type=Path, action="append", default=[], metavar="DIR", help="searched before any index"
     )
     parser.add_argument("--tag", default="", metavar="NAME", help="for one image: not protofleet/IMAGE")
-    parser.add_argument("--pin", action="append", default=[], metavar="NAME=VERSION", help="say torch=2.7.1")
+    parser.add_argument(
+        "--pin", action="append", default=[], metavar="NAME=VERSION", help="for example torch=2.7.1"
+    )
     parser.add_argument("--platform", default="", help="for example linux/arm64")
     parser.add_argument("--pinned", action="store_true", help="refuse a base that is named by a tag alone")
     parser.add_argument(
@@ -34,8 +36,8 @@ def main() -> int:
         help="where the ids of what was built are kept",
     )
     options = parser.parse_args()
-    if strange := set(options.targets) - set(TARGETS):
-        parser.error(f"there is no image {sorted(strange)[0]!r}; there are {', '.join(TARGETS)}")
+    if unknown := set(options.targets) - set(TARGETS):
+        parser.error(f"there is no image {sorted(unknown)[0]!r}; there are {', '.join(TARGETS)}")
     if options.tag and len(options.targets) > 1:
         parser.error(f"--tag names one image, but {len(options.targets)} are built")
     try:
@@ -49,13 +51,13 @@ def main() -> int:
             options.tag,
         )
         builds = [Build(target, *given) for target in options.targets]
-        if options.job == "build" and (words := unpinned(map(base_of, builds))):
+        if options.command == "build" and (warning := unpinned_warning(map(base_image, builds))):
             if options.pinned:
-                raise RunError(words)
-            print(f"images: {words}", file=sys.stderr)
-        for wanted in builds if options.job == "build" else []:
+                raise RunError(warning)
+            print(f"images: {warning}", file=sys.stderr)
+        for wanted in builds if options.command == "build" else []:
             build(wanted, built=options.built)
-        print(table([wanted.tag for wanted in builds]))
+        print(size_table([wanted.tag for wanted in builds]))
     except RunError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What each name of an image stood for when it was built here: names may be given to others since, ids may not."""
+"""The id of each image that was built here: its name may have been given to another image since, its id not."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from protofleet.deploy.checkout import ROOT
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.security.keyfiles import write_file
 
-SOURCE: Final = Path(__file__).parents[2]  # of this checkout
-IDS_FILE: Final = SOURCE / "build" / "images.json"
+IDS_FILE: Final = ROOT / "build" / "images.json"
 ID: Final = re.compile(r"sha256:[0-9a-f]{64}")
-PINNED: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # means the same image for ever
+FIXED_NAME: Final = re.compile(r"(^|@)sha256:[0-9a-f]{64}$")  # always the same image
 
 ImageIds = Mapping[str, str]  # name of an image: its id
 
@@ -26,7 +26,7 @@ def save_id(name: str, path: Path = IDS_FILE, environment: Mapping[str, str] | N
         raise RunError(
             f"{name} was built, but this engine does not have it; `docker buildx use default` builds in it"
         )
-    table = {**read_ids(path), _plain(name): found}
+    table = {**read_ids(path), _without_latest(name): found}
     write_file(path, (json.dumps(table, indent=1, sort_keys=True) + "\n").encode(), durable=False)
 
 
@@ -43,22 +43,24 @@ def read_ids(path: Path = IDS_FILE) -> ImageIds:
 
 
 def ids_of(names: Iterable[str], built: ImageIds) -> dict[str, str]:
-    """For each name that was built here its id, by which it is to be started."""
-    wanted = {name: built[_plain(name)] for name in names if _plain(name) in built}
-    for name, noted in wanted.items():
-        if (found := image_id(name)) == noted:
+    """Of the images that were built here, by name; a stack starts them by their ids."""
+    wanted = {name: built[_without_latest(name)] for name in names if _without_latest(name) in built}
+    for name, recorded in wanted.items():
+        if (found := image_id(name)) == recorded:
             continue
         if not found:
-            raise RunError(f"{name}, built here as {noted}, is not in this engine; `make images` builds it")
+            raise RunError(
+                f"{name}, built here as {recorded}, is not in this engine; `make images` builds it"
+            )
         raise RunError(
-            f"{name} is another image than was built here: {found}, not {noted}; `make images` builds it anew, "
+            f"{name} is another image than was built here: {found}, not {recorded}; `make images` builds it anew, "
             f"and --with starts another by its id (docs/containers.md, Pinning)"
         )
     return wanted
 
 
 def image_id(name: str, environment: Mapping[str, str] | None = None) -> str:
-    """ "": the engine has none of that name."""
+    """ "" where the engine has no image of that name."""
     done = subprocess.run(
         ["docker", "image", "inspect", "--format", "{{.Id}}", name],
         env={**os.environ, **(environment or {})}, capture_output=True, text=True,
@@ -70,5 +72,5 @@ def image_id(name: str, environment: Mapping[str, str] | None = None) -> str:
     raise RunError(f"docker cannot say what {name} is: {(done.stderr.strip() or '?').splitlines()[-1]}")
 
 
-def _plain(name: str) -> str:
+def _without_latest(name: str) -> str:
     return name.removesuffix(":latest")

@@ -16,7 +16,7 @@ FROM ${BASE} AS edge-jetson
 RUN --mount=type=bind,source=wheels,target=/wheels --mount=type=bind,source=locks,target=/locks \
     --mount=type=bind,from=wheel,source=/wheel,target=/wheel --mount=type=cache,target=/root/.cache/pip \
     python3 -m venv --without-pip --system-site-packages /opt/protofleet \
-    && /opt/protofleet/bin/python /locks/beside_torch.py /locks /wheels /wheel \
+    && /opt/protofleet/bin/python /locks/install_on_vendor_torch.py /locks /wheels /wheel \
     && install -d -o 10001 -g 10001 /protofleet /protofleet/state
 ENV PATH=/opt/protofleet/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001

@@ -1,4 +1,4 @@
-"""The packages that are installed, by version and hash, and known weaknesses of them.
+"""The packages that are installed, by version and hash, and their known vulnerabilities.
 
 May import: nothing of ours.
 """

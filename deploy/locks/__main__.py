@@ -1,7 +1,7 @@
 """python -m protofleet.deploy.locks: write the locks anew, from pyproject.toml and deploy/constraints.txt.
 
 uv resolves for every Python and machine at once, and says the hash of every file of each version. It lives in an
-environment of its own and is no dependency. `--wheels DIR` adds builds that no common index has, as of torch.
+environment of its own and is no dependency. `--wheels DIR` adds builds that are on no public index, as some of torch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.locks.lockfile import HERE, Locked, Wheel, read_lock, read_wheel, write_lock
-from protofleet.deploy.locks.tool import installed
+from protofleet.deploy.locks.lockfile import (
+    LOCKS_FOLDER,
+    LockedPackage,
+    Wheel,
+    read_lock,
+    read_wheel,
+    write_lock,
+)
+from protofleet.deploy.locks.tool_venv import install_tool
 
 RESOLVER: Final = "uv==0.13.9"
-SOURCE: Final = HERE.parent.parent
-CONSTRAINTS: Final = HERE.parent / "constraints.txt"
-DATA: Final = HERE.parent / "requirements-data.txt"
-OLDEST: Final = "3.10"
-TORCH: Final = frozenset({"torch", "torchvision"})
-BUILD: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
-FOR_CUDA: Final = ("nvidia-", "cuda-", "triton")
+SOURCE: Final = LOCKS_FOLDER.parent.parent
+CONSTRAINTS: Final = LOCKS_FOLDER.parent / "constraints.txt"
+DATA_REQUIREMENTS: Final = LOCKS_FOLDER.parent / "requirements-data.txt"
+OLDEST_PYTHON: Final = "3.10"
+TORCH_PACKAGES: Final = frozenset({"torch", "torchvision"})
+BUILD_PACKAGES: Final = frozenset({"setuptools"})  # of our own wheel, as pyproject.toml asks for
+CUDA_PREFIXES: Final = ("nvidia-", "cuda-", "triton")
 HEADERS: Final = {
     "torch": "torch and torchvision",
     "cpu": "builds for CPUs alone, of PyTorch's own index",
@@ -38,78 +45,74 @@ HEADERS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m protofleet.deploy.locks", description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is put")
-    parser.add_argument(
-        "--wheels", type=Path, action="append", default=[], metavar="DIR", help="allowed as well"
-    )
+    parser.add_argument("--folder", type=Path, default=Path(".venv") / "locks", help="where uv is installed")
+    wheels = "with more builds to allow"
+    parser.add_argument("--wheels", type=Path, action="append", default=[], metavar="DIR", help=wheels)
     options = parser.parse_args(arguments)
     try:
-        uv = installed(RESOLVER, options.folder, "--only-binary=:all:")
-        locks = grouped(lambda *more: resolved(uv, *more))
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr or error.stdout or "no output").strip().splitlines()[-1]
-        print(f"locks: nothing was written: {reason}", file=sys.stderr)
+        uv = install_tool(RESOLVER, options.folder, "--only-binary=:all:")
+        locks = group_by_lock(lambda *more: resolve(uv, *more))
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"locks: nothing was written: {reason_of(error)}", file=sys.stderr)
         return 1
-    except subprocess.TimeoutExpired as error:
-        print(
-            f"locks: nothing was written: {RESOLVER} was not installed in {error.timeout:g} s",
-            file=sys.stderr,
-        )
-        return 1
-    wheels = [
-        wheel for folder in options.wheels for path in folder.glob("*.whl") if (wheel := read_wheel(path))
-    ]
-    locks["cpu"] = for_cpus(locks["torch"], HERE / "cpu.txt", wheels)
+    own = [wheel for folder in options.wheels for path in folder.glob("*.whl") if (wheel := read_wheel(path))]
+    locks["cpu"] = cpu_builds(locks["torch"], LOCKS_FOLDER / "cpu.txt", own)
     for name, packages in locks.items():
-        (HERE / f"{name}.txt").write_text(write_lock(packages, HEADERS[name]))
+        (LOCKS_FOLDER / f"{name}.txt").write_text(write_lock(packages, HEADERS[name]))
         print(f"{name}.txt: {len(packages)} packages")
     return 0
 
 
-def resolved(uv: Path, *more: str) -> list[Locked]:
-    """All that is needed for the project with some extras, or for what else `more` names."""
-    form = ("--generate-hashes", "--no-header", "--no-annotate", "-q")
-    command = [str(uv), "pip", "compile", "--universal", "--python-version", OLDEST, *form]
+def reason_of(error: subprocess.CalledProcessError | subprocess.TimeoutExpired) -> str:
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"{RESOLVER} was not installed in {error.timeout:g} s"
+    return str(error.stderr or error.stdout or "no output").strip().splitlines()[-1]
+
+
+def resolve(uv: Path, *more: str) -> list[LockedPackage]:
+    """All packages that the project needs, with the extras or requirements that `more` names."""
+    output = ("--generate-hashes", "--no-header", "--no-annotate", "-q")
+    command = [str(uv), "pip", "compile", "--universal", "--python-version", OLDEST_PYTHON, *output]
     command += ["-c", str(CONSTRAINTS), *more]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=SOURCE)
     return read_lock(done.stdout)
 
 
-def grouped(resolve: Callable[..., list[Locked]]) -> dict[str, list[Locked]]:
-    """Each package in the first lock that needs it."""
+def group_by_lock(resolve: Callable[..., list[LockedPackage]]) -> dict[str, list[LockedPackage]]:
+    """Each package is in the first lock that needs it."""
     project = str(SOURCE / "pyproject.toml")
     base = resolve(project)
     locks = {
-        "torch": [p for p in base if p.name in TORCH],
-        "cuda": [p for p in base if p.name.startswith(FOR_CUDA)],
+        "torch": [p for p in base if p.name in TORCH_PACKAGES],
+        "cuda": [p for p in base if p.name.startswith(CUDA_PREFIXES)],
     }
-    locks["device"] = beyond(base, locks.values())
-    locks["broker"] = beyond(resolve(project, "--extra", "broker"), locks.values())
-    locks["dev"] = beyond(resolve(project, "--extra", "broker", "--extra", "dev"), locks.values())
-    locks["build"] = [p for p in base if p.name in BUILD]
-    locks["data"] = resolve("--no-deps", str(DATA))
+    locks["device"] = not_locked_in(base, locks.values())
+    locks["broker"] = not_locked_in(resolve(project, "--extra", "broker"), locks.values())
+    locks["dev"] = not_locked_in(resolve(project, "--extra", "broker", "--extra", "dev"), locks.values())
+    locks["build"] = [p for p in base if p.name in BUILD_PACKAGES]
+    locks["data"] = resolve("--no-deps", str(DATA_REQUIREMENTS))
     return locks
 
 
-def beyond(packages: list[Locked], known: Iterable[list[Locked]]) -> list[Locked]:
-    """What a lock has for some Pythons alone may be needed for all by the next."""
-    there = {(package.name, package.marker) for lock in known for package in lock}
+def not_locked_in(packages: list[LockedPackage], known: Iterable[list[LockedPackage]]) -> list[LockedPackage]:
+    """A package that other locks have for some Pythons alone may be needed for all of them here."""
+    locked = {(package.name, package.marker) for lock in known for package in lock}
     return [
-        package for package in packages if not {(package.name, package.marker), (package.name, "")} & there
+        package for package in packages if not {(package.name, package.marker), (package.name, "")} & locked
     ]
 
 
-def for_cpus(packages: list[Locked], lock: Path, wheels: list[Wheel]) -> list[Locked]:
-    """Builds of the locked versions that are no common index's: those brought along, and those allowed before."""
+def cpu_builds(packages: list[LockedPackage], lock: Path, wheels: list[Wheel]) -> list[LockedPackage]:
+    """Builds of the locked versions from no public index: the given wheels, and those allowed before."""
     hashes: dict[tuple[str, str], set[str]] = {}
     for old in read_lock(lock.read_text()) if lock.exists() else []:
         hashes[old.name, old.version] = set(old.hashes)
     for wheel in wheels:
-        if wheel.version != wheel.public:
+        if wheel.version != wheel.public_version:
             hashes.setdefault((wheel.name, wheel.version), set()).add(wheel.hash)
     locked = {package.name: package.version for package in packages}
     return [
-        Locked(name, version, "", tuple(sorted(allowed)))
+        LockedPackage(name, version, "", tuple(sorted(allowed)))
         for (name, version), allowed in sorted(hashes.items())
         if locked.get(name) == version.partition("+")[0]
     ]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-HERE: Final = Path(__file__).parent
+LOCKS_FOLDER: Final = Path(__file__).parent
 PIN: Final = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)(?:\s*;\s*(?P<marker>[^\\]+?))?\s*\\?"
 )
@@ -27,7 +27,7 @@ WHEEL: Final = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-[^-]+)?-[^-]+-[^
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class LockedPackage:
     name: str
     version: str
     marker: str  # for which Python and machine; "": for all
@@ -45,14 +45,14 @@ class Wheel:
     hash: str
 
     @property
-    def public(self) -> str:
-        """2.13.0 of 2.13.0+cpu, which `==2.13.0` takes, too."""
+    def public_version(self) -> str:
+        """2.13.0 of 2.13.0+cpu, which also satisfies `==2.13.0`."""
         return self.version.partition("+")[0]
 
 
-def read_lock(text: str) -> list[Locked]:
+def read_lock(text: str) -> list[LockedPackage]:
     """ValueError for a line that is no package with its hashes."""
-    found: list[Locked] = []
+    found: list[LockedPackage] = []
     for block in re.split(r"\n(?=\S)", text.strip()):
         first, *rest = block.splitlines()
         if first.startswith("#"):
@@ -60,51 +60,53 @@ def read_lock(text: str) -> list[Locked]:
         pin, hashes = PIN.fullmatch(first), HASH.findall("\n".join(rest))
         if pin is None or not hashes or len(hashes) != len(rest):
             raise ValueError(f"{first!r} is no `name==version` with a --hash=sha256:... on each line below")
-        found.append(Locked(normal(pin["name"]), pin["version"], pin["marker"] or "", tuple(hashes)))
+        found.append(
+            LockedPackage(normalized_name(pin["name"]), pin["version"], pin["marker"] or "", tuple(hashes))
+        )
     return found
 
 
-def pinned(constraints: str) -> dict[str, set[str]]:
+def pinned_versions(constraints: str) -> dict[str, set[str]]:
     """Name to versions, of a constraints file's text: some have another one for the oldest Python."""
     found: dict[str, set[str]] = {}
     for line in constraints.splitlines():
         if pin := PIN.match(line):
-            found.setdefault(normal(pin["name"]), set()).add(pin["version"])
+            found.setdefault(normalized_name(pin["name"]), set()).add(pin["version"])
     return found
 
 
-def write_lock(packages: Iterable[Locked], header: str) -> str:
+def write_lock(packages: Iterable[LockedPackage], header: str) -> str:
     return f"# {header}; written by `python -m protofleet.deploy.locks`.\n" + "".join(
         f"{p}\n" for p in packages
     )
 
 
 def read_wheel(path: Path) -> Wheel | None:
-    """None: its name is none that pip would take."""
+    """None where its name is not one of a wheel."""
     if (found := WHEEL.fullmatch(path.name)) is None:
         return None
     total = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
             total.update(piece)
-    return Wheel(normal(found["name"]), found["version"], f"sha256:{total.hexdigest()}")
+    return Wheel(normalized_name(found["name"]), found["version"], f"sha256:{total.hexdigest()}")
 
 
-def with_wheels(packages: Iterable[Locked], wheels: Iterable[Wheel]) -> Iterator[Locked]:
-    """Wheels that somebody brings along are taken as well, in place of the locked version where theirs is another."""
-    brought: dict[str, list[Wheel]] = {}
+def with_wheels(packages: Iterable[LockedPackage], wheels: Iterable[Wheel]) -> Iterator[LockedPackage]:
+    """The user's own wheels are allowed too; one of another version takes the place of the locked version."""
+    by_name: dict[str, list[Wheel]] = {}
     for wheel in wheels:
-        brought.setdefault(wheel.name, []).append(wheel)
+        by_name.setdefault(wheel.name, []).append(wheel)
     for package in packages:
-        own = brought.get(package.name, [])
-        same = tuple(w.hash for w in own if w.public == package.version)
+        own = by_name.get(package.name, [])
+        same = tuple(w.hash for w in own if w.public_version == package.version)
         if same or not own:
-            yield Locked(
+            yield LockedPackage(
                 package.name, package.version, package.marker, tuple(dict.fromkeys((*package.hashes, *same)))
             )
         else:
-            yield Locked(package.name, own[-1].version, package.marker, tuple(w.hash for w in own))
+            yield LockedPackage(package.name, own[-1].version, package.marker, tuple(w.hash for w in own))
 
 
-def normal(name: str) -> str:
+def normalized_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -10,7 +10,7 @@ from pathlib import Path
 from protofleet.deploy.cli.arguments import DEVICES
 from protofleet.deploy.cli.parser import Parser
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.build import unpinned
+from protofleet.deploy.images.build import unpinned_warning
 from protofleet.deploy.images.image_ids import IDS_FILE, ids_of, read_ids
 from protofleet.deploy.local.experiment import Experiment, read_experiment
 from protofleet.deploy.stack import compose
@@ -93,7 +93,7 @@ def up(options: argparse.Namespace) -> int:
     stack = stack_from(options)
     compose.check_docker()
     stack = stack.with_image_ids(ids_of(stack.images, read_ids(options.built)))
-    if warning := unpinned(stack.images):
+    if warning := unpinned_warning(stack.images):
         if options.pinned:
             raise SettingsError(warning)
         print(f"stack: {warning}", file=sys.stderr)

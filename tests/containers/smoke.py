@@ -45,7 +45,7 @@ def part(n: int, seed: int) -> Part:
 
 
 def import_everything() -> int:
-    found, apart = 0, ("__main__", "brokers.embedded", "beside_torch", "audit")  # for other places
+    found, apart = 0, ("__main__", "brokers.embedded", "install_on_vendor_torch", "audit")  # for other places
     for package in ("protocol", "runtime", "methods", "edge_client", "coordinator", "deploy"):
         package = f"protofleet.{package}"
         for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.build import Build, build, sizes
+from protofleet.deploy.images.build import Build, build, layer_sizes
 from protofleet.deploy.images.image_ids import ids_of, read_ids, save_id
 from tests.containers.bases import python_base
 from tests.containers.images import built_in, product, wheel_folders
@@ -62,7 +62,7 @@ def python(engine, image, code):
 
 def test_an_edge_image_is_small_above_its_base_and_torch(engine, edge, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", engine.host)
-    found = sizes(edge)
+    found = layer_sizes(edge)
     assert 0 < found["packages"] + found["protofleet"] + found["data"] <= ABOVE_THE_BASE, found
 
 

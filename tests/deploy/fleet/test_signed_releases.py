@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.deploy.checkout import PACKAGES, ROOT
 from protofleet.deploy.enrol.authority import Authority, make_authority
 from protofleet.deploy.enrol.lifecycle import begin_rotation, finish_rotation
 from protofleet.deploy.fleet.control_plane import ControlPlane
@@ -18,7 +19,7 @@ from protofleet.deploy.fleet.execute import Executor, StepError
 from protofleet.deploy.fleet.manifest import files_of, issue_manifest
 from protofleet.deploy.fleet.plan import Build, Configure, Prepare, Ship, Switch
 from protofleet.deploy.fleet.settings import Fleet, Host, Software
-from protofleet.deploy.fleet.software import PACKAGES, SOURCE, make_release
+from protofleet.deploy.fleet.software import make_release
 from protofleet.deploy.fleet.ssh import Result
 from tests.deploy.fleet.boards import jetson
 from tests.deploy.fleet.root_board import NoBoardError, RootBoard
@@ -61,9 +62,9 @@ def our_wheel(folder):
     folder.mkdir()
     info = "protofleet-0.1.0.dist-info"
     with zipfile.ZipFile(folder / "protofleet-0.1.0-py3-none-any.whl", "w") as made:
-        for path in (p for name in PACKAGES for p in (SOURCE / name).rglob("*") if p.is_file()):
+        for path in (p for name in PACKAGES for p in (ROOT / name).rglob("*") if p.is_file()):
             if "__pycache__" not in path.parts:
-                inside = path.relative_to(SOURCE)
+                inside = path.relative_to(ROOT)
                 made.write(path, inside if inside.parts[0] == "protofleet" else Path("protofleet") / inside)
         made.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: protofleet\nVersion: 0.1.0\n")
         made.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
@@ -178,7 +179,7 @@ def test_a_manifest_of_another_release_or_another_root_counts_for_nothing(execut
     where = f"{TOP}/wheels/{release.name}"
     board.sh(f"cp -r {where} {TOP}/wheels/{'b' * 16}")
     with pytest.raises(StepError, match="is of release .* not of release bbbb"):
-        executor.run_step("build", "b" * 16, *release.how)
+        executor.run_step("build", "b" * 16, *release.install_arguments)
     stranger = [Ed25519PrivateKey.generate()]
     stranger = issue_manifest("lab", f"release {release.name}", files_of(release.folder), stranger)
     board.run("sh", "-c", f"cat >{where}/manifest", stdin=stranger)

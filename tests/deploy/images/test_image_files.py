@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from protofleet.deploy.images.build import Build, base_of, build_context, unpinned
+from protofleet.deploy.images.build import Build, base_image, build_context, unpinned_warning
 from protofleet.deploy.images.image_ids import save_id
 from protofleet.deploy.locks.lockfile import read_lock
 from protofleet.deploy.stack.__main__ import parser, stack_from
@@ -37,13 +37,18 @@ def test_packages_of_an_image_come_by_their_hashes_but_for_those_that_are_pinned
 
 
 def test_an_image_that_a_tag_alone_names_is_said():
-    assert base_of(Build("edge")) == "python:3.11-slim-bookworm" and base_of(Build("edge", DIGEST)) == DIGEST
-    assert unpinned([DIGEST, ID]) == ""
-    assert unpinned(["protofleet/edge"]).startswith("protofleet/edge: a tag"), (
+    assert (
+        base_image(Build("edge")) == "python:3.11-slim-bookworm"
+        and base_image(Build("edge", DIGEST)) == DIGEST
+    )
+    assert unpinned_warning([DIGEST, ID]) == ""
+    assert unpinned_warning(["protofleet/edge"]).startswith("protofleet/edge: a tag"), (
         "ours, too, unless it was built here"
     )
-    assert unpinned(["edge@sha256:0"]) != ""
-    assert unpinned(["b:1", DIGEST, "a:2"]).startswith("a:2, b:1: tags, which may be moved; name@sha256:")
+    assert unpinned_warning(["edge@sha256:0"]) != ""
+    assert unpinned_warning(["b:1", DIGEST, "a:2"]).startswith(
+        "a:2, b:1: tags, which may be moved; name@sha256:"
+    )
 
 
 def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
@@ -57,7 +62,7 @@ def test_a_build_upon_a_tag_is_refused_where_all_shall_be_pinned():
 def test_a_stack_knows_every_image_that_it_starts(words):
     images = stack_from(parser().parse_args(["up", *words])).images
     assert ("rabbitmq:4.1" in images) == bool(words) and ("eclipse-mosquitto:2.0.22" in images) != bool(words)
-    assert "grafana/grafana:12.1.0" in unpinned(images)
+    assert "grafana/grafana:12.1.0" in unpinned_warning(images)
     assert {"protofleet/coordinator", "protofleet/demo"} <= set(images)
 
 

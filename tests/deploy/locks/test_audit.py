@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from protofleet.deploy.locks import audit
-from protofleet.deploy.locks.lockfile import pinned
+from protofleet.deploy.locks.lockfile import pinned_versions
 
 CLEAN = json.dumps({"dependencies": [{"name": "torch", "version": "2.13.0", "vulns": []}]})
 WEAK = {"id": "CVE-2025-1", "fix_versions": ["2.14"], "description": ""}
@@ -35,9 +35,9 @@ def scanner(tmp_path):
 
 def test_nothing_known_is_said_and_what_was_asked_is_what_is_pinned(scanner, tmp_path, capsys):
     assert audit.main(["--scanner", scanner(0, CLEAN)]) == 0
-    there = len(pinned(audit.PINNED.read_text()))
-    assert f"no known weakness in 1 of the {there} packages" in capsys.readouterr().out
-    assert str(audit.PINNED) in (tmp_path / "asked").read_text()
+    there = len(pinned_versions(audit.CONSTRAINTS.read_text()))
+    assert f"no known vulnerability in 1 of the {there} packages" in capsys.readouterr().out
+    assert str(audit.CONSTRAINTS) in (tmp_path / "asked").read_text()
 
 
 def test_a_weakness_is_shown_with_the_way_out(scanner, capsys):
@@ -46,17 +46,17 @@ def test_a_weakness_is_shown_with_the_way_out(scanner, capsys):
 
 
 def test_a_database_that_does_not_know_a_package_has_not_called_it_clean(scanner, capsys):
-    assert audit.main(["--scanner", scanner(0, SKIPPED)]) == audit.UNKNOWN
+    assert audit.main(["--scanner", scanner(0, SKIPPED)]) == audit.NOT_SCANNED
     assert "osv does not know 1 of 1 packages (torch)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("complained", [OFFLINE, "Traceback ...\nServiceError: 503 Server Error", "it broke"])
 def test_what_could_not_be_looked_up_is_one_line_and_not_called_clean(scanner, capsys, complained):
-    assert audit.main(["--scanner", scanner(1, "", complained)]) == audit.UNKNOWN
+    assert audit.main(["--scanner", scanner(1, "", complained)]) == audit.NOT_SCANNED
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("not scanned: ")
 
 
 def test_a_scanner_that_is_not_there_is_one_line_too(tmp_path, capsys):
-    assert audit.main(["--scanner", str(tmp_path / "gone")]) == audit.UNKNOWN
-    assert capsys.readouterr().err.startswith("not scanned: pip-audit cannot be had")
+    assert audit.main(["--scanner", str(tmp_path / "gone")]) == audit.NOT_SCANNED
+    assert capsys.readouterr().err.startswith("not scanned: pip-audit cannot be installed")

@@ -12,13 +12,13 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
-from protofleet.deploy.fleet.software import PACKAGES
+from protofleet.deploy.checkout import PACKAGES
 from protofleet.deploy.images.build import build_context
 from protofleet.deploy.locks.lockfile import (
-    HERE,
-    Locked,
-    normal,
-    pinned,
+    LOCKS_FOLDER,
+    LockedPackage,
+    normalized_name,
+    pinned_versions,
     read_lock,
     read_wheel,
     with_wheels,
@@ -26,8 +26,8 @@ from protofleet.deploy.locks.lockfile import (
 )
 from protofleet.protocol.settings.reader import read_toml
 
-LOCKS = sorted(HERE.glob("*.txt"))
-SOURCE = HERE.parent.parent
+LOCKS = sorted(LOCKS_FOLDER.glob("*.txt"))
+SOURCE = LOCKS_FOLDER.parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
@@ -53,10 +53,10 @@ def test_every_package_that_we_ask_for_is_locked_in_the_version_of_the_constrain
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
     for line in asked:
-        assert normal(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: say make locks"
-    constraints = (HERE.parent / "constraints.txt").read_text()
-    assert "torch" in pinned(constraints)
-    for name, versions in pinned(constraints).items():
+        assert normalized_name(re.match(r"[A-Za-z0-9._-]+", line)[0]) in locked, f"{line}: say make locks"
+    constraints = (LOCKS_FOLDER.parent / "constraints.txt").read_text()
+    assert "torch" in pinned_versions(constraints)
+    for name, versions in pinned_versions(constraints).items():
         assert versions <= locked.get(name, versions), f"{name}: {versions}: say make locks"
 
 
@@ -69,7 +69,7 @@ def test_what_is_asked_for_is_installed_on_every_python(python):
     for line in [*project["dependencies"], *chain(*project["optional-dependencies"].values())]:
         asked = Requirement(line)
         if asked.marker is None or asked.marker.evaluate(here):
-            assert normal(asked.name) in there, f"{line}: say make locks"
+            assert normalized_name(asked.name) in there, f"{line}: say make locks"
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.stem)
@@ -94,7 +94,7 @@ def test_a_file_whose_hash_is_another_is_not_installed(tmp_path):
     flipped = f"sha256:{int(wheel.hash[7:], 16) ^ 1:064x}"
     how = [*PIP, "install", "-q", "--require-hashes", "--only-binary=:all:", "--no-deps", "--no-index"]
     for good, allowed in ((True, wheel.hash), (False, flipped)):
-        lock.write_text(write_lock([Locked("tiny", "1.0", "", (allowed,))], "one"))
+        lock.write_text(write_lock([LockedPackage("tiny", "1.0", "", (allowed,))], "one"))
         command = [*how, "--find-links", str(tmp_path), "--target", str(target / str(good)), "-r", str(lock)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert (done.returncode == 0) == good, done.stderr
@@ -119,15 +119,18 @@ def test_make_installs_nothing_without_a_hash_but_our_own_source():
 
 def test_a_wheel_that_is_brought_along_is_taken_in_place_of_the_locked_one(tmp_path):
     packages = [
-        Locked("tiny", "1.0", "", ("sha256:" + "0" * 64,)),
-        Locked("other", "2.0", "", ("sha256:" + "1" * 64,)),
+        LockedPackage("tiny", "1.0", "", ("sha256:" + "0" * 64,)),
+        LockedPackage("other", "2.0", "", ("sha256:" + "1" * 64,)),
     ]
     same, newer = (
         read_wheel(wheel_of(tmp_path, version="1.0+cpu")),
         read_wheel(wheel_of(tmp_path, version="1.1")),
     )
     assert list(with_wheels(packages, [same]))[0].hashes == ("sha256:" + "0" * 64, same.hash)
-    assert list(with_wheels(packages, [newer])) == [Locked("tiny", "1.1", "", (newer.hash,)), packages[1]]
+    assert list(with_wheels(packages, [newer])) == [
+        LockedPackage("tiny", "1.1", "", (newer.hash,)),
+        packages[1],
+    ]
     assert read_wheel(tmp_path / "no.wheel") is None
 
 
@@ -141,9 +144,10 @@ def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
         shutil.copy(SOURCE / file, source)
     planted.mkdir()
     wheel_of(planted, "setuptools", "999.0")
-    making = "from pathlib import Path; from protofleet.deploy.fleet import software; "
-    making += "software.SOURCE = Path('source'); "
-    making += "print(software.make_release(software.Software(), Path('made')).words)"
+    making = "from pathlib import Path; from protofleet.deploy import checkout; "
+    making += "from protofleet.deploy.fleet import software; "
+    making += "checkout.ROOT = software.ROOT = Path('source'); "
+    making += "print(software.make_release(software.Software(), Path('made')).description)"
     done = subprocess.run(
         [sys.executable, "-c", making], cwd=tmp_path, capture_output=True, text=True, timeout=300,
         env={**os.environ, "PIP_FIND_LINKS": str(planted)},
@@ -152,11 +156,13 @@ def test_the_wheel_of_our_own_is_built_with_locked_tools_alone(tmp_path):
     (wheel,) = (tmp_path / "made").glob("protofleet-*.whl")
     with zipfile.ZipFile(wheel) as made:
         (info,) = (name for name in made.namelist() if name.endswith("/WHEEL"))
-        locked = {p.name: p.version for p in read_lock((HERE / "build.txt").read_text())}
+        locked = {p.name: p.version for p in read_lock((LOCKS_FOLDER / "build.txt").read_text())}
         assert f"Generator: setuptools ({locked['setuptools']})" in made.read(info).decode()
 
 
-@pytest.mark.parametrize("path", sorted((HERE.parent / "images").glob("*Dockerfile")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", sorted((LOCKS_FOLDER.parent / "images").glob("*Dockerfile")), ids=lambda p: p.name
+)
 def test_an_image_s_wheel_is_built_with_locked_tools_alone(path):
     (line,) = re.findall(r"pip wheel .*", path.read_text())
     assert "--no-build-isolation --no-index" in line

@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.images.build import TARGETS, Build, build_context, pinned, requirements
+from protofleet.deploy.images.build import TARGETS, Build, build_context, packages_without_torch, with_pins
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import main, with_devices
 from protofleet.deploy.stack.layout import MAX_DEVICE_CONTAINERS, Stack, service_name
@@ -138,16 +138,18 @@ def test_a_build_context_holds_sources_and_locks_and_nothing_else(tmp_path):
 
 def test_another_version_can_be_pinned_and_only_of_what_is_there():
     assert (
-        pinned("numpy==1\ntorch==2.13.0\ntorchvision==1; x\n", [("torch", "2.7.1")]).splitlines()[1]
+        with_pins("numpy==1\ntorch==2.13.0\ntorchvision==1; x\n", [("torch", "2.7.1")]).splitlines()[1]
         == "torch==2.7.1"
     )
-    assert pinned("numpy==1; a\nnumpy==2; b\n", [("numpy", "3")]) == "numpy==3; a\nnumpy==3; b\n"
+    assert with_pins("numpy==1; a\nnumpy==2; b\n", [("numpy", "3")]) == "numpy==3; a\nnumpy==3; b\n"
     with pytest.raises(RunError, match="there is no package 'nmpy'"):
-        pinned("numpy==1\n", [("nmpy", "2")])
+        with_pins("numpy==1\n", [("nmpy", "2")])
 
 
 def test_torch_is_in_no_list_that_is_installed_beside_it():
-    assert requirements() and not [line for line in requirements() if line.startswith("torch")]
+    assert packages_without_torch() and not [
+        line for line in packages_without_torch() if line.startswith("torch")
+    ]
 
 
 @pytest.mark.parametrize("target", TARGETS)

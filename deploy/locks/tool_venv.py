@@ -1,4 +1,4 @@
-"""A tool in a virtual environment of its own, so that it is no dependency of ours. It is made once."""
+"""Tools in a virtual environment of their own, so that they are no dependencies of ours."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from typing import Final
 INSTALL_SECONDS: Final = 300.0
 
 
-def installed(requirement: str, folder: Path, *options: str) -> Path:
-    """The program that `requirement` (name==version) names. `options` are pip's."""
+def install_tool(requirement: str, folder: Path, *pip_options: str) -> Path:
+    """The program that `requirement` (name==version) names, installed once."""
     program = folder / "bin" / requirement.partition("==")[0]
     if not program.exists():
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "-q", "--disable-pip-version-check", "install"]
         subprocess.run(
-            [*pip, *options, requirement], check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS
+            [*pip, *pip_options, requirement],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_SECONDS,
         )
     return program
