@@ -28,7 +28,7 @@ def rules():
     return {entry["user"]: entry for entry in table["topic_permissions"]}
 
 
-@pytest.mark.parametrize(("row", "verb"), itertools.product(TOPIC_RULES, ("write", "read")), ids=str)
+@pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
 def test_a_device_does_what_is_its_own(rules, row, verb):
     for me, other in itertools.product(DEVICES, DEVICES):
         role = row.writer if verb == "write" else row.reader
@@ -36,7 +36,7 @@ def test_a_device_does_what_is_its_own(rules, row, verb):
         assert bool(re.search(rules[me][verb], key(row, other))) == allowed, (me, other)
 
 
-@pytest.mark.parametrize(("row", "verb"), itertools.product(TOPIC_RULES, ("write", "read")), ids=str)
+@pytest.mark.parametrize(("row", "verb"), [*itertools.product(TOPIC_RULES, ("write", "read"))], ids=str)
 def test_the_coordinator_does_the_reverse(rules, row, verb):
     allowed = "coordinator" in ([row.writer] if verb == "write" else [row.reader, row.echoes and row.writer])
     for device in (*DEVICES, "*"):  # a subscription's `+` is `*` here

@@ -40,7 +40,7 @@ def test_a_bad_name_is_refused_with_the_name_and_the_rule(name):
         valid_name(name)
     assert repr(name) in str(error.value)
     for use in (Topics, TOPICS.up, TOPICS.down, TOPICS.device_state, TOPICS.device_subscriptions):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="1 to 64 of A-Z a-z 0-9"):
             use(name)
 
 
