@@ -24,7 +24,7 @@ from protofleet.protocol.transport.tls import rereading_context
 from protofleet.protocol.wire.names import COORDINATOR
 from tests.chaos.proxy import Proxy
 from tests.conftest import missing
-from tests.support.federation_over_broker import DEVICES, Federation
+from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation
 from tests.support.small_federation import POLICY, assert_same, shard
 
 pytestmark = pytest.mark.slow
@@ -60,9 +60,9 @@ class Harmed(Federation):
     def at(self, name):
         return BrokerAddress("127.0.0.1", self.lines[name].port, self.fleet.tls(name))
 
-    def begin(self):
+    def begin(self, *observers):
         service, inbox = self.coordinator()
-        service.run.observers.append(self.accepted)
+        service.run.observers += [self.accepted, *observers]
         self.start(service, inbox)
         for i, name in enumerate(DEVICES):
             self.start(*self.device(name, i))
@@ -238,9 +238,9 @@ def test_an_outage_beyond_sessions_and_deadlines_repeats_the_round_with_the_same
     """Ten minutes of 600 s sessions and patience, in seconds: both are over when the broker comes back."""
     made = secured(network=Network("mlp"))
     made.session_seconds, made.policy = 1, replace(POLICY, patience_seconds=2.0, settle_seconds=0.2)
-    made.begin()
-    made.until(lambda: made.service.run.machine.round == 2)
-    made.broker.kill()
+    killed = AtAnswer(2, made.broker.kill)
+    made.begin(killed)
+    made.until(killed.done.is_set)
     before = time.monotonic()
     machine = made.service.run.machine
     made.until(lambda: time.monotonic() - before > 3.0 and (machine.attempt or len(machine.answered) == 3))

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from protofleet.coordinator.round.events import Stage
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.transport.base import Arrived, Stop
-from tests.support.federation_over_broker import DEVICES, Federation, running
+from tests.support.federation_over_broker import DEVICES, AtAnswer, Federation, running
 from tests.support.small_federation import assert_same, simulation
 
 
@@ -68,14 +69,13 @@ def counted(broker, name, expected, peer):
 def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_path, broker, federation):
     made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
     service, inbox = made.coordinator()
+    killed = AtAnswer(2, lambda: inbox.put(Stop("killed")))  # it stops where it stands
+    service.run.observers.append(killed)
     made.start(service, inbox)
     for i, name in enumerate(DEVICES):
         made.start(*made.device(name, i))
-    deadline = time.monotonic() + 30
-    while service.run.machine.round < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    inbox.put(Stop("killed"))  # it stops where it stands; nothing is saved for the occasion
-    made.threads[0].join(10)
+    made.threads[0].join(30)
+    assert killed.done.is_set() and service.run.machine.stage is not Stage.FINISHED
     service.link.transport.kill()
     service.run.spool.shut()
     made.start(*made.coordinator())

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
+from protofleet.coordinator.round.events import Accept
 from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
@@ -99,6 +100,23 @@ class Federation:
     def close(self):
         for party in (self.service, *self.agents.values()):
             party.link.transport.close()
+
+
+class AtAnswer:
+    """An observer that does something once, as soon as an answer to this round is accepted."""
+
+    def __init__(self, round, do):
+        self.round, self.do, self.done = round, do, threading.Event()
+
+    def happened(self, run, event, commands, now):
+        if not self.done.is_set() and any(isinstance(c, Accept) and c.round == self.round for c in commands):
+            self.do()
+            self.done.set()
+
+    def answered(self, run, update, now):
+        """What counts is that it was accepted."""
+
+    stepped = answered
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sqlite3
+import statistics
 import subprocess
 import time
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     )  # fmt: skip
     dice = random.Random(SEED)
     wait_for_rounds(place, dice.randrange(1, 5))
-    time.sleep(dice.random() * 0.5)  # any moment of a round is to be met, and five more are to come
+    time.sleep(dice.random() * a_rounds_seconds(place / "whole" / "small"))  # to meet any moment of a round
     family = children(run.pid)
     run.send_signal(signal.SIGKILL)
     run.wait()
@@ -76,6 +77,10 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
     for one, other in zip(lines(place), read_rounds(place / "whole" / "small" / "rounds.jsonl"), strict=True):
         assert sum(one["payload"]["up"].values()) >= sum(other["payload"]["up"].values()), "none is lost"
+
+
+def a_rounds_seconds(folder):
+    return statistics.median(line["seconds"] for line in read_rounds(folder / "rounds.jsonl"))
 
 
 def alive(pid):

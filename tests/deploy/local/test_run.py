@@ -117,7 +117,7 @@ def wait_for_rounds(place, number):
                 return
         except FileNotFoundError:
             pass
-        time.sleep(0.05)
+        time.sleep(0.005)
     raise AssertionError(f"no {number} rounds after 90 s")
 
 
