@@ -72,7 +72,7 @@ def test_who_came_first_with_other_names_takes_no_part_from_when_those_of_most_a
 def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_together(tmp_path):
     """The coordinator is started again before anything is fixed, and hears the other one first."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=4.0)
-    with Federation(tmp_path, "one", "odd", taken_over=True, rounds=1000, policy=policy) as f:
+    with Federation(tmp_path, "one", "odd", taken_over=True, rounds=100_000, policy=policy) as f:
         first = f.coordinator()
         said = {"can": ["names"]}
         f.raw("one", hello={**said, "names": ["a", "b", "c"]}, again=0.5)
@@ -85,15 +85,13 @@ def test_a_device_alone_and_one_that_calls_its_classes_otherwise_never_train_tog
         f.proxy.passes = lambda frame: True
         f.proxy.cut("one")
         f.wait_until(lambda: "says other class names" in f.log_of(second), "one of them to wait")
-        since = len(f.rounds())
-        time.sleep(3.0)  # some dozen rounds, where one of them trains alone
-        assert all(len(line["participants"]) == 1 for line in f.rounds()[since + 1 :])
+        f.stays(lambda: all(len(line["participants"]) == 1 for line in f.rounds()), "each alone", 3.0)
 
 
 def test_in_a_tie_of_names_neither_side_learns_alone(tmp_path):
     """Whoever comes first does, as nobody contradicts; the round in hand may end."""
     policy = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=3.0, grace_seconds=1.0)
-    with Federation(tmp_path, "bad", "one", "two", rounds=500, policy=policy) as f:
+    with Federation(tmp_path, "bad", "one", "two", rounds=100_000, policy=policy) as f:
         coordinator = f.coordinator()
         f.raw("bad", hello={"can": ["names"], "names": ["x", "y", "z"]})
         f.wait_until(lambda: len(f.rounds()) >= 2, "rounds of one that is alone")

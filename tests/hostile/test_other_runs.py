@@ -30,9 +30,9 @@ JobRunner.answer = held
 """
 
 
-def held_in(f, least, *devices):
-    """Devices that hold on to their first question of such a round, and until when."""
-    planted = HELD.format(folder=str(f.folder), least=least)
+def held_in(f, least, *devices, planted=""):
+    """Devices that hold on to their first question from such a round on until a file `go` is there; and a check."""
+    planted += HELD.format(folder=str(f.folder), least=least)
     started = [f.device(name, planted=planted) for name in devices]
     return started, lambda: all((f.folder / f"at-{name}").exists() for name in devices)
 
@@ -111,7 +111,7 @@ def smallest(f, name):
 
 
 def test_an_answer_without_a_receipt_is_not_said_to_a_coordinator_that_has_not_said_its_plan(tmp_path):
-    with Federation(tmp_path, "one", "small", taken_over=True, rounds=9, policy=BOTH) as f:
+    with Federation(tmp_path, "one", "small", taken_over=True, rounds=100_000, policy=BOTH) as f:
         f.proxy.passes = lambda frame: not (frame.down and frame.kind == "receipt")
         first, devices = f.coordinator(), [f.device("one"), smallest(f, "small")]
         f.wait_until(lambda: len(f.rounds()) >= 2, "two rounds")

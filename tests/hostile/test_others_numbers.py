@@ -70,7 +70,7 @@ def test_a_device_takes_no_names_of_views_from_the_others(tmp_path):
 
 def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
     """The series that alerts and the judge of a wave look at is the honest device's alone."""
-    with Federation(tmp_path, "honest", "liar", rounds=400, policy=BOTH) as f:
+    with Federation(tmp_path, "honest", "liar", rounds=100_000, policy=BOTH) as f:
         coordinator = f.coordinator()
         f.raw("honest", measuring(0.9), hello={"domain": "street"})
         joined(f, "honest")

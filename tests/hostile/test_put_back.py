@@ -22,7 +22,7 @@ def killed_after(f, process, rounds):
 
 
 def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
-    with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=2000, policy=ALONE) as f:
+    with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE) as f:
         coordinator, mine = f.coordinator(), folder_of(f, "one")
         one, _ = f.device("one"), f.device("two")
         f.wait_until(lambda: (mine / "device.previous.json").exists(), "an answer of its own")
@@ -52,7 +52,7 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
 
 
 def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_one_line(tmp_path):
-    with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=2000, policy=ALONE) as f:
+    with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=100_000, policy=ALONE) as f:
         coordinator = f.coordinator()
         one, _ = f.device("one"), f.device("two")
         previous = folder_of(f, "one") / "device.previous.json"

@@ -13,17 +13,9 @@ from protofleet.protocol.wire.names import COORDINATOR
 from tests.hostile.federation import Federation
 from tests.hostile.test_clocks import DAY, Dial, rejected, renewed
 from tests.hostile.test_old_words import hellos, said_to, tell_again, until_connected
+from tests.hostile.test_other_runs import held_in
 
 ALONE = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=600)
-SLOW = """
-import time
-from protofleet.edge_client.job_runner import JobRunner
-at_once = JobRunner.answer
-def slowly(*given):
-    time.sleep(1.0)
-    return at_once(*given)
-JobRunner.answer = slowly
-"""
 
 
 def run_on_disk(f):
@@ -80,8 +72,9 @@ def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restar
     ) as f:
         kept = kept_of_an_earlier_run(f)
         assert kept
-        summer, real = f.coordinator(), f.device("real", planted=SLOW)
-        f.wait_until(f.rounds, "the first round")
+        summer = f.coordinator()
+        (real,), held = held_in(f, 2, "real")
+        f.wait_until(held, "the second round")
         renewed(f, COORDINATOR)
         renewed(f, "real")
         f.proxy.passes = lambda frame: not (frame.down and frame.party == "real")
@@ -91,11 +84,12 @@ def test_a_renewal_of_the_coordinator_makes_no_earlier_run_news(tmp_path, restar
             until_connected(f, "real", before + 1)
         is_not_taken_back_to_spring(f, real, kept)
         f.proxy.passes = lambda frame: True
+        (f.folder / "go").touch()
         assert f.wait_for_end(summer) == 0 and f.wait_for_end(real) == 0, f.last_words()
 
 
 def test_a_renewal_of_a_device_lets_no_farewell_of_an_earlier_start_put_it_out(tmp_path):
-    with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
+    with Federation(tmp_path, "real", taken_over=True, rounds=100_000, policy=ALONE) as f:
         coordinator, first = f.coordinator(), f.device("real")
         byes = farewells_of(f, first)
         f.device("real")
@@ -110,7 +104,7 @@ def test_a_coordinators_clock_that_goes_back_makes_no_farewell_of_an_earlier_sta
 ):
     monkeypatch.setattr(Authority, "now", lambda self: int(time.time() - 5 * DAY))  # the records are older
     clock = Dial(tmp_path / "clock", -2 * DAY)
-    with Federation(tmp_path, "real", taken_over=True, rounds=4000, policy=ALONE) as f:
+    with Federation(tmp_path, "real", taken_over=True, rounds=100_000, policy=ALONE) as f:
         coordinator, first = f.coordinator(planted=clock.planted), f.device("real", ahead=-2 * DAY)
         byes = farewells_of(f, first)
         clock.turn(0.0)
@@ -127,8 +121,9 @@ def test_one_start_under_a_slow_clock_makes_no_earlier_run_news(tmp_path, monkey
     ) as f:
         kept = kept_of_an_earlier_run(f, ahead=-2.5 * DAY)
         assert kept
-        summer, real = f.coordinator(), f.device("real", planted=SLOW)
-        f.wait_until(f.rounds, "the first round")
+        summer = f.coordinator()
+        (real,), held = held_in(f, 2, "real")
+        f.wait_until(held, "the second round")
         f.proxy.passes = lambda frame: not (frame.down and frame.party == "real")
         for ahead in (-2 * DAY, 0.0):
             real.kill()
