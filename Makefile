@@ -22,7 +22,7 @@ HOST   ?=
 ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-containers check format bench fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo test test-all test-containers check format bench bench-check fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## this list
@@ -65,8 +65,11 @@ check: $(VENV)/.dev .links ## lint, format and types
 format: $(VENV)/.dev ## put the code in its house form
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-bench: $(VENV)/.dev mosquitto ## what it costs: time, bytes, memory; beside Flower where it installs
+bench: $(VENV)/.dev mosquitto ## what it costs, in ratios of one run: make bench ARGS="run-10 --against HEAD~1"
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+bench-check: $(VENV)/.dev mosquitto ## what has become worse than the last landed figures, in pairs with their commit
+	@$(BIN)/python -m benchmarks check $(ARGS)
 
 fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make fuzz INPUTS=10000000
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)

@@ -1,55 +1,112 @@
-"""`python -m benchmarks [name ...]`: run them, write one JSON each, print one table."""
+"""`python -m benchmarks [MEASURE ...]` takes measures and keeps them; `check` says what has become worse."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
+import argparse
+import contextlib
 import sys
-from datetime import datetime, timezone
-from importlib import import_module
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
+from benchmarks.harness import history
+from benchmarks.harness.compare import rows, taken, worse
+from benchmarks.harness.history import Entry
+from benchmarks.harness.measure import Measure, MeasureError
+from benchmarks.harness.trees import Tree, TreeError, other_tree, this_tree
+from benchmarks.measures.catalog import ALL, USUAL
 
-NAMES = ("rounds", "transfer", "memory", "sealing", "beside", "wear", "flower")
-BY_NAME = ("stack",)  # which needs Docker and images
-RESULTS = Path(__file__).parent / "results"
+WORSE, FAILED = 1, 2
+PAIRS = 5
 
 
-def main(chosen: list[str]) -> int:
-    if unknown := set(chosen) - {*NAMES, *BY_NAME}:
-        print(
-            f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join((*NAMES, *BY_NAME))}",
-            file=sys.stderr,
-        )
-        return 2
-    RESULTS.mkdir(exist_ok=True)
-    for name in chosen or NAMES:
-        print(f"== {name}", flush=True)
-        result = {"machine": machine(), **import_module(f"benchmarks.{name}").measure()}
-        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        for key, value in flat(result):
-            print(f"{key:60} {value}")
+def main(words: Sequence[str]) -> int:
+    options = parsed(words)
+    known = ALL
+    if unknown := sorted(set(options.measures) - known.keys()):
+        return failed(f"no measure {', '.join(unknown)}; `list` shows all {len(known)}")
+    chosen = [known[name] for name in options.measures] or list(USUAL)
+    try:
+        match options.job:
+            case "list":
+                for measure in known.values():
+                    print(f"{measure.name:14} {measure.what}")
+                return 0
+            case "check":
+                return check(chosen, options.times)
+        return take(chosen, options.times, options.against, options.keep)
+    except (MeasureError, TreeError, ValueError) as error:
+        return failed(str(error))
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("measures", nargs="*", metavar="MEASURE", help="the usual ones, if none is named")
+    parser.add_argument(
+        "--against", default="", metavar="TREE", help="beside a folder, or a git ref of this one"
+    )
+    parser.add_argument(
+        "--times", type=int, default=PAIRS, metavar="N", help=f"values or pairs (default {PAIRS})"
+    )
+    parser.add_argument("--keep", action="store_true", help=f"add the figures to {history.FILE.name}")
+    jobs = [word for word in words if word in ("list", "check")]
+    parser.set_defaults(job=jobs[0] if jobs else "take")
+    return parser.parse_args([word for word in words if word not in jobs])
+
+
+def failed(why: str) -> int:
+    print(f"benchmarks: {why}", file=sys.stderr)
+    return FAILED
+
+
+def take(chosen: Sequence[Measure], times: int, against: str, keep: bool) -> int:
+    with trees(against) as (this, other):
+        for measure in chosen:
+            found = taken(measure, this, other, times, tell)
+            show(found, measure)
+            if keep:
+                history.append(found)
     return 0
 
 
-def machine() -> dict[str, object]:
-    return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+def check(chosen: Sequence[Measure], times: int) -> int:
+    """Each measure that has landed figures, in pairs with the commit that they are of.
+
+    What seems worse is taken once more: of dozens of figures, one in thirty leaves its interval by chance.
+    """
+    landed, found = history.read(), list[str]()
+    for measure in chosen:
+        if (before := history.last(landed, measure.name)) is None:
+            tell(f"{measure.name} has no landed figures yet")
+        elif suspects := worse(beside(measure, before, times), before, measure.figures):
+            again = worse(beside(measure, before, times), before, measure.figures)
+            found += [line for name, line in again.items() if name in suspects]
+    for line in found:
+        print(f"worse: {line}")
+    if not found:
+        print(f"nothing is worse than the landed figures by more than the noise ({times} pairs each)")
+    return WORSE if found else 0
 
 
-def flat(table: dict[str, object], where: str = "") -> list[tuple[str, object]]:
-    rows: list[tuple[str, object]] = []
-    for key, value in table.items():
-        path = f"{where}.{key}" if where else key
-        rows += flat(value, path) if isinstance(value, dict) else [(path, value)]
-    return rows
+def beside(measure: Measure, before: Entry, times: int) -> Entry:
+    with trees(before.commit) as (this, other):
+        return taken(measure, this, other, times, tell)
+
+
+@contextlib.contextmanager
+def trees(against: str) -> Iterator[tuple[Tree, Tree | None]]:
+    with tempfile.TemporaryDirectory(prefix="bench-trees-") as place:
+        yield this_tree(Path(place)), other_tree(against, Path(place)) if against else None
+
+
+def show(found: Entry, measure: Measure) -> None:
+    print(f"== {measure.name}: {measure.what}; load {found.load[0]} to {found.load[1]}")
+    for row in rows(found, measure.figures):
+        print(row, flush=True)
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

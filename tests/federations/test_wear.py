@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.wear import Written, one, run
+from benchmarks.programs.wear import Written, one, run
 from protofleet.methods.contract.plan import Network, Plan
 from tests.support.small_federation import simulation
 

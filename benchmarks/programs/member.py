@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks.fleet import FEDERATION, PATIENCE
+from benchmarks.programs.fleet import FEDERATION, PATIENCE
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.job import local_jobs

@@ -1,4 +1,4 @@
-"""The FedAvg of `rounds.py` with Flower's real processes, and with ours beside it in the same run.
+"""The FedAvg of benchmarks/programs/rounds.py with Flower's real processes, and with ours beside it in the same run.
 
 Flower: a superlink and ten supernodes on the loopback without encryption, as its guide starts them, in a
 virtual environment of its own that holds Flower and NumPy. Its app trains nothing and needs no torch, so it
@@ -22,24 +22,21 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from benchmarks.fleet import Clockwork, broker, conduct, members
-from benchmarks.flower_app.processes import LOOPBACK, CountingProxy, Family, free_port, listens
-from benchmarks.rounds import DEVICES, MODEL, ROUNDS, one, ratio
-from protofleet.coordinator.observe.view import RunView
-from protofleet.coordinator.round.events import Command, Event, Joined
-from protofleet.coordinator.round.policy import Policy
-from protofleet.protocol.transport.address import BrokerAddress
+from benchmarks.harness.measure import Figure, MeasureError
+from benchmarks.harness.processes import LOOPBACK, CountingProxy, Family, free_port, listens
+from benchmarks.harness.trees import ROOT, Tree
+from benchmarks.programs.counted import PAYLOAD
+from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS
 
 WANTED = ("flwr==1.41.0", "numpy>=2,<3")  # Flower's command line changes with every few versions
-EXAMPLES = 31
 INSTALL_SECONDS, START_SECONDS, LIMIT_SECONDS = 600.0, 180.0, 300.0
 SHAPES = [list(w.shape) for w in MODEL.model().state_dict().values()]
-PAYLOAD = 2 * DEVICES * sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -59,18 +56,39 @@ class NotInstalled(Exception):  # noqa: N818
     pass
 
 
-def measure() -> dict[str, object]:
-    try:
-        python = environment()
-    except NotInstalled as reason:
-        print(f"flower is skipped: {reason}", file=sys.stderr, flush=True)
-        return {"skipped": str(reason)}
-    return {
-        "devices": DEVICES,
-        "payload_bytes_a_round": PAYLOAD,
-        "flower": {"versions": versions(python), **theirs(python.parent)},
-        "ours": ours(),
-    }
+@dataclass(frozen=True)
+class Flower:
+    name: str = "flower"
+    what: str = "a round of FedAvg with ten devices, 53,002 parameters and trivial training, beside Flower's"
+    figures: dict[str, Figure] = field(
+        default_factory=lambda: {
+            "round over Flower's": Figure("", steady=True),
+            "memory when idle over Flower's": Figure("", steady=True),
+            "bytes through the sockets / payload": Figure("", steady=True),
+            "Flower's bytes / payload": Figure("", steady=True),
+        }
+    )
+
+    def take(self, tree: Tree, folder: Path) -> dict[str, float]:
+        try:
+            theirs = of_flower(environment().parent, folder / "flower")
+        except (NotInstalled, RuntimeError) as error:
+            raise MeasureError(f"Flower: {error}") from None
+        ours = of_ours(tree, folder / "ours")
+        return {
+            "round over Flower's": ours["round_seconds_median"] / theirs["round_seconds_median"],
+            "memory when idle over Flower's": ours["idle"]["pss_MB"] / theirs["idle"]["pss_MB"],
+            "bytes through the sockets / payload": ours["bytes_over_payload"],
+            "Flower's bytes / payload": theirs["bytes_over_payload"],
+        }
+
+
+def of_ours(tree: Tree, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    with Family(folder, tree.environment()) as family:
+        command = tree.command("benchmarks.programs.counted", str(folder))
+        told = family.finish("ours", LIMIT_SECONDS, *command)
+        return dict(json.loads(told.splitlines()[-1]))
 
 
 def environment() -> Path:
@@ -98,20 +116,11 @@ def asked(command: Sequence[str]) -> None:
         raise NotInstalled(f"{' '.join(command[1:])}: no end after {INSTALL_SECONDS:.0f} s") from None
 
 
-def versions(python: Path) -> dict[str, str]:
-    code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
-    names = ("flwr", "numpy", "httpx", "uvicorn")
-    told = subprocess.run(
-        [python, "-c", code, *names], capture_output=True, text=True, check=True, timeout=60
-    )
-    return dict(json.loads(told.stdout))
-
-
-def theirs(programs: Path) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        folder = Path(place)
+def of_flower(programs: Path, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"  # a superlink starts its helpers by name
-        family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": place, "PATH": path}))
+        family = stack.enter_context(Family(folder, {**QUIET, "FLWR_HOME": str(folder), "PATH": path}))
         link = superlink(family)
         proxy = stack.enter_context(CountingProxy(link))
         supernodes(family, proxy.port)
@@ -125,7 +134,7 @@ def theirs(programs: Path) -> dict[str, object]:
         "rounds": len(seconds),
         "round_seconds_median": round(statistics.median(seconds), 2),
         "round_seconds": [round(s, 2) for s in seconds],
-        "bytes_over_payload": ratio(marks[-1][1] - marks[0][1], PAYLOAD * len(seconds)),
+        "bytes_over_payload": (marks[-1][1] - marks[0][1]) / (PAYLOAD * len(seconds)),
         "idle": idle,
     }
 
@@ -165,7 +174,7 @@ def submit(family: Family, link: int) -> Path:
     wish.write_text(
         f'shapes = "{json.dumps(SHAPES)}"\ndevices = {DEVICES}\nrounds = {ROUNDS}\nnotes = "{notes}"\n'
     )
-    app = Path(__file__).parent / "flower_app"
+    app = ROOT / "benchmarks" / "flower_app"
     family.finish("run", START_SECONDS, "flwr", "run", str(app), "bench", "--run-config", str(wish))
     return notes
 
@@ -181,48 +190,3 @@ def follow(notes: Path, proxy: CountingProxy) -> list[tuple[float, int]]:
         marks += [(float(moment), proxy.bytes) for moment in ended[len(marks) :]]
         time.sleep(0.1)
     return marks
-
-
-def ours() -> dict[str, object]:
-    """In a process of its own, so that its memory is a coordinator's and its end is in our hands."""
-    with tempfile.TemporaryDirectory() as place, Family(Path(place)) as family:
-        told = family.finish("ours", LIMIT_SECONDS, sys.executable, "-m", "benchmarks.flower", place)
-        return dict(json.loads(told.splitlines()[-1]))
-
-
-def in_child(folder: Path) -> dict[str, object]:
-    observer = Present(Family(folder))
-    policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
-    (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
-    names = [f"device-{i}" for i in range(DEVICES)]
-    with broker(folder) as running, CountingProxy(running.address.port) as proxy:
-        observer.proxy = proxy
-        with members(folder, names, BrokerAddress(port=proxy.port), EXAMPLES):
-            conduct(folder, MODEL, policy, running.address, observer)
-            counted = proxy.bytes - observer.before
-    return {
-        "rounds": ROUNDS,
-        **one(MODEL, EXAMPLES),
-        "bytes_over_payload": ratio(counted, PAYLOAD * ROUNDS),
-        "idle": observer.idle,
-    }
-
-
-class Present(Clockwork):
-    """Takes the idle memory, and notes the bytes so far, when the last device has joined."""
-
-    def __init__(self, family: Family) -> None:
-        super().__init__()
-        self.family, self.joined, self.before = family, 0, 0
-        self.idle: dict[str, float] = {}
-        self.proxy: CountingProxy | None = None
-
-    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
-        self.joined += isinstance(event, Joined)
-        if self.proxy is not None and self.joined == DEVICES and not self.idle:
-            self.idle = self.family.settled_memory()
-            self.before = self.proxy.bytes
-
-
-if __name__ == "__main__":
-    print(json.dumps(in_child(Path(sys.argv[1]))))

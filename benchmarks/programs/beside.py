@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgpack
 
-from benchmarks.member import MadeUp, made_up
+from benchmarks.programs.member import MadeUp, made_up
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan

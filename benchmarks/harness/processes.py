@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -51,32 +52,31 @@ class Family:
         for child in self.started:
             child.wait(KILL_SECONDS)
 
-    def start(self, name: str, *command: str) -> Path:
+    def start(self, name: str, *command: str, more: Mapping[str, str] = {}) -> Path:
         """Its log is the answer."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as out:
-            self.started.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    env=self.environment,
-                    start_new_session=True,
-                )
-            )
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                env={**self.environment, **more}, start_new_session=True,
+            )  # fmt: skip
+        self.started.append(process)
         return log
 
     def finish(self, name: str, seconds: float, *command: str) -> str:
         """Run it to its end, and return what it said."""
         said = self.start(name, *command)
+        self.wait(name, seconds)
+        return said.read_text()
+
+    def wait(self, name: str, seconds: float) -> None:
+        """For what was started last."""
         try:
             code = self.started[-1].wait(seconds)
         except subprocess.TimeoutExpired:
             code = -1
         if code != 0:
             raise RuntimeError(f"{name} failed or took over {seconds:.0f} s; {self.last_words()}")
-        return said.read_text()
 
     def members(self) -> list[int]:
         mark = f"{MARK}={self.folder}".encode()
@@ -95,6 +95,10 @@ class Family:
 
     def memory(self) -> dict[str, float]:
         return held(self.members())
+
+    def cpu_seconds(self) -> float:
+        """Of all that run, and of their children that have ended and were waited for."""
+        return sum(cpu_seconds(p) for p in self.members())
 
     def last_words(self) -> str:
         ends = [(log.name, log.read_text(errors="replace")[-600:]) for log in self.folder.glob("*.log")]
@@ -131,6 +135,34 @@ def _rollup(process: int) -> str:
 
 def _field(rollup: str, name: str) -> float:
     return sum(int(line.split()[1]) * 1024 / MB for line in rollup.splitlines() if line.startswith(name))
+
+
+def cpu_seconds(process: int) -> float:
+    """In user and system mode, with children that have ended; 0 where it has ended itself."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What the kernel says of a running process, all threads together."""
+
+    cpu_ns: int
+    written: (
+        int  # bytes of pages that it has made dirty, less those that were dropped before they were written
+    )
+
+    def __sub__(self, before: Counters) -> Counters:
+        return Counters(self.cpu_ns - before.cpu_ns, self.written - before.written)
+
+
+def counters(process: int) -> Counters:
+    place = Path(f"/proc/{process}")
+    threads = [int(path.read_text().split()[0]) for path in place.glob("task/*/schedstat")]
+    lines = dict(line.split(": ") for line in (place / "io").read_text().splitlines())
+    return Counters(sum(threads), int(lines["write_bytes"]) - int(lines["cancelled_write_bytes"]))
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.fleet import Clockwork, broker, conduct, members
+from benchmarks.programs.fleet import Clockwork, broker, conduct, members
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.runtime.allocator import return_large_blocks
@@ -41,7 +41,7 @@ def measure() -> dict[str, object]:
 
 
 def in_child(what: str, *arguments: object) -> float:
-    command = [sys.executable, "-m", "benchmarks.memory", what, *map(str, arguments)]
+    command = [sys.executable, "-m", "benchmarks.programs.memory", what, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return round(float(json.loads(done.stdout.strip().splitlines()[-1])), 1)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
-from benchmarks.member import made_up
+from benchmarks.programs.member import made_up
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.methods.contract.plan import Network, Plan

@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.fleet import Clockwork, broker, conduct, members
+from benchmarks.programs.fleet import Clockwork, broker, conduct, members
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 

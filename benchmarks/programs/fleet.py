@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.keys import make_keys
+from benchmarks.programs.keys import make_keys
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.observe.view import RunView
@@ -76,7 +76,7 @@ def members(
     try:
         for name in names:
             wish = {"name": name, "folder": str(folder), "port": address.port, "examples": examples}
-            command = [sys.executable, "-m", "benchmarks.member", json.dumps(wish)]
+            command = [sys.executable, "-m", "benchmarks.programs.member", json.dumps(wish)]
             processes[name] = subprocess.Popen(command)
         yield processes
     finally:

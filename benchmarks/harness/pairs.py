@@ -1,0 +1,84 @@
+"""What pairs of one run say: a ratio's median and spread, and whether it differs from 1 by more than the noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from benchmarks.harness.measure import Better
+
+COVERAGE = 0.9
+FEWEST = 4  # pairs; the extremes of fewer do not hold their median in 7 of 8 cases
+
+
+class Verdict(Enum):
+    WORSE = "worse"
+    SAME = "same"
+    BETTER = "better"
+    UNKNOWN = "too few pairs to say"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    n: int
+    median: float
+    low: float  # the interval that holds the true median in 9 of 10 cases, whatever the distribution
+    high: float
+    first: float  # quartile
+    third: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    if not values:
+        raise ValueError("there is nothing to take a median of")
+    found = sorted(values)
+    skipped = outside_interval(len(found))
+    first, _, third = (
+        statistics.quantiles(found, n=4, method="inclusive") if len(found) > 1 else (found[0],) * 3
+    )
+    return Spread(
+        len(found), statistics.median(found), found[skipped], found[len(found) - 1 - skipped], first, third
+    )
+
+
+def outside_interval(n: int) -> int:
+    """How many of n sorted values lie at each end outside of the interval for their median."""
+    skipped, tail = 0, 0.0
+    while skipped < n // 2:
+        tail += math.comb(n, skipped) / 2**n
+        if 1 - 2 * tail < COVERAGE:
+            break
+        skipped += 1
+    return max(0, skipped - 1)
+
+
+def ratios(these: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of values that were taken one after the other. Nothing over nothing is no change."""
+    return [ratio(a, b) for a, b in zip(these, others, strict=True)]
+
+
+def ratio(a: float, b: float) -> float:
+    if b == 0:
+        return 1.0 if a == 0 else math.inf
+    return a / b
+
+
+def verdict(of: Spread, better: Better) -> Verdict:
+    """Of ratios this / other."""
+    if of.low <= 1.0 <= of.high:
+        return Verdict.SAME
+    if of.n < FEWEST:
+        return Verdict.UNKNOWN
+    return Verdict.WORSE if (of.low > 1.0) == (better == "lower") else Verdict.BETTER
+
+
+def apart(these: Spread, others: Spread, better: Better) -> Verdict:
+    """Of two series that were not taken in pairs: only whole intervals that do not touch differ."""
+    if these.low <= others.high and others.low <= these.high:
+        return Verdict.SAME
+    if min(these.n, others.n) < FEWEST:
+        return Verdict.UNKNOWN
+    return Verdict.WORSE if (these.low > others.high) == (better == "lower") else Verdict.BETTER

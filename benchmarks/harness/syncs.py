@@ -1,0 +1,36 @@
+"""Counting the syncs of a process, and slowing them down, by a library that is built for it here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from benchmarks.harness.measure import MeasureError
+
+SOURCE = Path(__file__).with_name("syncs.c")
+SIZE = 8
+
+
+class Syncs:
+    """Of every process that is started with `environment`."""
+
+    def __init__(self, folder: Path, pause_seconds: float = 0.0) -> None:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise MeasureError(
+                "syncs are counted by a library that has to be compiled, and there is no compiler: install gcc"
+            )
+        library, self._file = folder / "syncs.so", folder / "syncs"
+        command = [compiler, "-O2", "-Wall", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"]
+        built = subprocess.run(command, capture_output=True, text=True)
+        if built.returncode != 0:
+            raise MeasureError(f"{SOURCE} cannot be built: {built.stderr}")
+        self._file.write_bytes(bytes(SIZE))
+        self.environment = {
+            "LD_PRELOAD": str(library), "SYNCS_FILE": str(self._file), "SYNCS_US": str(round(1e6 * pause_seconds)),
+        }  # fmt: skip
+
+    @property
+    def count(self) -> int:
+        return int.from_bytes(self._file.read_bytes(), "little")

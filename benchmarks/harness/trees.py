@@ -1,0 +1,120 @@
+"""The code that is measured: this checkout, another folder, or what a git ref holds.
+
+All trees run on one Python with the same packages. A tree's folders are linked together under the name that they are
+imported by, and stand before what is installed. The programs that play devices are this checkout's wherever they can
+be imported with the other tree's code, so that both sides meet the same load; else they are the other tree's own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofleet.protocol.settings.reader import SettingsError, read_toml
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAMS = tuple(f"benchmarks.programs.{p.stem}" for p in ROOT.glob("benchmarks/programs/[a-z]*.py"))
+LIMIT = 120.0
+
+
+class TreeError(Exception):
+    """There is no such tree, or its code does not run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    label: str
+    commit: str
+    folder: Path
+    path: tuple[Path, ...]  # where Python looks before all else
+    python: str = sys.executable
+
+    def environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        return {**kept, "PYTHONPATH": os.pathsep.join(map(str, self.path)), "OMP_NUM_THREADS": "1", **more}
+
+    def command(self, module: str, *arguments: str) -> list[str]:
+        """Nothing of the working directory is imported."""
+        safe = ("-P",) if sys.version_info >= (3, 11) else ()
+        return [self.python, *safe, "-m", module, *arguments]
+
+
+def this_tree(scratch: Path) -> Tree:
+    return tree_of(ROOT, "this", scratch / "this")
+
+
+def other_tree(wanted: str, scratch: Path) -> Tree:
+    """Of a folder, or of a git ref of this checkout."""
+    if Path(wanted).is_dir():
+        return tree_of(Path(wanted).resolve(), wanted, scratch / "other")
+    folder = scratch / "checkout"
+    commit = unpack(wanted, folder)
+    return tree_of(folder, wanted, scratch / "other", commit)
+
+
+def unpack(ref: str, folder: Path) -> str:
+    """Write what a git ref holds into a folder; its commit. Git is asked for an archive, and keeps no worktree."""
+    commit = git(ROOT, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if not commit:
+        raise TreeError(f"{ref} is neither a folder nor a commit of {ROOT}; fetch it, or name a folder")
+    made = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True)
+    folder.mkdir(parents=True)
+    with tarfile.open(fileobj=io.BytesIO(made.stdout)) as archive:
+        for member in archive:
+            archive.extract(member, folder, set_attrs=False)
+    return commit
+
+
+def tree_of(folder: Path, label: str, scratch: Path, commit: str = "") -> Tree:
+    link_packages(folder, scratch)
+    commit = commit or git(folder, "rev-parse", "HEAD")
+    ours = Tree(label, commit, folder, (scratch, ROOT))
+    if (problem := fault_in(ours)) and folder != ROOT:
+        ours, before = Tree(label, commit, folder, (scratch, folder)), problem
+        if problem := fault_in(ours):
+            problem = f"{problem}; and with this checkout's programs: {before}"
+    if problem:
+        raise TreeError(f"{label}: {problem}")
+    return ours
+
+
+def link_packages(folder: Path, into: Path) -> None:
+    """The tree's packages under the names of its pyproject.toml."""
+    try:
+        places: dict[str, str] = read_toml(folder / "pyproject.toml")["tool"]["setuptools"]["package-dir"]
+    except (SettingsError, KeyError) as error:
+        raise TreeError(f"{folder} is no checkout of protofleet: {error}") from None
+    for name, place in sorted(places.items()):
+        target = into.joinpath(*name.split("."))
+        if "." in name:
+            target.symlink_to(folder / place)
+            continue
+        target.mkdir(parents=True)
+        for file in (folder / place).glob("*.py"):
+            (target / file.name).symlink_to(file)
+
+
+def fault_in(tree: Tree) -> str:
+    """Why its code cannot be measured, or nothing."""
+    code = "import sys, importlib, protofleet as p; print(p.__file__); [*map(importlib.import_module, sys.argv[1:])]"
+    done = subprocess.run(
+        [tree.python, "-P", "-c", code, *PROGRAMS],
+        capture_output=True, text=True, env=tree.environment(), timeout=LIMIT, cwd="/",
+    )  # fmt: skip
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if not done.stdout.startswith(str(tree.path[0])):
+        return f"`import protofleet` finds {done.stdout.strip()} in place of {tree.folder}"
+    return ""
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git says, or nothing."""
+    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,199 @@
+"""What an answer costs a coordinator: CPU, seconds, bytes on the wire and on the disk, syncs, answers said again.
+
+A real coordinator process over a real Mosquitto, with robots (benchmarks/programs/robots.py) for devices: FedProto,
+20 kB of prototypes each. Counted from the end of the first round to the end of the last training round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.measure import Figure, MeasureError
+from benchmarks.harness.processes import Counters, Family, counters
+from benchmarks.harness.syncs import Syncs
+from benchmarks.harness.trees import Tree
+from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.deploy.enrol.local_federation import LocalFederation, enrol_federation
+from protofleet.protocol.settings.reader import write_toml
+from protofleet.protocol.wire.names import COORDINATOR
+
+FEDERATION = "swarm"
+POLL_SECONDS = 0.005
+LIMIT_SECONDS = 900.0
+SHARED_MEMORY = Path("/dev/shm")
+
+FIGURES = {
+    "coordinator's CPU an answer": Figure("ms"),
+    "from the ask to the last answer": Figure("s"),
+    "wire / payload": Figure("", steady=True),
+    "written / payload": Figure("", steady=True),
+    "syncs an answer": Figure("", steady=True),
+    "answers said again": Figure("of 100"),
+}
+
+
+@dataclass(frozen=True)
+class Answers:
+    robots: int
+    rounds: int = 4
+    sync_seconds: float = 0.0  # that the disk takes longer for each sync
+    figures: dict[str, Figure] = field(default_factory=lambda: dict(FIGURES))
+
+    @property
+    def name(self) -> str:
+        return f"{'slow-disk' if self.sync_seconds else 'answers'}-{self.robots}"
+
+    @property
+    def what(self) -> str:
+        slow = f", each sync {1e3 * self.sync_seconds:.0f} ms longer" if self.sync_seconds else ""
+        return f"a coordinator with {self.robots} robots that answer 20 kB each{slow}"
+
+    def take(self, tree: Tree, folder: Path) -> dict[str, float]:
+        with Swarm(tree, folder, self.robots, self.rounds, sync_seconds=self.sync_seconds) as swarm:
+            before = swarm.at_round(1)
+            after = swarm.at_round(self.rounds)
+            records = swarm.finish()[1 : self.rounds]
+        said = after.told["answers said"] - before.told["answers said"]
+        answers = self.robots * (self.rounds - 1)
+        spent, payload = after.process - before.process, total(records, "payload")
+        return {
+            "coordinator's CPU an answer": spent.cpu_ns / 1e6 / answers,
+            "from the ask to the last answer": sum(p["seconds"] for r in records for p in r["phases"])
+            / len(records),
+            "wire / payload": total(records, "wire") / payload,
+            "written / payload": spent.written / payload,
+            "syncs an answer": (after.syncs - before.syncs) / answers,
+            "answers said again": 100 * max(0, said - answers) / answers,
+        }
+
+
+def total(records: list[dict[str, Any]], what: str) -> int:
+    return sum(size for record in records for way in record[what].values() for size in way.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    process: Counters  # of the coordinator
+    syncs: int
+    told: dict[str, int]  # by the robots
+
+
+class Swarm:
+    """A coordinator and its robots, while the `with` lasts."""
+
+    def __init__(
+        self, tree: Tree, folder: Path, robots: int, rounds: int, *,
+        cohort: int = 0, hold_seconds: float = 0.0, sync_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.tree, self.folder, self.rounds, self.cohort = tree, folder, rounds, cohort or robots
+        self.names = [f"robot-{i:05d}" for i in range(robots)]
+        self.hold_seconds, self.sync_seconds = hold_seconds, sync_seconds
+        self.lines = folder / "runs" / FEDERATION / "rounds.jsonl"
+
+    def __enter__(self) -> Swarm:
+        with contextlib.ExitStack() as stack:
+            fleet = enrol_federation(self.folder / "enrolled", FEDERATION, self.names)
+            self.family = stack.enter_context(Family(self.folder, self.tree.environment()))
+            broker = stack.enter_context(LocalBroker(self.folder / "broker", "mosquitto"))
+            self.syncs = Syncs(self.folder, self.sync_seconds)
+            self._coordinator(fleet, broker.address.port)
+            self.robots = stack.enter_context(self._robots(fleet, broker.address.port))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.__exit__(None, None, None)
+
+    def _coordinator(self, fleet: LocalFederation, port: int) -> None:
+        n = len(self.names)
+        settings = {
+            "name": FEDERATION, "federation": FEDERATION, "folder": str(self.folder / "runs"),
+            "enrolled": str(fleet.folder_of(COORDINATOR)), "devices": str(fleet.root / "records"),
+            "rounds": self.rounds, "classes": 10, "size": 32, "threads": 1,
+            "method": {"name": "fedproto"}, "network": {"name": "cnn4"},
+            "policy": {"quorum": self.cohort, "cohort": self.cohort, "gather": n, "settle_seconds": 60.0,
+                       "straggler_factor": 0.0},
+            "broker": {"host": "127.0.0.1", "port": port},
+        }  # fmt: skip
+        path = self.folder / "coordinator.toml"
+        path.write_text(write_toml(settings))
+        command = self.tree.command("protofleet", "coordinator", str(path))
+        self.family.start("coordinator", *command, more=self.syncs.environment)
+        self.process = self.family.started[-1]
+
+    @contextlib.contextmanager
+    def _robots(self, fleet: LocalFederation, port: int) -> Iterator[subprocess.Popen[str]]:
+        memory = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        with tempfile.TemporaryDirectory(dir=memory) as place, (self.folder / "robots.log").open("w") as log:
+            wish = {
+                "names": self.names, "federation": FEDERATION, "enrolled": str(fleet.folder / "devices"),
+                "folder": place, "port": port, "hold_seconds": self.hold_seconds,
+            }  # fmt: skip
+            robots = subprocess.Popen(
+                self.tree.command("benchmarks.programs.robots", json.dumps(wish)), env=self.family.environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd="/",
+            )  # fmt: skip
+            try:
+                yield robots
+            finally:
+                robots.kill()
+                robots.communicate()
+
+    def ask_robots(self) -> dict[str, int]:
+        assert self.robots.stdin is not None and self.robots.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.robots.stdin.write("\n")
+            self.robots.stdin.flush()
+        if not (line := self.robots.stdout.readline()):
+            raise MeasureError(f"the robots have ended: {self.family.last_words()}")
+        told: dict[str, int] = json.loads(line)
+        return {"answers said": 0, "hellos": 0, "answers": 0, **told}
+
+    def sample(self) -> Sample:
+        return Sample(counters(self.process.pid), self.syncs.count, self.ask_robots())
+
+    def at_round(self, number: int) -> Sample:
+        """As soon as so many rounds have ended."""
+        self.until(lambda: self._ended() >= number, f"round {number}")
+        return self.sample()
+
+    def until(self, true: Any, what: str) -> None:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not true():
+            if self.process.poll() is not None or self.robots.poll() is not None:
+                raise MeasureError(f"before {what} a process ended: {self.family.last_words()}")
+            if time.monotonic() > deadline:
+                raise MeasureError(
+                    f"{what} did not come in {LIMIT_SECONDS:.0f} s: {self.family.last_words()}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _ended(self) -> int:
+        return self.lines.read_bytes().count(b"\n") if self.lines.exists() else 0
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The records of all rounds, once the run is over and went as it should."""
+        code = self.process.wait(LIMIT_SECONDS)
+        records: list[dict[str, Any]] = [json.loads(line) for line in self.lines.read_text().splitlines()]
+        told = self.ask_robots()
+        if code != 0 or len(records) != self.rounds + 1:
+            raise MeasureError(f"exit code {code} after {len(records)} rounds: {self.family.last_words()}")
+        for record in records:
+            answered = [len(phase["answered"]) for phase in record["phases"]]
+            if set(answered) != {self.cohort} or record["late"] or record["dropped"] or record["attempt"] > 1:
+                raise MeasureError(
+                    f"round {record['round']} went wrong: {answered} answered of {self.cohort}"
+                )
+        if odd := {k: n for k, n in told.items() if k.startswith(("connections lost", "receipts: refused"))}:
+            raise MeasureError(f"the robots met {odd}")
+        if not self.syncs.count:
+            raise MeasureError("not one sync was counted: the library that counts them was not loaded")
+        return records

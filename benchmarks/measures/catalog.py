@@ -1,0 +1,99 @@
+"""All measures, by name; those that take minutes, or what not every machine has, only where they are named."""
+
+from __future__ import annotations
+
+from benchmarks.harness.measure import Figure, Measure
+from benchmarks.measures.answers import Answers
+from benchmarks.measures.flower import Flower
+from benchmarks.measures.idle import Idle
+from benchmarks.measures.program import Program
+from benchmarks.measures.run import Run
+from benchmarks.measures.stack import Stack
+
+
+def ratio() -> Figure:
+    """Within one run, so that it holds on any machine."""
+    return Figure("", steady=True)
+
+
+TRANSFER = Program(
+    "transfer",
+    "64 MiB from a device to a coordinator, beside a plain publish through the same broker",
+    "transfer",
+    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
+)
+ROUND = Program(
+    "round",
+    "a round of 10 devices x 600 samples x 1 epoch x 53,002 parameters, beside a plain PyTorch loop",
+    "round_cost",
+    {"cpu over bare": ratio(), "seconds over bare": ratio(), "cpu": Figure("s"), "seconds": Figure("s")},
+)
+TRAINING = Program(
+    "training",
+    "CPU of a device's training (600 samples, 53,002 parameters), beside a plain PyTorch loop",
+    "bare",
+    {"halves over bare": ratio()},
+    {"devices": 1, "rounds": 30},
+)
+ROUNDS = Program(
+    "rounds",
+    "what a round costs beside the training: ten device processes, ten rounds",
+    "rounds",
+    {
+        "fedavg_53002: communication_seconds_median": Figure("s"),
+        "fedavg_53002: wire_over_payload_at_the_coordinator": ratio(),
+        "fedavg_53002: wire_over_payload_at_the_devices": ratio(),
+        "fedproto_20kB: communication_seconds_median": Figure("s"),
+        "fedproto_20kB: wire_over_payload_at_the_coordinator": ratio(),
+        "fedproto_20kB: wire_over_payload_at_the_devices": ratio(),
+    },
+)
+SEALING = Program(
+    "sealing",
+    "sealing and opening 45 MB, beside one SHA-256 and one AES-GCM pass",
+    "sealing",
+    {
+        "sealing_and_opening_over_plain": ratio(),
+        "bytes_over_payload": Figure("B", steady=True),
+        "bytes_of_an_envelope_over_its_payload": Figure("B", steady=True),
+    },
+)
+BESIDE = Program(
+    "beside",
+    "bytes of messages beside those of arrays, of one device in a round of FedProto",
+    "beside",
+    {"10 kB: beside": Figure("B", steady=True), "3.5 kB: beside": Figure("B", steady=True)},
+)
+WEAR = Program(
+    "wear",
+    "what a device makes durable in a round",
+    "wear",
+    {
+        f"{method}: {figure}": Figure(unit, steady=True)
+        for method in ("fedavg", "fedproto", "fedlsa", "fedplcc", "fedpall")
+        for figure, unit in (
+            ("made_bytes_a_round", "B"),
+            ("syncs_a_round", ""),
+            ("folder_bytes_at_most", "B"),
+        )
+    },
+)
+MEMORY = Program(
+    "memory",
+    "peak of a coordinator with a model of 45 MB, and an idle device's resident memory",
+    "memory",
+    {
+        "coordinator_peak_MB: cohort_2": Figure("MB", steady=True),
+        "coordinator_peak_MB: cohort_20": Figure("MB", steady=True),
+        "idle_device_MB": Figure("MB", steady=True),
+    },
+)
+
+USUAL: tuple[Measure, ...] = (
+    Run(), Answers(100), Answers(300), TRANSFER, ROUND, TRAINING, SEALING, BESIDE, WEAR,
+)  # fmt: skip
+BY_NAME: tuple[Measure, ...] = (
+    Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01), Idle(300), Idle(1000, seconds=300.0),
+    ROUNDS, MEMORY, Flower(), Stack(),
+)  # fmt: skip
+ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

@@ -1,0 +1,55 @@
+"""What devices cost that nobody asks: a round in which ten of many are asked, and keep their answers for minutes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.harness.measure import Figure, MeasureError
+from benchmarks.harness.trees import Tree
+from benchmarks.measures.answers import Swarm
+
+FIGURES = {
+    "coordinator's CPU": Figure("% of a core"),
+    "syncs": Figure("a second", steady=True),
+    "hellos": Figure("a second", steady=True),
+}
+
+
+@dataclass(frozen=True)
+class Idle:
+    robots: int
+    asked: int = 10
+    settle_seconds: float = 60.0  # after the last device has joined, before anything is counted
+    seconds: float = 120.0
+    figures: dict[str, Figure] = field(default_factory=lambda: dict(FIGURES))
+
+    @property
+    def name(self) -> str:
+        return f"idle-{self.robots}"
+
+    @property
+    def what(self) -> str:
+        return (
+            f"{self.robots} robots connected and {self.asked} of them asked, for {self.seconds:.0f} s of a round, "
+            f"from {self.settle_seconds:.0f} s after its ask"
+        )
+
+    def take(self, tree: Tree, folder: Path) -> dict[str, float]:
+        hold = self.settle_seconds + self.seconds + 60.0
+        with Swarm(tree, folder, self.robots, 1, cohort=self.asked, hold_seconds=hold) as swarm:
+            swarm.until(lambda: swarm.ask_robots()["answers"] >= self.asked, "the first ask")
+            time.sleep(self.settle_seconds)
+            before = swarm.sample()
+            time.sleep(self.seconds)
+            after = swarm.sample()
+        if after.told["connected"] != self.robots or after.told["answers said"]:
+            raise MeasureError(f"they were not idle: {after.told}")
+        if not after.syncs:
+            raise MeasureError("not one sync was counted: the library that counts them was not loaded")
+        return {
+            "coordinator's CPU": (after.process - before.process).cpu_ns / 1e7 / self.seconds,
+            "syncs": (after.syncs - before.syncs) / self.seconds,
+            "hellos": (after.told["hellos"] - before.told["hellos"]) / self.seconds,
+        }

@@ -1,0 +1,86 @@
+"""`protofleet run` as a user starts it: seconds, CPU and memory to its first round and to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.harness.measure import Figure, MeasureError
+from benchmarks.harness.processes import Family
+from benchmarks.harness.trees import Tree
+from protofleet.protocol.settings.reader import write_toml
+
+NAME = "bench"
+POLL_SECONDS = 0.01
+LIMIT_SECONDS = 600.0
+
+FIGURES = {
+    "first round": Figure("s"),
+    "CPU of all until then": Figure("s"),
+    "memory of all then": Figure("MB", steady=True),
+    "whole run": Figure("s"),
+    "CPU of the whole run": Figure("s"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    devices: int = 10
+    rounds: int = 5
+    figures: dict[str, Figure] = field(default_factory=lambda: dict(FIGURES))
+
+    @property
+    def name(self) -> str:
+        return f"run-{self.devices}"
+
+    @property
+    def what(self) -> str:
+        return f"`protofleet run`, FedAvg on digits, {self.devices} devices, {self.rounds} rounds"
+
+    def take(self, tree: Tree, folder: Path) -> dict[str, float]:
+        (folder / "experiment.toml").write_text(write_toml(self._experiment()))
+        lines = folder / "runs" / NAME / "rounds.jsonl"
+        command = tree.command(
+            "protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")
+        )
+        with Family(folder, tree.environment()) as family:
+            spent = os.times()
+            began = time.monotonic()
+            family.start("run", *command)
+            process = family.started[-1]
+            while not lines.exists() or not lines.stat().st_size:
+                if process.poll() is not None or time.monotonic() > began + LIMIT_SECONDS:
+                    raise MeasureError(f"no round ended: {family.last_words()}")
+                time.sleep(POLL_SECONDS)
+            first, cpu, memory = time.monotonic() - began, family.cpu_seconds(), family.memory()
+            family.wait("run", LIMIT_SECONDS)
+            whole, after = time.monotonic() - began, os.times()
+        self._check(lines)
+        return {
+            "first round": first,
+            "CPU of all until then": cpu,
+            "memory of all then": memory["pss_MB"],
+            "whole run": whole,
+            # Of all that was waited for, by `run` and then here.
+            "CPU of the whole run": after.children_user + after.children_system
+            - spent.children_user - spent.children_system,
+        }  # fmt: skip
+
+    def _experiment(self) -> dict[str, object]:
+        return {
+            "name": NAME, "rounds": self.rounds, "seed": 1, "method": {"name": "fedavg", "epochs": 1},
+            "network": {"name": "cnn23"}, "data": {"source": "digits", "domain": "mnist", "samples": 600},
+            "devices": {"count": self.devices},
+        }  # fmt: skip
+
+    def _check(self, lines: Path) -> None:
+        summary = lines.with_name("summary.json")
+        records = [json.loads(line) for line in lines.read_text().splitlines()]
+        if not summary.exists() or len(records) != self.rounds + 1:
+            raise MeasureError(f"the run wrote {len(records)} rounds of {self.rounds} and an evaluation")
+        missing = [r["round"] for r in records[:-1] if len(r["participants"]) != self.devices]
+        if missing:
+            raise MeasureError(f"rounds {missing} ended without all of the {self.devices} devices")

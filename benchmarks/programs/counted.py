@@ -1,0 +1,60 @@
+"""Ours in the comparison with Flower (benchmarks/measures/flower.py): rounds, bytes through the sockets, idle memory.
+
+`python -m benchmarks.programs.counted FOLDER`: in a process of its own, so that its memory is a coordinator's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.harness.processes import CountingProxy, Family
+from benchmarks.programs.fleet import Clockwork, broker, conduct, members
+from benchmarks.programs.rounds import DEVICES, MODEL, ROUNDS, one, ratio
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.events import Command, Event, Joined
+from protofleet.coordinator.round.policy import Policy
+from protofleet.protocol.transport.address import BrokerAddress
+
+EXAMPLES = 31
+PAYLOAD = 2 * DEVICES * sum(w.numel() * w.element_size() for w in MODEL.model().state_dict().values())
+
+
+def measured(folder: Path) -> dict[str, object]:
+    observer = Present(Family(folder))
+    policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+    (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
+    names = [f"device-{i}" for i in range(DEVICES)]
+    with broker(folder) as running, CountingProxy(running.address.port) as proxy:
+        observer.proxy = proxy
+        with members(folder, names, BrokerAddress(port=proxy.port), EXAMPLES):
+            conduct(folder, MODEL, policy, running.address, observer)
+            counted = proxy.bytes - observer.before
+    return {
+        "rounds": ROUNDS,
+        **one(MODEL, EXAMPLES),
+        "bytes_over_payload": ratio(counted, PAYLOAD * ROUNDS),
+        "idle": observer.idle,
+    }
+
+
+class Present(Clockwork):
+    """Takes the idle memory, and notes the bytes so far, when the last device has joined."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self.family, self.joined, self.before = family, 0, 0
+        self.idle: dict[str, float] = {}
+        self.proxy: CountingProxy | None = None
+
+    def happened(self, service: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
+        self.joined += isinstance(event, Joined)
+        if self.proxy is not None and self.joined == DEVICES and not self.idle:
+            self.idle = self.family.settled_memory()
+            self.before = self.proxy.bytes
+
+
+if __name__ == "__main__":
+    print(json.dumps(measured(Path(sys.argv[1]))))

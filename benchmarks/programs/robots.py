@@ -1,0 +1,330 @@
+"""Devices that speak the wire and train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`
+
+Many in one process, on one thread: the product's link, its times for hellos and repeats and its stores, made-up
+prototypes as answers. Every line on standard input is answered by one of JSON with what was counted so far; at its
+end, or a signal, all leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import selectors
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+
+from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
+from protofleet.edge_client.conversation.hello_timer import HelloTimer
+from protofleet.edge_client.state.file import Answer
+from protofleet.methods.contract.plan import Plan, read_plan
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.wire import forms
+from protofleet.protocol.wire.messages import (
+    HERE,
+    NO_ANSWER,
+    Bye,
+    Finished,
+    Hello,
+    Message,
+    Receipt,
+    Refusal,
+    RoundStatus,
+    State,
+    Task,
+    Welcome,
+)
+from protofleet.protocol.wire.reasons import DisconnectReason, Rejected
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime import credentials
+
+CLASSES, WIDTH, EXAMPLES = 10, 512, 60  # 10 x 512 float32: 20,480 bytes of prototypes
+METRICS = {
+    "accuracy.test.personal": 0.5, "loss.test.personal": 1.0, "samples.test": 20.0, "seconds.work": 0.0,
+}  # fmt: skip
+TICK_SECONDS = 0.1  # between two looks at who is to say something again
+KEEPALIVE_SECONDS = 60
+MAX_PACKET = 268_435_455
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What all robots of this process share."""
+
+    names: list[str]
+    federation: str
+    enrolled: str  # holds a folder for each name
+    folder: str
+    port: int
+    host: str = "127.0.0.1"
+    hold_seconds: float = 0.0  # before an answer is said
+
+
+class Robot:
+    """One device: its connection, its link, and where it is in the conversation."""
+
+    def __init__(self, wish: Wish, number: int, counts: Counter[str]) -> None:
+        self.name, self.number, self.wish, self.counts = wish.names[number], number, wish, counts
+        keys, keyring = credentials.of_device(
+            f"{wish.enrolled}/{self.name}", wish.federation, self.name, "", ""
+        )
+        self.topics = Topics(wish.federation)
+        self.client = self._paho(f"{wish.federation}.{self.name}")
+        store = ObjectStore(Path(wish.folder) / self.name, durable=False)
+        me = Identity(self.name, int(time.time()), keys)
+        self.link = DeviceLink(me, keyring, self.topics, self, store, clock=Clock(since=keys.not_before))  # type: ignore[arg-type]  # it is asked for no more than it has
+        self.delivery, self.timer = AnswerDelivery(self.link), HelloTimer()
+        self.plan: Plan | None = None
+        self.welcomed_by = 0
+        self.answered: Answer | None = None
+        self.hello_at = self.held_until = float("inf")
+        self.finished = self.connected = False
+
+    # What the link asks of a transport
+
+    def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
+        self.client.publish(topic, frame, 1, retain)
+
+    def subscribe(self, topic: str) -> None:
+        self.client.subscribe(topic, 1)
+
+    def unsubscribe(self, topic: str) -> None:
+        self.client.unsubscribe(topic)
+
+    def reject_connection(self, why: str) -> None:
+        raise BrokerError(why)
+
+    # The connection
+
+    def connect(self) -> None:
+        will = self.link.will(self.topics.device_state(self.name))
+        self.client.will_set(will.topic, will.frame, 1, True)
+        self.client.connect(self.wish.host, self.wish.port, KEEPALIVE_SECONDS)
+
+    def _paho(self, client_id: str) -> Client:
+        client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
+        client.on_connect, client.on_message, client.on_disconnect = (
+            self._connected,
+            self._arrived,
+            self._lost,
+        )
+        return client
+
+    def _connected(self, _c: object, _d: object, _f: object, code: Any, told: Any) -> None:
+        if code.is_failure:
+            raise BrokerError(f"{self.name}: the broker said {code}")
+        for topic in self.topics.device_subscriptions(self.name):
+            self.subscribe(topic)
+        self.link.adapt(getattr(told, "MaximumPacketSize", MAX_PACKET))
+        self.timer.expect_frequent()
+        self.link.say(self.topics.device_state(self.name), State(True), retain=True)
+        self.connected = True
+        self.hello()
+
+    def _lost(self, _c: object, _d: object, _f: object, code: object, _p: object) -> None:
+        if not self.finished:
+            self.counts["connections lost"] += 1
+
+    # The conversation
+
+    @property
+    def wake_at(self) -> float:
+        return min(self.hello_at, self.delivery.wake_at, self.link.wake_at, self.held_until)
+
+    def wake(self, now: float) -> None:
+        self.link.wake(now)
+        if now >= self.hello_at:
+            self.hello()
+        if self.answered and now >= self.held_until:
+            self.held_until = float("inf")
+            self.delivery.begin(self.answered, now)
+        if now >= self.delivery.wake_at:
+            self._say(now)
+
+    def hello(self) -> None:
+        plan = self.plan if self.welcomed_by == self.link.epoch else None
+        counts = (EXAMPLES // CLASSES,) * CLASSES if plan and plan.load().needs_counts else ()
+        last = self.answered if plan else None
+        self.link.send(
+            Hello(
+                self.name, CLASSES, EXAMPLES, f"domain-{self.number % CLASSES}", "robot",
+                plan=plan.digest if plan else b"", counts=counts, can=forms.DEVICE_FORMS,
+                round=last.round if last else 0, phase=last.phase if last else NO_ANSWER if plan else "",
+                base=bytes.fromhex(last.base) if last else b"",
+            )
+        )  # fmt: skip
+        self.counts["hellos"] += 1
+        now = time.monotonic()
+        self.timer.hello_sent(now)
+        self.hello_at = self.timer.next_hello(now)
+
+    def _arrived(self, _c: object, _d: object, message: MQTTMessage) -> None:
+        now = time.monotonic()
+        try:
+            for received in self.link.arrived(message.topic, bytes(message.payload), now):
+                self._heard(received, now)
+        except Rejected as fault:
+            self.counts[f"rejected: {fault.reason.value}"] += 1
+
+    def _heard(self, received: Received, now: float) -> None:
+        self._plan_hello(received, now)
+        match received.message:
+            case Welcome(text, about):
+                self.plan, self.welcomed_by = read_plan(text), received.epoch
+                self.link.peer_can, self.link.metric_names = frozenset(about.can), about.metrics
+                self.hello()
+            case Task() as task:
+                self._asked(task, received, now)
+            case Receipt() as receipt:
+                self.counts[f"receipts: {receipt.verdict}"] += self.delivery.received(receipt)
+            case State(online=True, reason=reason) if reason != HERE:
+                self.hello()
+            case State(online=True, now=RoundStatus() as status) if self._is_missed(status):
+                self.hello()
+            case Refusal() as refusal:
+                raise RuntimeError(f"{self.name} was refused: {refusal.reason}")
+            case message if over(message):
+                self._leave()
+
+    def _plan_hello(self, received: Received, now: float) -> None:
+        self.timer.coordinator_is(received.epoch)
+        match received.message:
+            case State(online=True, reason=reason, now=status) if reason == HERE:
+                self.timer.coordinator_here(status)
+            case State():
+                self.timer.expect_frequent()
+            case Welcome():
+                self.timer.welcomed()
+        self.hello_at = self.timer.next_hello(now)
+
+    def _is_missed(self, status: RoundStatus) -> bool:
+        known = {self.link.asked, (self.answered.round, self.answered.phase) if self.answered else None}
+        return status.names(self.name) and (status.round, status.phase) not in known
+
+    def _asked(self, task: Task, received: Received, now: float) -> None:
+        if self.answered and (self.answered.round, self.answered.phase) == (task.round, task.phase):
+            if self.held_until == float("inf"):
+                self.delivery.begin(self.answered, now)
+                self._say(now)
+            return
+        name = self.link.store.put(self._arrays(task)).object
+        self.link.store.keep({name, received.object})
+        question = hashlib.sha256(f"{task.round}/{task.phase}".encode()).hexdigest()
+        self.answered = Answer(
+            question, task.round, task.phase, received.object.hex(), name.hex(), EXAMPLES, METRICS
+        )
+        self.link.least_round = task.round
+        self.counts["answers"] += 1
+        if self.wish.hold_seconds:
+            self.held_until = now + self.wish.hold_seconds
+            return
+        self.delivery.begin(self.answered, now)
+        self._say(now)
+
+    def _arrays(self, task: Task) -> dict[str, Any]:
+        if task.phase == "evaluate":
+            return {}
+        draw = np.random.Generator(np.random.SFC64((self.number, task.round)))
+        return {
+            "prototypes": draw.standard_normal((CLASSES, WIDTH), dtype=np.float32),
+            "labels": np.arange(CLASSES, dtype=np.int64),
+            "counts": np.full(CLASSES, EXAMPLES // CLASSES, np.int64),
+        }
+
+    def _say(self, now: float) -> None:
+        self.counts["answers said"] += self.delivery.waiting is not None
+        self.delivery.say(self.welcomed_by == self.link.epoch, now)
+
+    def _leave(self) -> None:
+        if not self.finished:
+            self.finished = True
+            self.hello_at = self.held_until = float("inf")
+            self.delivery.cancel()
+            self.link.send(Bye(DisconnectReason.FINISHED.value))
+            self.counts["finished"] += 1
+
+
+def over(message: Message) -> bool:
+    return isinstance(message, Finished) or message == State(False, "finished")
+
+
+class Robots:
+    """All of one process, and the one selector that moves their bytes."""
+
+    def __init__(self, wish: Wish) -> None:
+        self.counts: Counter[str] = Counter()
+        self.all = [Robot(wish, number, self.counts) for number in range(len(wish.names))]
+        self.selector = selectors.DefaultSelector()
+        self._watched: dict[int, int] = {}
+
+    def run(self) -> None:
+        for robot in self.all:
+            robot.connect()
+            self._watch(robot)
+        self.selector.register(sys.stdin, selectors.EVENT_READ)
+        swept = time.monotonic()
+        while True:
+            for key, events in self.selector.select(TICK_SECONDS):
+                if key.data is None:
+                    if not sys.stdin.readline():
+                        return
+                    self.tell()
+                    continue
+                self._move(key.data, events)
+            now = time.monotonic()
+            if now - swept >= TICK_SECONDS:
+                swept = now
+                self._wake_all(now)
+
+    def tell(self) -> None:
+        connected = sum(robot.connected for robot in self.all)
+        print(json.dumps({"connected": connected, **self.counts}), flush=True)
+
+    def _wake_all(self, now: float) -> None:
+        for robot in self.all:
+            if not robot.finished and now >= robot.wake_at:
+                robot.wake(now)
+            robot.client.loop_misc()
+            self._watch(robot)
+
+    def _move(self, robot: Robot, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            robot.client.loop_read()
+        if events & selectors.EVENT_WRITE:
+            robot.client.loop_write()
+        self._watch(robot)
+
+    def _watch(self, robot: Robot) -> None:
+        sock = robot.client.socket()
+        if sock is None:
+            raise RuntimeError(f"{robot.name} has lost its connection to the broker")
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if robot.client.want_write() else 0)
+        watched = self._watched.get(robot.number)
+        if watched is None:
+            self.selector.register(sock, events, robot)
+        elif watched != events:
+            self.selector.modify(sock, events, robot)
+        self._watched[robot.number] = events
+
+
+def main(wish: Wish) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    Robots(wish).run()
+
+
+if __name__ == "__main__":
+    main(Wish(**json.loads(sys.argv[1])))

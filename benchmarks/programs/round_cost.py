@@ -1,0 +1,76 @@
+"""What a whole round costs in CPU, all processes together: ten device processes, a broker, a coordinator in this one.
+
+53,002 parameters, 600 samples a device, one epoch. Counted from the end of the first training phase to the end of the
+last one. Beside it the same training as a plain PyTorch loop in one process (benchmarks/programs/bare.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.programs import bare
+from benchmarks.programs.fleet import Clockwork, broker, conduct, members
+from benchmarks.programs.rounds import DEVICES, MODEL
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.policy import Policy
+from protofleet.protocol.wire.messages import Update
+
+EXAMPLES = 600
+
+
+class CpuClock(Clockwork):
+    """Notes the CPU of some processes, and the time, whenever a training phase has its last answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processes: list[int] = []
+        self.marks: list[tuple[float, float]] = []
+
+    def answered(self, run: RunView, update: Update, now: float) -> None:
+        before = len(self.phases)
+        super().answered(run, update, now)
+        if len(self.phases) > before and update.phase == "train":
+            self.marks.append((cpu_seconds(self.processes), time.monotonic()))
+
+
+def measure() -> dict[str, float]:
+    alone = bare.measure(DEVICES, EXAMPLES)
+    names, clock = [f"device-{i}" for i in range(DEVICES)], CpuClock()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
+        policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
+        with broker(folder) as running, members(folder, names, running.address, EXAMPLES) as processes:
+            clock.processes = [os.getpid(), *(p.pid for p in processes.values()), *of_group(running.group)]
+            conduct(folder, MODEL, policy, running.address, clock)
+    (first, began), (last, ended), rounds = clock.marks[0], clock.marks[-1], len(clock.marks) - 1
+    if rounds != MODEL.rounds - 1:
+        raise RuntimeError(f"{rounds + 1} training phases of {MODEL.rounds} were seen to their end")
+    cpu, seconds = (last - first) / rounds, (ended - began) / rounds
+    return {
+        "cpu": cpu, "seconds": seconds, "cpu over bare": cpu / alone["bare cpu"],
+        "seconds over bare": seconds / alone["bare seconds"], "halves over bare": alone["halves over bare"],
+    }  # fmt: skip
+
+
+def of_group(group: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[2]) == group:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def cpu_seconds(processes: Iterable[int]) -> float:
+    """Of all their threads, to the nanosecond."""
+    threads = (path for p in processes for path in Path(f"/proc/{p}").glob("task/*/schedstat"))
+    return sum(int(path.read_text().split()[0]) for path in threads) / 1e9

@@ -1,0 +1,126 @@
+"""The measures run, and where their run goes wrong they say so and give no figure."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.harness.compare import once
+from benchmarks.harness.measure import Figure, MeasureError
+from benchmarks.harness.processes import Family
+from benchmarks.harness.syncs import Syncs
+from benchmarks.harness.trees import ROOT, TreeError, link_packages, other_tree, this_tree
+from benchmarks.measures.answers import Answers
+from benchmarks.measures.catalog import ALL, BESIDE, TRAINING
+from benchmarks.measures.program import Program
+
+SYNC = "import os, sys; f = open(sys.argv[1], 'w'); [os.fsync(f) for _ in range(3)]; os.fdatasync(f)"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    return this_tree(tmp_path_factory.mktemp("tree"))
+
+
+def test_a_measure_is_called_as_it_calls_itself_and_says_in_one_line_what_it_is():
+    for name, measure in ALL.items():
+        assert name == measure.name and measure.what and "\n" not in measure.what
+        assert measure.figures
+
+
+def test_syncs_are_counted_in_a_process_and_may_be_slowed_down(tmp_path):
+    syncs = Syncs(tmp_path, pause_seconds=0.05)
+    command = [
+        sys.executable,
+        "-c",
+        f"import time; t = time.monotonic(); {SYNC}; print(time.monotonic() - t)",
+    ]
+    for times in (1, 2):
+        done = subprocess.run(
+            [*command, str(tmp_path / "file")], env=syncs.environment, capture_output=True, check=True
+        )
+        assert syncs.count == 4 * times
+        assert float(done.stdout) >= 4 * 0.05
+
+
+def test_the_code_that_is_measured_is_the_trees_own(tree, tmp_path):
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    for part in ("pyproject.toml", "protofleet", "protocol", "runtime"):
+        (other / part).symlink_to(ROOT / part)
+    link_packages(other, tmp_path / "links")
+    found = subprocess.run(
+        [tree.python, "-c", "import protofleet.protocol as p; print(p.__path__[0])"],
+        env=replace(tree, path=(tmp_path / "links",)).environment(), cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == str(tmp_path / "links" / "protofleet" / "protocol")
+
+
+def test_what_is_neither_a_folder_nor_a_commit_is_said(tmp_path):
+    with pytest.raises(TreeError, match="no-such-ref is neither a folder nor a commit"):
+        other_tree("no-such-ref", tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TreeError, match="is no checkout of protofleet"):
+        other_tree(str(tmp_path / "empty"), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_program_that_lacks_a_figure_or_fails_gives_none(tree):
+    lacking = Program("x", "x", "bare", {"no such": Figure("")}, {"devices": 1, "examples": 32, "rounds": 1})
+    with pytest.raises(MeasureError, match="bare gave no no such"):
+        once(lacking, tree)
+    failing = Program("x", "x", "bare", {"halves over bare": Figure("")}, {"devices": "many"})
+    with pytest.raises(MeasureError, match="bare failed"):
+        once(failing, tree)
+
+
+def test_a_family_is_ended_as_a_whole_and_says_why_one_of_it_failed(tmp_path):
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    with Family(tmp_path) as family:
+        family.finish("parent", 20, sys.executable, "-c", child)
+        assert len(family.members()) == 1 and family.cpu_seconds() >= 0
+        with pytest.raises(RuntimeError, match="oh no"):
+            family.finish("failing", 20, sys.executable, "-c", "raise SystemExit('oh no')")
+    assert not family.members()
+
+
+@pytest.mark.slow
+def test_training_is_measured_beside_a_plain_loop(tree):
+    found = once(replace(TRAINING, arguments={"devices": 1, "examples": 64, "rounds": 2}), tree)
+    assert 0.1 < found["halves over bare"] < 10
+
+
+@pytest.mark.slow
+def test_bytes_beside_the_arrays_are_the_same_each_time(tree):
+    assert once(BESIDE, tree) == once(BESIDE, tree)
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_coordinator_with_robots_is_measured(tree):
+    found = once(Answers(4, rounds=3), tree)
+    assert 1.0 < found["wire / payload"] < 2.0
+    assert found["syncs an answer"] > 0 and found["coordinator's CPU an answer"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_coordinator_that_ends_early_gives_no_figure(tree):
+    """It is of a tree whose settings are other ones."""
+    strange = replace(tree, path=(tree.path[0].parent / "nothing",))
+    with pytest.raises(MeasureError, match="before round 1 a process ended"):
+        once(Answers(2, rounds=2), strange)
+
+
+@pytest.mark.slow
+def test_the_command_says_what_there_is_and_refuses_what_there_is_not():
+    command = [sys.executable, "-m", "benchmarks"]
+    done = subprocess.run([*command, "list"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(ALL)
+    done = subprocess.run([*command, "speed"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"benchmarks: no measure speed; `list` shows all {len(ALL)}\n",
+    )

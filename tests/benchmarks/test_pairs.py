@@ -1,0 +1,89 @@
+"""Ratios of pairs: their median, their interval, and what may be said of them."""
+
+import itertools
+import random
+import statistics
+from math import inf
+
+import pytest
+
+from benchmarks.harness.pairs import COVERAGE, Spread, Verdict, apart, ratio, ratios, spread, verdict
+
+
+def of(values):
+    return spread(list(values))
+
+
+@pytest.mark.parametrize("n", [5, 9, 15, 30])
+def test_the_interval_holds_the_true_median_about_as_often_as_it_says(n):
+    draw, held, times = random.Random(n), 0, 2000
+    for _ in range(times):
+        found = of(draw.lognormvariate(0, 1) for _ in range(n))
+        held += found.low <= 1.0 <= found.high
+    assert held / times > COVERAGE - 0.03
+
+
+@pytest.mark.parametrize("n", range(1, 12))
+def test_the_interval_is_no_wider_than_it_has_to_be(n):
+    """The next narrower one would hold the median less often than it should: counted over all throws of n coins."""
+    found = of(range(n))
+    narrower = [sum(side) for side in itertools.product((0, 1), repeat=n)]
+    skipped = int(found.low) + 1
+    holds = sum(skipped < heads < n - skipped for heads in narrower) / 2**n
+    assert n - 2 * skipped < 1 or holds < COVERAGE
+
+
+def test_median_and_quartiles_are_those_of_the_values():
+    found = of([5, 1, 4, 2, 3])
+    assert (found.median, found.first, found.third) == (3, 2, 4)
+    assert (found.low, found.high) == (1, 5), "of five values only the extremes hold it in 9 of 10 cases"
+
+
+def test_one_value_is_its_own_spread():
+    assert of([2.0]) == Spread(1, 2.0, 2.0, 2.0, 2.0, 2.0)
+
+
+def test_nothing_has_no_median():
+    with pytest.raises(ValueError, match="nothing to take a median of"):
+        of([])
+
+
+def test_what_the_machine_does_to_both_of_a_pair_does_not_move_their_ratio():
+    noise = [random.Random(1).uniform(1, 20) for _ in range(9)]
+    found = of(ratios([2.0 * n for n in noise], [4.0 * n for n in noise]))
+    assert found.low == found.high == statistics.median([0.5])
+
+
+def test_nothing_over_nothing_is_no_change_and_something_over_nothing_is_all_of_it():
+    assert ratio(0, 0) == 1.0
+    assert ratio(3, 0) == inf
+    assert verdict(of([inf] * 5), "lower") is Verdict.WORSE
+
+
+@pytest.mark.parametrize(
+    ("values", "better", "said"),
+    [
+        ([1.2, 1.3, 1.1, 1.25, 1.4], "lower", Verdict.WORSE),
+        ([1.2, 1.3, 1.1, 1.25, 1.4], "higher", Verdict.BETTER),
+        ([0.5, 0.6, 0.7, 0.5, 0.6], "lower", Verdict.BETTER),
+        ([0.5, 0.6, 0.7, 0.5, 0.6], "higher", Verdict.WORSE),
+        ([0.9, 1.3, 1.1, 1.25, 1.4], "lower", Verdict.SAME),
+        ([1.2, 1.3, 1.1], "lower", Verdict.UNKNOWN),
+        ([1.0, 1.0, 1.0, 1.0], "lower", Verdict.SAME),
+    ],
+)
+def test_only_an_interval_that_lies_beyond_1_says_something(values, better, said):
+    assert verdict(of(values), better) is said
+
+
+@pytest.mark.parametrize(
+    ("these", "others", "said"),
+    [
+        ([5, 6, 5, 6], [1, 2, 1, 2], Verdict.WORSE),
+        ([1, 2, 1, 2], [5, 6, 5, 6], Verdict.BETTER),
+        ([1, 5, 1, 5], [4, 6, 4, 6], Verdict.SAME),
+        ([5, 6, 5], [1, 2, 1, 2], Verdict.UNKNOWN),
+    ],
+)
+def test_series_that_are_no_pairs_differ_where_their_intervals_do_not_touch(these, others, said):
+    assert apart(of(these), of(others), "lower") is said
