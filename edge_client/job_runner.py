@@ -10,10 +10,9 @@ from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.edge_client.trainer.job import Job, StartJob
+from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.plan import Plan
-from protofleet.protocol.link.base import Received
-from protofleet.protocol.wire.messages import NOTHING, Task
-from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.messages import NOTHING
 
 log = logging.getLogger("protofleet.device")
 
@@ -25,7 +24,7 @@ class JobRunner:
     start_job: StartJob
     state: DeviceState
     data: Splits
-    block: Callable[[], int]  # bytes of a block of what is said to the coordinator now
+    block_bytes: Callable[[], int]  # of a block of what is sent to the coordinator now
     clock: Callable[[], float]
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
@@ -37,24 +36,24 @@ class JobRunner:
             job.restore(saved)
         lost = state.saved.lost  # its round may be over, and nobody would ask for it
         if lost and (not lost.base or state.store.has(bytes.fromhex(lost.base))):
-            self._answer_again(job, lost, run)
+            self._answer_again(job, lost)
         return job
 
-    def answer(self, job: Job, received: Received, question: str) -> Answer:
-        task, state, begun = received.message, self.state, self.clock()
-        assert isinstance(task, Task)
-        arrays = state.store.open(received.object) if received.object else NOTHING
-        payload, metrics = job.run(task.phase, task.round, arrays)
-        name = state.store.put(payload, self.block()).object.hex()
+    def answer(self, job: Job, question: Question) -> Answer:
+        state, begun = self.state, self.clock()
+        arrays = state.store.open(question.broadcast) if question.broadcast else NOTHING
+        payload, metrics = job.run(question.phase, question.round, arrays)
+        name = state.store.put(payload, self.block_bytes()).object.hex()
         metrics["seconds.work"] = self.clock() - begun
-        examples = len(self.data.train.y)
-        answer = Answer(question, task.round, task.phase, received.object.hex(), name, examples, metrics)
-        state.remember(answer, job.state(), received.epoch)
+        answer = Answer(
+            question.name, question.round, question.phase, question.broadcast.hex(), name,
+            len(self.data.train.y), metrics,
+        )  # fmt: skip
+        state.remember(answer, job.state(), question.epoch)
         return answer
 
-    def _answer_again(self, job: Job, lost: Answer, run: str) -> None:
-        task = Task(lost.round, lost.phase, None, 0.0)
-        received = Received(COORDINATOR, task, run, self.state.saved.epoch, bytes.fromhex(lost.base))
-        again = self.answer(job, received, lost.question)
+    def _answer_again(self, job: Job, lost: Answer) -> None:
+        broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch
+        again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch))
         if again.object != lost.object:
             log.error("round %d %s, worked out again, is another answer than before", lost.round, lost.phase)

@@ -18,6 +18,7 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.edge_client.view import AgentView
 from protofleet.methods.contract.liveness import on_every_step, tensors_work
 from protofleet.methods.contract.torch_setup import one_thread_here
 from protofleet.protocol.link.clocks import Clock
@@ -74,26 +75,28 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     systemd.notify("READY=1")
     try:
         wait_for_broker(inbox, settings.patience_seconds, notifier.check)
-        checks = health(agent, heartbeats, state.folder, trainer.place)
+        checks = health(agent.view, heartbeats, state.folder, trainer.place)
         where = HostMetrics(software, "device", state.folder, settings.broker)
         metrics = watch_device(agent, settings.endpoint(), checks, where)
         with metrics, watchdog(heartbeats, settings.watchdog_seconds):
             stop_on_signals(inbox)
             drain_on_signal(agent, inbox.put)
             serve(notifier, inbox, time.monotonic, heartbeats)
-        return agent.problem
+        return agent.view.problem
     finally:
         transport.close()
         trainer.stop()
 
 
-def health(agent: Agent, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:
+def health(device: AgentView, heartbeats: Heartbeats, folder: Path, place: torch.device) -> dict[str, Check]:
     """What has to be true of a device that can do its work."""
     return {
         "loop": loop_is_running(heartbeats),
-        "broker": lambda: "" if agent.connected else "there is no session with the broker; see the log",
+        "broker": lambda: "" if device.connected else "there is no session with the broker; see the log",
         "hello": lambda: (
-            "" if agent.heard else "no coordinator has answered yet; does it run, does it know us?"
+            ""
+            if device.coordinator_answered
+            else "no coordinator has answered yet; does it run, does it know us?"
         ),
         "torch": lambda: tensors_work(place),
         "disk": disk_is_writable(folder),

@@ -58,18 +58,18 @@ class DeviceSeries:
 class DeviceMetrics:
     """An observer of the agent. The registry is its own, never the global one."""
 
-    def __init__(self, agent: AgentView, sensors: Sensors | None = None) -> None:
+    def __init__(self, device: AgentView, sensors: Sensors | None = None) -> None:
         self.registry = r = CollectorRegistry()
-        r.register(MeterCollector(agent.link.meter, ""))
-        r.register(ConnectionErrors(lambda: agent.link.transport.errors.count))
+        r.register(MeterCollector(device.meter, ""))
+        r.register(ConnectionErrors(lambda: device.connection_errors))
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
-        series.outbox.set_function(lambda: float(agent.waiting))
-        series.fallbacks.set(agent.state.fallbacks)
-        series.full.set_function(lambda: float(bool(agent.disk_space.full)))
-        series.free.set_function(lambda: float(agent.state.disk.room(agent.state.folder)))
-        series.connected.set_function(lambda: float(agent.connected))
-        series.silent.set_function(lambda: float(agent.silent))
+        series.outbox.set_function(lambda: float(device.awaits_receipt))
+        series.fallbacks.set(device.went_back)
+        series.full.set_function(lambda: float(device.disk_full))
+        series.free.set_function(lambda: float(device.disk_free_bytes))
+        series.connected.set_function(lambda: float(device.connected))
+        series.silent.set_function(lambda: float(device.coordinator_silent))
 
     def happened(self, what: str, **figures: float) -> None:
         self.series.round.set(figures["round"])
@@ -86,9 +86,9 @@ class DeviceMetrics:
 def watch_device(
     agent: Agent, at: Endpoint, checks: Mapping[str, Check] | None = None, place: HostMetrics | None = None
 ) -> Iterator[None]:
-    metrics = DeviceMetrics(agent)
+    metrics = DeviceMetrics(agent.view)
     if place is not None:
         metrics.registry.register(place)
-    agent.observers = (*agent.observers, metrics)
+    agent.observe(metrics)
     with exposed(metrics.registry, at, checks):
         yield

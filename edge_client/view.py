@@ -3,58 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from types import MappingProxyType
 
-from protofleet.edge_client.state.device import DeviceState
-from protofleet.edge_client.state.disk_space import DiskSpaceCheck
-from protofleet.protocol.link.device import DeviceLink
-
-
-class Observer(Protocol):
-    def happened(self, what: str, **figures: float) -> None: ...
+from protofleet.edge_client.context import DeviceContext
+from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
+from protofleet.edge_client.task_handler import TaskHandler
+from protofleet.protocol.link.meter import Meter
 
 
-class AgentView(Protocol):
+class AgentView:
+    __slots__ = ("_context", "_tasks", "_watchdog")
+
+    def __init__(self, context: DeviceContext, tasks: TaskHandler, watchdog: CoordinatorWatchdog) -> None:
+        self._context, self._tasks, self._watchdog = context, tasks, watchdog
+
     @property
-    def link(self) -> DeviceLink: ...
+    def boot(self) -> int:
+        return self._context.link.me.boot
+
     @property
-    def state(self) -> DeviceState: ...
+    def meter(self) -> Meter:
+        return self._context.link.meter
+
     @property
-    def disk_space(self) -> DiskSpaceCheck: ...
+    def connection_errors(self) -> int:
+        return self._context.link.transport.errors.count
+
+    @property
+    def connected(self) -> bool:
+        """To the broker."""
+        return self._context.connected
+
+    @property
+    def coordinator_answered(self) -> bool:
+        """This process."""
+        return self._context.coordinator_answered
+
+    @property
+    def coordinator_silent(self) -> bool:
+        """Connected, and the coordinator has said nothing new for long."""
+        return self._watchdog.expired
+
+    @property
+    def run(self) -> str:
+        """The one that the device has taken on."""
+        return self._context.state.saved.run
+
+    @property
+    def last_round(self) -> int:
+        """That was answered in this run."""
+        return self._context.state.last_round
+
+    @property
+    def working(self) -> bool:
+        return self._tasks.queue.busy
+
+    @property
+    def awaits_receipt(self) -> bool:
+        """An answer is on its way."""
+        return self._tasks.delivery.waiting is not None
+
     @property
     def receipts(self) -> Mapping[str, int]:
         """Of this process, by verdict."""
-        ...
-
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def heard(self) -> bool:
-        """A coordinator has answered this process."""
-        ...
-
-    @property
-    def silent(self) -> bool:
-        """Connected, and the coordinator has said nothing new for long."""
-        ...
-
-    @property
-    def working(self) -> bool: ...
-    @property
-    def waiting(self) -> bool:
-        """An answer waits for its receipt."""
-        ...
+        return MappingProxyType(self._tasks.delivery.receipts)
 
     @property
     def idle(self) -> bool:
         """The run is over, and there has been no other yet."""
-        ...
+        return self._tasks.run.over
 
     @property
-    def draining(self) -> bool: ...
+    def on_hold(self) -> bool:
+        """It takes no new work until it is told otherwise."""
+        return self._tasks.hellos.backoff.on_hold
+
     @property
-    def finished(self) -> bool: ...
+    def draining(self) -> bool:
+        return self._tasks.draining
+
+    @property
+    def finished(self) -> bool:
+        return self._context.finished
+
     @property
     def problem(self) -> str:
         """Why it ended before the run did."""
-        ...
+        return self._context.problem
+
+    @property
+    def went_back(self) -> int:
+        """1 where files were damaged at the start, and the device went back to before its last answer."""
+        return self._context.state.fallbacks
+
+    @property
+    def disk_full(self) -> bool:
+        """No work is taken on for want of room."""
+        return bool(self._tasks.disk_space.full)
+
+    @property
+    def disk_free_bytes(self) -> int:
+        state = self._context.state
+        return state.disk.room(state.folder)

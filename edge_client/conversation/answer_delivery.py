@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 from protofleet.edge_client.state.file import Answer
-from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.transport.address import BrokerError
-from protofleet.protocol.wire.messages import Receipt, Task, Update
+from protofleet.protocol.wire.messages import Receipt, Update
 
 log = logging.getLogger("protofleet.device")
 
@@ -45,6 +44,7 @@ class AnswerDelivery:
     def __init__(self, link: DeviceLink) -> None:
         self._link = link
         self.waiting: Outgoing | None = None
+        self.receipts: Counter[str] = Counter()  # of this process, by verdict
 
     @property
     def wake_at(self) -> float:
@@ -83,13 +83,8 @@ class AnswerDelivery:
             return False
         self._link.forget(bytes.fromhex(self.waiting.answer.object))
         self.waiting = None
+        self.receipts[receipt.verdict] += 1
         return True
 
     def cancel(self) -> None:
         self.waiting = None
-
-
-def question_of(received: Received, task: Task) -> str:
-    """The name of what is asked: equal names demand equal answers."""
-    parts = f"{received.run}/{task.round}/{task.phase}/{received.object.hex()}"
-    return hashlib.sha256(parts.encode()).hexdigest()

@@ -47,18 +47,18 @@ class StatusFile:
         self._path, self._software, self._settings = path, software, settings
         self._started, self._written = int(time.time()), ""
 
-    def status_of(self, agent: AgentView) -> Status:
-        receipts = agent.receipts
+    def status_of(self, device: AgentView) -> Status:
+        receipts = device.receipts
         return Status(
-            os.getpid(), agent.link.me.boot, self._started, self._software, self._settings,
-            connected=agent.connected, heard=agent.heard, run=agent.state.saved.run,
-            round=agent.state.last_round, working=agent.working, waiting=agent.waiting,
+            os.getpid(), device.boot, self._started, self._software, self._settings,
+            connected=device.connected, heard=device.coordinator_answered, run=device.run,
+            round=device.last_round, working=device.working, waiting=device.awaits_receipt,
             accepted=receipts.get("accepted", 0), refused=receipts.get("refused", 0) + receipts.get("late", 0),
-            idle=agent.idle, draining=agent.draining, over=agent.problem if agent.finished else "",
+            idle=device.idle, draining=device.draining, over=device.problem if device.finished else "",
         )  # fmt: skip
 
-    def write(self, agent: AgentView) -> None:
-        text = json.dumps(asdict(self.status_of(agent)), indent=1) + "\n"
+    def write(self, device: AgentView) -> None:
+        text = json.dumps(asdict(self.status_of(device)), indent=1) + "\n"
         if text == self._written:
             return
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}")

@@ -72,7 +72,7 @@ class SystemdNotifier:
 
     def _report(self, now: float) -> None:
         if self._status is not None:
-            self._status.write(self.agent)
+            self._status.write(self.agent.view)
         if now < self._again and not self.finished:
             return
         self._again = now + self._every
@@ -80,13 +80,15 @@ class SystemdNotifier:
         self._socket.notify("STOPPING=1" if self.finished else "WATCHDOG=1", f"STATUS={self._status_line()}")
 
     def _status_line(self) -> str:
-        a = self.agent
-        if a.finished:
-            return a.problem or "over"
-        if not a.connected:
+        device = self.agent.view
+        if device.finished:
+            return device.problem or "over"
+        if not device.connected:
             return "not connected to the broker"
-        doing = "working" if a.working else "an answer waits for its receipt" if a.waiting else "idle"
-        return f"{doing}; last round {a.state.last_round}" if a.heard else "no coordinator has answered yet"
+        if not device.coordinator_answered:
+            return "no coordinator has answered yet"
+        waits = "an answer waits for its receipt" if device.awaits_receipt else "idle"
+        return f"{'working' if device.working else waits}; last round {device.last_round}"
 
 
 def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:

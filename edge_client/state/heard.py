@@ -15,9 +15,11 @@ from typing import Final
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import checksum
 from protofleet.protocol.link.clocks import Clock, days
+from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.holders import other_keys
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.disk import Disk, is_full
+from protofleet.protocol.wire.names import COORDINATOR
 
 NAME: Final = "heard.json"
 
@@ -101,6 +103,19 @@ def _time_in(seen: object) -> int:
         case {"seal": str() as seal, "time": int() as time} if seal == checksum(time):
             return time
     return 0
+
+
+def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
+    """The link goes on from what an earlier start has heard, and judges by a clock that knows what time it was."""
+    wall = link.clock.after(state.started_last)
+    heard = HeardFile(state.folder, state.disk, wall, state.renewed)
+    link.clock = heard.clock
+    coordinator = link.keyring.get(COORDINATOR)
+    holder = coordinator.holder if coordinator else ""
+    link.epoch = restore_epoch(state, heard, link.clock, holder)
+    last = heard.last
+    link.remember({COORDINATOR: (last.epoch, last.sequence, holder)} if last.epoch else {})
+    return heard
 
 
 def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:

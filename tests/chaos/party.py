@@ -24,8 +24,8 @@ def tell(number: int, frame: object) -> None:
 
 def agent(a: Agent) -> list[str]:
     return [
-        f"connected {a.connected}, at work on {a._question[:8] or 'nothing'}, next {a._next}, "
-        f"waiting {a._delivery.waiting}",
+        f"connected {a.view.connected}, at work on {a.tasks.queue.busy_with[:8] or 'nothing'}, "
+        f"next {a.tasks.queue.next}, waiting {a.tasks.delivery.waiting}",
         f"fetching {fetch(a.link._fetch)} for {a.link._waiting}; wakes in {a.wake_at - time.monotonic():.1f} s",
         *line(a.link),
     ]

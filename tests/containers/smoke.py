@@ -59,7 +59,9 @@ def learn(folder: Path) -> float:
     plan = Plan("fedavg", 3, 2, 1, 8, Network("mlp"), {"epochs": 2, "batch": 8, "lr": 0.05})
     shards = {f"d{i}": Shard(f"d{i}", part(24, i), part(6, i + 10), part(30, i + 20)) for i in (1, 2)}
     run = Simulation(plan, shards, Policy(quorum=2, settle_seconds=0.1), folder).run()
-    assert run.service.finished and all(agent.heard for agent in run.agents.values()), "no hello was answered"
+    assert run.service.finished and all(agent.view.coordinator_answered for agent in run.agents.values()), (
+        "no hello was answered"
+    )
     model, test = run.service.run.server_runner.server.model, shards["d1"].test
     with torch.no_grad():
         return float((model(test.x).argmax(1) == test.y).float().mean())

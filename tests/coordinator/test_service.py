@@ -21,7 +21,7 @@ def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tm
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards={"device-2": replace(shard(2), classes=7)})
     run.run()
     assert run.service.finished
-    assert "7 classes, this run has 3" in run.agents["device-2"].problem
+    assert "7 classes, this run has 3" in run.agents["device-2"].view.problem
     assert set(run.service.run.participants.members) == {"device-0", "device-1"}
 
 
@@ -97,7 +97,7 @@ def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
         run.world.run(lambda: all(a.finished for a in run.agents.values()), 100)
     finally:
         run.service.run.plan.__class__.encode = honest
-    assert "cannot follow the run's plan" in run.agents["device-0"].problem
+    assert "cannot follow the run's plan" in run.agents["device-0"].view.problem
 
 
 @pytest.mark.parametrize("moment", ["put_bytes", "begin"])

@@ -124,7 +124,7 @@ class Crashing(Simulation):
         return step(advance, members, answers, block)
 
     def over(self) -> bool:
-        if any(agent.problem for agent in self.agents.values()):
+        if any(agent.view.problem for agent in self.agents.values()):
             return True  # it has ended, and nothing starts it again
         alive = [self.service, *(self.agents[d] for d in self.shards if d in self.agents)]
         return len(alive) == len(PARTIES) and all(party.finished for party in alive)

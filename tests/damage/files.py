@@ -138,7 +138,7 @@ def verdict(case: Case) -> tuple[str, str]:
             spoil(folder / path, DAMAGE[case.damage])
         try:
             run = crashing(folder, case.method).live()
-            if problems := [agent.problem for agent in run.agents.values() if agent.problem]:
+            if problems := [agent.view.problem for agent in run.agents.values() if agent.view.problem]:
                 return STOPPED, problems[0]
             found = outcome(run)
         except (DamagedError, NewerFormatError) as error:

@@ -82,12 +82,12 @@ def test_nobody_s_test_samples_outweigh_all_others():
 
 def takes_snapshots(agent, snapshots):
     def start_job(plan):
-        data = agent.data
+        data = agent.tasks.runner.data
         half = plan.client_half(data.train, agent.link.me.name)
         folder = agent.state.folder / "pictures"
         return LocalJob(half, data, plan.variant.reports, snapshots=snapshots, folder=folder)
 
-    agent.runner.start_job = start_job
+    agent.tasks.runner.start_job = start_job
 
 
 def test_pictures_hold_the_embedding_and_what_was_exchanged(tmp_path):
@@ -125,7 +125,7 @@ def test_a_device_whose_network_does_not_fit_says_why_and_the_others_go_on(tmp_p
     policy = {"quorum": 2, "cohort": 3, "patience_seconds": 20.0, "settle_seconds": 0.5}
     run = simulation(tmp_path, "fedavg", policy=RunPolicy(rounds=2, **policy), build=build).run()
     assert run.service.finished
-    assert "fedavg needs the same network on every device" in run.agents["device-1"].problem
+    assert "fedavg needs the same network on every device" in run.agents["device-1"].view.problem
 
 
 def test_three_architectures_learn_in_one_federation(tmp_path):
@@ -134,7 +134,7 @@ def test_three_architectures_learn_in_one_federation(tmp_path):
     run = simulation(
         tmp_path, "fedproto", build=lambda device, p, data: p.client_half(data.train, device, widths[device])
     ).run()
-    sizes = {sum(p.numel() for p in agent.job.half.model.parameters()) for agent in run.agents.values()}
+    sizes = {sum(p.numel() for p in agent.run.job.half.model.parameters()) for agent in run.agents.values()}
     assert len(sizes) == 3
     for agent in run.agents.values():
         assert agent.state.saved.answers[-1].metrics["accuracy.test.personal"] > 2 / 3

@@ -207,7 +207,7 @@ def answered_and_killed(folder, method, until=lambda run: run.agents["device-1"]
 
 
 def fallbacks(run):
-    registry = DeviceMetrics(run.agents["device-1"]).registry
+    registry = DeviceMetrics(run.agents["device-1"].view).registry
     return registry.get_sample_value("protofleet_device_fallbacks")
 
 
@@ -288,8 +288,10 @@ def test_a_device_that_cannot_work_a_lost_answer_out_answers_nothing_else_and_sa
     before = run.agents["device-1"].state.saved.answers
     run.run(until=lambda: run.agents["device-1"].finished)
     agent = run.agents["device-1"]
-    assert re.search(r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.problem)
-    assert agent.state.saved.answers == before and "\n" not in agent.problem
+    assert re.search(
+        r"the answer to round 2 mix is lost.*put it back .* remove \S+device-1 ", agent.view.problem
+    )
+    assert agent.state.saved.answers == before and "\n" not in agent.view.problem
     run.run(until=lambda: run.service.context.departures[DisconnectReason.DAMAGED] == 1)
 
 

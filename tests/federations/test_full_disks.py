@@ -143,7 +143,7 @@ def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):
 def test_a_device_without_room_begins_no_training(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "device-1", "fedavg", 0.52, 1e9, rude=False)
     run.world.run(lambda: run.world.now > 40)
-    assert run.agents["device-1"].disk_space.full and not run.agents["device-1"].state.saved.answers
+    assert run.agents["device-1"].view.disk_full and not run.agents["device-1"].state.saved.answers
     assert not [where for _, where in disk.met if "new-" in where], "no answer was worked out for nothing"
     disk.until = run.world.now
     run.run()

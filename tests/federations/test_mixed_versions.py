@@ -147,7 +147,7 @@ def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tm
         deadline -= 0.02
     if way == "in its hello":
         mixed.threads[-1].join(20)
-        assert agent.finished and agent.problem.endswith(
+        assert agent.finished and agent.view.problem.endswith(
             "it speaks protocol 2 to 3, this coordinator speaks 1"
         )
     else:

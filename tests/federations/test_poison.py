@@ -89,7 +89,10 @@ def test_an_answer_just_below_every_bound_poisons_nothing(method, tmp_path):
         set(line["aside"]) == {"device-2"} and "norm of" in line["aside"]["device-2"] for line in lines
     )
     assert all(line["participants"] == ["device-0", "device-1", "device-2"] for line in lines)
-    assert run.agents["device-2"].receipts["accepted"] and not run.agents["device-2"].receipts["refused"]
+    assert (
+        run.agents["device-2"].view.receipts["accepted"]
+        and not run.agents["device-2"].view.receipts["refused"]
+    )
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])

@@ -79,7 +79,7 @@ def test_tasks_of_earlier_rounds_are_refused_by_a_device_that_has_restarted(tmp_
     run.run(until=lambda: run.service.run.machine.round == 3 and run.service.run.machine.asked == "train")
     run.kill("device-1")
     run.boot_device("device-1")
-    run.run(until=lambda: run.agents["device-1"].plan is not None)
+    run.run(until=lambda: run.agents["device-1"].run.plan is not None)
     link = run.agents["device-1"].link
     down = [(topic, frame) for topic, frame in kept if topic.endswith("down/device-1")]
     deliver(run, "device-1", down)
@@ -125,7 +125,7 @@ def test_a_boot_far_ahead_of_the_coordinators_clock_is_rejected_and_the_device_t
     assert agent.link.me.boot == 1_900_000_001
     link.clock = frozen(1_900_000_001)  # though the device's own is right
     run.run(until=lambda: agent.finished)
-    assert "lies 10.0 days ahead" in agent.problem and "enrol renew device-1" in agent.problem
+    assert "lies 10.0 days ahead" in agent.view.problem and "enrol renew device-1" in agent.view.problem
     assert link.meter.rejected[Reason.BOOT_AHEAD] and link.last_heard("device-1")[0] < 1000
     link.clock = Clock(now=lambda: 1_900_000_001.0)
     run.boot_device("device-1")
@@ -163,7 +163,7 @@ def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tm
     agent, kept = run.agents["device-0"], recorded(run)
     run.world.at(1000.1, lambda: None)
     run.run(until=lambda: run.world.now > 1000)
-    assert not agent.silent, "a coordinator that waits says every minute that it is here"
+    assert not agent.view.coordinator_silent, "a coordinator that waits says every minute that it is here"
     heard_at = [at for at, (topic, _) in zip(run.times, kept) if topic == run.topics.coord_state]
     first = [heard_at[0] + seconds for seconds in (0, 15, 45)]  # 15, 30 and 60 s after the question
     assert heard_at[:3] == pytest.approx(first, abs=0.1)
@@ -177,16 +177,18 @@ def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tm
     for later in range(1010, 1600, 10):
         run.world.at(later, lambda: deliver(run, "device-0", [k for k in kept if "coord/state" in k[0]]))
     run.run(until=lambda: run.world.now > 1000 + SILENT_SECONDS)
-    assert agent.silent and caplog.text.count("nothing new from the coordinator for 180 s") == 2, caplog.text
+    assert (
+        agent.view.coordinator_silent and caplog.text.count("nothing new from the coordinator for 180 s") == 2
+    ), caplog.text
 
 
 def test_a_device_that_hears_its_coordinator_again_says_so(tmp_path, caplog):
     run = idle(tmp_path)
     publish, run.broker.publish = run.broker.publish, lambda topic, frame, retain: None
-    run.run(until=lambda: run.agents["device-0"].silent)
+    run.run(until=lambda: run.agents["device-0"].view.coordinator_silent)
     run.broker.publish = publish
-    run.run(until=lambda: not run.agents["device-0"].silent, limit=HERE_SECONDS + 1)
-    assert not run.agents["device-0"].silent and "is heard again, after" in caplog.text
+    run.run(until=lambda: not run.agents["device-0"].view.coordinator_silent, limit=HERE_SECONDS + 1)
+    assert not run.agents["device-0"].view.coordinator_silent and "is heard again, after" in caplog.text
 
 
 def test_what_a_broker_swallows_is_missed(tmp_path):
@@ -216,7 +218,7 @@ def test_the_older_of_two_processes_of_one_name_ends_with_words_and_comes_back_a
     run.service.link.remember({"device-1": (later, 1, "")})
     run.run(until=lambda: agent.finished)
     words = f"a later process has come under the name device-1 \\(boot {later}\\)"
-    assert agent.finished and re.search(words, agent.problem)
+    assert agent.finished and re.search(words, agent.view.problem)
     run.boot_device("device-1")
     assert run.agents["device-1"].link.me.boot == later + 1
     run.run()

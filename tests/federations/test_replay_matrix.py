@@ -167,7 +167,7 @@ def test_of_all_crossed_tasks_only_the_right_one_is_worked_on_and_once(tmp_path,
         of_a_later_coordinator = case[1] != h.run and case[2:4] == (h.epoch, h.boot) and case[4]
         if case != right and not of_a_later_coordinator:
             assert verdict(case) == expected(*case), case
-    assert not (agent.working or agent.link.fetching) and agent.state.last_round == 2
+    assert not (agent.view.working or agent.link.fetching) and agent.state.last_round == 2
     agent.link.run = h.run
     assert verdict(right) == "accepted" and agent.link.fetching
     assert_same(honest, held.let_through().run())

@@ -30,7 +30,7 @@ def test_a_round_writes_the_broadcast_the_answer_and_the_state_once_each(tmp_pat
 def test_a_finished_rounds_work_is_dropped(tmp_path):
     done = simulation(tmp_path, "fedpall")
     agent = done.agents["device-1"]
-    done.run(until=lambda: agent.state.last_round == 3 and agent.waiting)
+    done.run(until=lambda: agent.state.last_round == 3 and agent.view.awaits_receipt)
     rounds = {answer.round for answer in agent.state.saved.answers}
     assert rounds == {3}
     named = {agent.state.saved.half, agent.state.saved.broadcast}

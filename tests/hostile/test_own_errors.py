@@ -65,14 +65,14 @@ def test_a_server_half_that_raises_on_all_answers_ends_the_run_as_diverged(tmp_p
 
 
 DEVICE = """
-from protofleet.edge_client.agent import Agent
-honest, left = Agent._asked, [1]
-def raises(agent, *given):
+from protofleet.edge_client.task_handler import TaskHandler
+honest, left = TaskHandler.take, [1]
+def raises(handler, question):
     if left:
         left.clear()
         raise ZeroDivisionError("no such task \\x1b[2J")
-    return honest(agent, *given)
-Agent._asked = raises
+    return honest(handler, question)
+TaskHandler.take = raises
 """
 
 

@@ -116,7 +116,7 @@ def test_bytes_up_are_the_closed_form_of_models_and_prototypes(tmp_path):
     run = simulation(tmp_path, "fedproto", hyper=WITH_MODELS).run()
     for agent in run.agents.values():
         crossed = {k: n for (way, k), n in agent.link.meter.payload.items() if way == "up" and n}
-        sizes = Sizes(agent.job.half.model, held=3)
+        sizes = Sizes(agent.run.job.half.model, held=3)
         once = plan("fedproto", **WITH_MODELS).variant.cost(sizes).up
         expected = Counter(
             {k: POLICY.rounds * n * (4 if k in ("weights", "prototypes") else 8) for k, n in once.items()}

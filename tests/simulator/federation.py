@@ -239,12 +239,12 @@ class Federation:
             return
         if isinstance(party, CoordinatorService) and party.stopped:
             self.ends.append(f"{process.name}: {party.stopped}")
-        if isinstance(party, Agent) and party.problem:
-            self.ends.append(f"{process.name}: {party.problem}")
-            if "enrol renew" in party.problem:
+        if isinstance(party, Agent) and party.view.problem:
+            self.ends.append(f"{process.name}: {party.view.problem}")
+            if "enrol renew" in party.view.problem:
                 self._demand_ahead(party.link.me.boot, name)
                 self._renew(name)
-        if isinstance(party, Agent) and party.finished and not party.problem and not process.ended:
+        if isinstance(party, Agent) and party.finished and not party.view.problem and not process.ended:
             return
         place = process.name
         if place in self._names and self.processes.get(place) is process:  # nobody looks after a second one

@@ -279,10 +279,11 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
 
 def observed_agent(base: type[Agent], history: History) -> type[Agent]:
     class Observed(base):  # type: ignore[valid-type,misc]
-        def _receipted(self, receipt: Receipt) -> None:
-            waiting: Outgoing | None = self._delivery.waiting
-            super()._receipted(receipt)
-            if waiting is None or self._delivery.waiting is not None or receipt.verdict != "accepted":
+        def take_receipt(self, receipt: Receipt) -> None:
+            delivery = self.tasks.delivery
+            waiting: Outgoing | None = delivery.waiting
+            super().take_receipt(receipt)
+            if waiting is None or delivery.waiting is not None or receipt.verdict != "accepted":
                 return
             a, me = waiting.answer, self.link.me.name
             where = f"{me} let go of its answer to round {a.round} {a.phase}"

@@ -96,7 +96,7 @@ def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundFile) 
 def final_state(sim: Simulation) -> dict[str, torch.Tensor]:
     """All that the run has learned: the server half's state and every device's."""
     states = {"server": sim.service.run.server_runner.server.state()}
-    states |= {name: agent.job.half.state() for name, agent in sim.agents.items() if agent.job}
+    states |= {name: agent.run.job.half.state() for name, agent in sim.agents.items() if agent.run.job}
     return {f"{who}/{key}": v.clone() for who, state in states.items() for key, v in state.items()}
 
 

@@ -207,7 +207,7 @@ def odd_one(device="device-2", names=OTHER):
 def test_whoever_says_what_fewest_say_is_refused_and_the_others_go_on(tmp_path, odd):
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=odd_one(odd))
     run.run(lambda: run.agents[odd].finished)
-    assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].problem
+    assert "class 1 is 'cow' in its data and 'dog' in this run" in run.agents[odd].view.problem
     run.run()
     assert run.service.finished and run.service.run.participants.name_vote.names == NAMES
     assert odd not in run.service.run.participants.members and len(run.service.run.participants.members) == 2
@@ -218,7 +218,7 @@ def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path)
     run = simulation(tmp_path, "fedavg", policy=policy, shards=odd_one())
     run.run(lambda: run.agents["device-2"].finished)
     assert LISTEN_SECONDS <= run.world.now < 2 * LISTEN_SECONDS
-    assert "its classes have other names" in run.agents["device-2"].problem
+    assert "its classes have other names" in run.agents["device-2"].view.problem
     assert not any(run.agents[name].finished for name in ("device-0", "device-1"))
 
 
@@ -233,7 +233,7 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
         run.service.run.participants.name_vote.names == NAMES and run.service.run.participants.name_vote.saved
     )
     run.run(lambda: run.agents["device-2"].finished)
-    assert "its classes have other names" in run.agents["device-2"].problem and not run.service.finished
+    assert "its classes have other names" in run.agents["device-2"].view.problem and not run.service.finished
 
 
 def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp_path, monkeypatch, caplog):
@@ -241,7 +241,7 @@ def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp
     run = simulation(tmp_path, "fedavg", policy=PATIENT, shards=odd_one(), class_names=NAMES)
     with caplog.at_level(logging.WARNING):
         run.run()
-    assert run.agents["device-2"].problem == (
+    assert run.agents["device-2"].view.problem == (
         "this device cannot follow the run's plan: its classes have other names: class 1 is 'cow' in this device's "
         "data and 'dog' in the run; this device's data: cat, cow, owl; the run: cat, dog, owl"
     )
@@ -282,7 +282,7 @@ def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
     run.service.link.carries = lambda packed: False
     run.run()
     assert run.service.finished and len(run.service.run.participants.members) == 2
-    assert digest_of(OTHER).hex()[:16] in run.agents["device-0"].problem
+    assert digest_of(OTHER).hex()[:16] in run.agents["device-0"].view.problem
 
 
 def test_what_an_index_keeps_is_read_again(tmp_path):

@@ -67,7 +67,7 @@ def test_the_rounds_bytes_add_up_to_what_the_link_counted(tmp_path):
     sums = totals(rounds.records, "payload")
     assert {(way, kind): size for way in sums for kind, size in sums[way].items()} == meter.payload
     weights = sum(
-        v.nbytes for v in run.agents["device-0"].job.half.model.state_dict().values() for v in [v.numpy()]
+        v.nbytes for v in run.agents["device-0"].run.job.half.model.state_dict().values() for v in [v.numpy()]
     )
     assert rounds.records[0]["payload"]["up"]["weights"] == 3 * weights
     assert 3 * weights < rounds.records[0]["fedavg"]["up"] < 3 * weights + 3000

@@ -30,7 +30,10 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("metrics")
     run = simulation(folder / "run", "fedavg")
     board = Sensors(jetson_files(folder / "board"))
-    metrics, device = Metrics(run.service.run.view), DeviceMetrics(next(iter(run.agents.values())), board)
+    metrics, device = (
+        Metrics(run.service.run.view),
+        DeviceMetrics(next(iter(run.agents.values())).view, board),
+    )
     keep_journal(run.service.run, [metrics])
     run.run()
     tls = enrol_federation(folder / "enrolled", "metrics", ["d"]).tls("d")
@@ -103,7 +106,7 @@ def test_who_holds_which_class_is_shown_where_the_method_is_told(tmp_path):
     run.run()
     held = {}
     for agent in run.agents.values():
-        for number in agent.data.train.y.unique().tolist():
+        for number in agent.tasks.runner.data.train.y.unique().tolist():
             held[str(number),] = held.get((str(number),), 0) + 1
     assert {k: v for k, v in series(metrics, "protofleet_class_holders").items() if v} == held
 

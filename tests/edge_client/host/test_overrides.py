@@ -123,18 +123,18 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
     supervisor, _ = supervised(agent, tmp_path)
-    sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
+    sim.run(until=lambda: agent.view.working and agent.view.receipts["accepted"] == 1)
     supervisor.apply(Overrides(paused=True))
     supervisor.check()
-    sim.run(until=lambda: agent.receipts["accepted"] == 2)
+    sim.run(until=lambda: agent.view.receipts["accepted"] == 2)
     assert sim.service.context.departures[DisconnectReason.PAUSED] == 1
     before = sim.world.now
     sim.run(until=lambda: sim.world.now > before + 200)
-    assert agent.receipts["accepted"] == 2 and not agent.working, "it takes no new work"
+    assert agent.view.receipts["accepted"] == 2 and not agent.view.working, "it takes no new work"
     supervisor.apply(Overrides())
     supervisor.check()
     agent.wake(sim.world.now)
-    sim.run(until=lambda: agent.receipts["accepted"] == 3)
+    sim.run(until=lambda: agent.view.receipts["accepted"] == 3)
 
 
 def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
@@ -146,7 +146,7 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
     for heat in (70, 81, 78, 76, 74, 79, 90):
         zone.write_text(f"{heat * 1000}\n")
         supervisor.check()
-        resting.append(agent.held)
+        resting.append(agent.view.on_hold)
     assert resting == [False, True, True, True, False, False, True]
 
 

@@ -33,7 +33,9 @@ def to_its_end(sim):
     """Until every answer has its receipt, and the devices wait for another run."""
     for agent in sim.agents.values():
         agent.stays = True
-    sim.run(until=lambda: sim.service.finished and not any(a.waiting for a in sim.agents.values()))
+    sim.run(
+        until=lambda: sim.service.finished and not any(a.view.awaits_receipt for a in sim.agents.values())
+    )
 
 
 def test_the_watchdog_hears_of_a_process_that_goes_round_its_loop(tmp_path, manager):
@@ -60,16 +62,16 @@ def test_the_status_file_says_how_a_run_went(tmp_path):
     agent, path = sim.agents["device-0"], tmp_path / "status.json"
     file = StatusFile(path, "1.2.3", 9)
     assert read_status(path) is None
-    file.write(agent)
+    file.write(agent.view)
     before = read_status(path)
     assert (before.connected, before.heard, before.accepted, before.settings) == (False, False, 0, 9)
     to_its_end(sim)
-    file.write(agent)
+    file.write(agent.view)
     after = read_status(path)
     assert after.connected and after.heard and not after.working and not after.waiting
     assert (after.accepted, after.refused, after.round) == (4, 0, 4)
     unchanged = path.stat().st_ino
-    file.write(agent)
+    file.write(agent.view)
     assert path.stat().st_ino == unchanged, "what has not changed is not written again"
 
 
@@ -84,18 +86,18 @@ def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
     """Asked to stop in the middle of its work, it still delivers the answer."""
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
-    sim.run(until=lambda: agent.working and agent.receipts["accepted"] == 1)
+    sim.run(until=lambda: agent.view.working and agent.view.receipts["accepted"] == 1)
     agent.take(Done(agent.drain), sim.world.now)
     assert not agent.finished, "there is work in hand"
     sim.run(until=lambda: agent.finished)
-    assert agent.problem == "" and agent.state.last_round == 2
-    assert agent.receipts["accepted"] == 2, "what it had in hand has its receipt"
+    assert agent.view.problem == "" and agent.state.last_round == 2
+    assert agent.view.receipts["accepted"] == 2, "what it had in hand has its receipt"
     sim.boot_device("device-1")  # and whoever starts it again finds it where it stopped
     to_its_end(sim)
-    assert sim.service.run.machine.round >= 3 and sim.agents["device-1"].receipts["accepted"] >= 1
+    assert sim.service.run.machine.round >= 3 and sim.agents["device-1"].view.receipts["accepted"] >= 1
 
 
 def test_a_device_with_nothing_in_hand_is_drained_at_once(tmp_path):
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     agent.take(Done(agent.drain), 0.0)
-    assert agent.finished and agent.problem == ""
+    assert agent.finished and agent.view.problem == ""

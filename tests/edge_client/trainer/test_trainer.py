@@ -230,7 +230,7 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
     """Once in the middle of a run. The others need not wait, and the device's later answers are what they were."""
     sim = simulation(tmp_path / "run", "fedavg", policy=POLICY)
     agent, heard = sim.agents["device-1"], []
-    start_job, deaths = agent.runner.start_job, iter([True])
+    start_job, deaths = agent.tasks.runner.start_job, iter([True])
 
     def start(plan):
         job = start_job(plan)
@@ -246,12 +246,12 @@ def test_the_coordinator_hears_of_it_and_the_device_comes_back(tmp_path):
         job.run = once
         return job
 
-    agent.runner.start_job = start
+    agent.tasks.runner.start_job = start
     sim.service.run.observers.append(Hears(heard))
     sim.run()
     assert sim.service.context.departures[DisconnectReason.OUT_OF_MEMORY] == 1
     assert any(reason.startswith("out_of_memory: the kernel") for reason in heard)
-    assert agent.receipts["accepted"] >= 3
+    assert agent.view.receipts["accepted"] >= 3
     assert_same(sim, simulation(tmp_path / "other", "fedavg", policy=POLICY).run())
 
 

@@ -85,7 +85,7 @@ def test_bytes_that_devices_count_are_the_closed_form(name, tmp_path):
         expected = Counter()
         for number in range(1, POLICY.rounds + 1):
             sizes = Sizes(
-                agent.job.half.model, held=3, examples=48 + 6 * i, clients=3,
+                agent.run.job.half.model, held=3, examples=48 + 6 * i, clients=3,
                 local_prototypes=rows if number == 1 else 0,
                 first_round=number == 1,
             )  # fmt: skip

@@ -124,7 +124,7 @@ def test_a_half_whose_work_was_ended_in_its_middle_begins_again_at_the_last_dura
         **{**{f: getattr(POLICY, f) for f in POLICY.__dataclass_fields__}, "patience_seconds": 600.0}
     )
     sim = simulation(tmp_path / "run", "fedproto", policy=policy)
-    deaths, runner = iter([True]), sim.agents["device-1"].runner
+    deaths, runner = iter([True]), sim.agents["device-1"].tasks.runner
     start_job = runner.start_job
 
     def start(plan):

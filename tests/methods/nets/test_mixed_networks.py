@@ -41,9 +41,13 @@ def test_four_architectures_take_part_in_one_federation(method, tmp_path):
         build=lambda device, p, data: p.client_half(data.train, device, FLEET[device]),
     ).run()  # fmt: skip
     assert_numbers(run)
-    assert len({sum(w.numel() for w in a.job.half.model.parameters()) for a in run.agents.values()}) == 4
+    assert len({sum(w.numel() for w in a.run.job.half.model.parameters()) for a in run.agents.values()}) == 4
     for agent in run.agents.values():
-        assert agent.state.last_round == 3 and agent.receipts["accepted"] >= 2 and len(agent.receipts) == 1
+        assert (
+            agent.state.last_round == 3
+            and agent.view.receipts["accepted"] >= 2
+            and len(agent.view.receipts) == 1
+        )
 
 
 def test_the_eight_networks_of_fedsas_fleet_have_one_feature_size():

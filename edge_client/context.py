@@ -1,0 +1,58 @@
+"""What a device process has once and all parts of its agent use; and how it ends."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.heard import HeardFile
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.link.rate_limit import TokenBucket
+from protofleet.protocol.wire.messages import Bye, State
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.event_loop import Worker
+
+log = logging.getLogger("protofleet.device")
+
+
+class Observer(Protocol):
+    def happened(self, what: str, **figures: float) -> None: ...
+
+
+@dataclass
+class DeviceContext:
+    """`now` is set by the agent alone."""
+
+    link: DeviceLink
+    state: DeviceState
+    worker: Worker
+    heard_file: HeardFile
+    observers: list[Observer] = field(default_factory=list)
+    now: float = 0.0  # of the event that is handled
+    connected: bool = False  # to the broker
+    coordinator_answered: bool = False  # this process
+    finished: bool = False
+    problem: str = ""  # why, where the device ended before the run did
+    # Lines about what others cause: a flood must not fill the disk with them; the counters have all of it.
+    log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
+
+    def warn(self, message: str, *details: object) -> None:
+        if self.log_limit.take(self.now):
+            log.warning(message, *details)
+
+    def notify(self, what: str, **figures: float) -> None:
+        for observer in self.observers:
+            observer.happened(what, **figures)
+
+    def keep_last_heard(self, lasting: bool) -> None:
+        self.heard_file.note_message(*self.link.last_heard(COORDINATOR), lasting)
+
+    def say_goodbye(self, reason: str) -> None:
+        self.link.send(Bye(reason))
+        self.link.say(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
+
+    def end(self, problem: str) -> None:
+        self.keep_last_heard(lasting=True)
+        self.problem, self.finished = problem, True

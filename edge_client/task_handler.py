@@ -1,0 +1,210 @@
+"""A run's plan and its tasks, one after the other to the worker; and what becomes of the results.
+
+Equal questions get equal answers: one that was answered before is answered from the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from protofleet.edge_client.context import DeviceContext
+from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
+from protofleet.edge_client.conversation.hello import plan_for
+from protofleet.edge_client.conversation.hello_exchange import HelloExchange
+from protofleet.edge_client.current_run import CurrentRun
+from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.state.disk_space import DiskSpaceCheck
+from protofleet.edge_client.state.file import Answer
+from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.edge_client.trainer.job import Job
+from protofleet.edge_client.work_queue import Question, WorkQueue
+from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import is_full
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire import forms
+from protofleet.protocol.wire.messages import Bye, Welcome
+from protofleet.protocol.wire.reasons import DisconnectReason
+
+log = logging.getLogger("protofleet.device")
+
+
+class TaskHandler:
+    def __init__(
+        self, context: DeviceContext, run: CurrentRun, runner: JobRunner, hellos: HelloExchange,
+        delivery: AnswerDelivery,
+    ) -> None:  # fmt: skip
+        self.run, self.runner, self.queue = run, runner, WorkQueue()
+        self.disk_space = DiskSpaceCheck(context.state)
+        self.draining = False
+        self._context, self._link, self._state = context, context.link, context.state
+        self.hellos, self.delivery = hellos, delivery
+
+    def drain(self) -> None:
+        """Take nothing more."""
+        self.draining, self.queue.next = True, None
+
+    @property
+    def drained(self) -> bool:
+        """It takes nothing more, and what it had in hand has its receipt."""
+        return self.draining and not self.queue.busy and self.delivery.waiting is None
+
+    def change_run(self, run: str) -> None:
+        """Nothing of another run is sent, counted or learned in this one: not even what is being worked out.
+
+        Two runs may have one plan, or one name.
+        """
+        self.run.change(run)
+        self.queue.change_run()
+        self._drop_job()
+        self._link.forget_all()
+
+    def end_run(self) -> None:
+        self.run.over, self.queue.next = True, None
+        self.delivery.cancel()
+        self.hellos.away()
+
+    def welcomed(self, welcome: Welcome, epoch: int) -> None:
+        about = welcome.about
+        if self.run.welcomed(epoch):
+            self._context.heard_file.note_time()
+        self._link.peer_can, self._link.metric_names = frozenset(about.can), about.metrics
+        try:
+            if lacks := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
+                raise SettingsError(f"it needs {', '.join(lacks)}; bring this device up to date")
+            plan = plan_for(self.runner.data, welcome.plan, about.names)
+        except SettingsError as error:
+            self._refuse_plan(error)
+        else:
+            self._take_plan(plan)
+
+    def _take_plan(self, plan: Plan) -> None:
+        if self.run.plan == plan:
+            self.hellos.send()
+            return
+        if self.run.plan is not None:
+            self.change_run(self.run.name)  # under the same name
+        if not self.queue.busy:
+            self._begin_plan(plan)
+
+    def _refuse_plan(self, error: ValueError) -> None:
+        self._link.send(Bye(f"{DisconnectReason.CANNOT_FOLLOW.value}: {error}"))
+        self._context.end(f"this device cannot follow the run's plan: {error}")
+
+    def take(self, question: Question) -> None:
+        if self.run.job is None:
+            return  # a task for an earlier life of this process: the hello after the welcome brings it again
+        if answer := self._state.answer_to(question.name):
+            self.deliver(answer)
+        elif self.draining or self._context.now < self.hellos.backoff.until:
+            return
+        elif self.queue.busy_with_another(question):
+            self.queue.next = question
+        elif problem := self._state.cannot_answer(question.name):
+            self._context.say_goodbye(f"{DisconnectReason.DAMAGED.value}: {problem}")
+            self._context.end(problem)
+        elif not self.queue.busy and self.disk_space.for_answer(question.broadcast):
+            self._begin(self.run.job, question)
+
+    def deliver(self, answer: Answer) -> None:
+        self.delivery.begin(answer, self._context.now)
+        self.resend()
+
+    def deliver_last_again(self) -> None:
+        """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
+        saved = self._state.saved
+        if self.run.job is None or self.run.name != self._link.run:
+            return  # what is saved is of another run
+        at_rest = not (self.queue.busy or self.delivery.waiting)
+        if self._link.epoch > saved.epoch and saved.answers and at_rest:
+            self.deliver(saved.answers[-1])
+
+    def knows(self, asked: tuple[int, str]) -> bool:
+        """Whether the question of this round and phase has come here and is not done with."""
+        return asked == self._link.asked or self.queue.knows(asked) or self.delivery.holds(*asked)
+
+    def resend(self) -> None:
+        """The answer that waits for its receipt."""
+        self.delivery.say(self.run.is_welcome(self._link.run, self._link.epoch), self._context.now)
+
+    def _begin_plan(self, plan: Plan) -> None:
+        run, epoch = self.run.name, self._link.epoch
+        self.queue.begin_plan()
+        self._context.worker.submit(
+            lambda: self.runner.begin(plan, run, epoch), lambda job: self._plan_begun(run, plan, job)
+        )
+
+    def _plan_begun(self, run: str, plan: Plan, job: Job | Exception) -> None:
+        if run != self.run.name:
+            self._drop_result(job)
+        elif isinstance(job, ValueError) and not isinstance(job, DamagedError):
+            self._refuse_plan(job)  # this device's network does not go with the method or the images
+        elif isinstance(job, Exception):
+            self._work_failed(job)
+        else:
+            self._drop_job()
+            self.run.follow(plan, job)
+            self.queue.done()
+            self._link.least_round = self._state.last_round
+            self.hellos.send()
+
+    def _begin(self, job: Job, question: Question) -> None:
+        self.queue.begin(question)
+        self.run.over = False
+        self._context.notify("started", round=question.round)
+        self._context.worker.submit(
+            lambda: self.runner.answer(job, question), lambda answer: self._answered(job, answer)
+        )
+
+    def _answered(self, job: Job, answer: Answer | Exception) -> None:
+        if job is not self.run.job:
+            self._drop_result(answer)
+            return
+        if isinstance(answer, Exception):
+            self._work_failed(answer)
+            return
+        self.queue.done()
+        self.hellos.backoff.succeeded()
+        self._link.least_round = self._state.last_round
+        self.deliver(answer)
+        self._context.notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
+        following = self.queue.take_next()
+        self._state.tidy(self._link.served | ({following.broadcast} if following else set()))
+        if following:
+            self.take(following)
+
+    def _drop_result(self, result: object) -> None:
+        """Another run, or plan, has come in the meantime: on with that."""
+        if isinstance(result, Exception):
+            passing = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
+            if isinstance(result, DamagedError) or not passing:
+                raise result
+            log.warning("in work for another run: %s", result)
+        log.info("what was worked on is for another run, or plan; it is dropped")
+        self.queue.done()
+        self.hellos.send()
+
+    def _work_failed(self, error: Exception) -> None:
+        """The job is in the middle of its work: as after a reboot, it is what the disk holds of it."""
+        if isinstance(error, TrainerDiedError):
+            self._ask_later(error)
+        elif is_full(error):
+            self.disk_space.short(str(error))
+        else:
+            raise error
+        self.queue.done()
+        self._drop_job()
+
+    def _ask_later(self, death: TrainerDiedError) -> None:
+        """The coordinator is told at once, so that nobody waits; after a pause the device asks for work again."""
+        pause = self.hellos.back_off()
+        log.error("%s; asking for work again in %.0f s", death, pause)
+        self._link.send(Bye(str(death)))
+        self._context.notify("died", round=self._state.last_round)
+
+    def _drop_job(self) -> None:
+        self.run.drop_job()
+        self.queue.next = None
+        self.delivery.cancel()
+        self._link.least_round = 0
+        self.hellos.expect_frequent()

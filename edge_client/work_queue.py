@@ -1,0 +1,69 @@
+"""What the worker's thread is busy with, and what it does next: one piece of work at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.wire.messages import Task
+
+PLAN: Final = "plan"  # what the queue is busy with while a plan becomes a job
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A task, and the broadcast that it is about."""
+
+    name: str  # equal names demand equal answers
+    round: int
+    phase: str
+    broadcast: bytes  # name of its arrays in the store; empty where there are none
+    epoch: int  # of the coordinator that asks
+
+    @property
+    def asked(self) -> tuple[int, str]:
+        """The round and the phase."""
+        return self.round, self.phase
+
+
+def question_of(received: Received, task: Task) -> Question:
+    parts = f"{received.run}/{task.round}/{task.phase}/{received.object.hex()}"
+    name = hashlib.sha256(parts.encode()).hexdigest()
+    return Question(name, task.round, task.phase, received.object, received.epoch)
+
+
+@dataclass
+class WorkQueue:
+    busy_with: str = ""  # name of the question, or PLAN; empty: nothing
+    next: Question | None = None  # only the newest matters
+    _asked: tuple[int, str] = (0, "")  # round and phase of the question that was begun last
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.busy_with)
+
+    def begin_plan(self) -> None:
+        self.busy_with = PLAN
+
+    def begin(self, question: Question) -> None:
+        self.busy_with, self._asked = question.name, question.asked
+
+    def done(self) -> None:
+        self.busy_with = ""
+
+    def busy_with_another(self, question: Question) -> bool:
+        return self.busy and self.busy_with != question.name
+
+    def take_next(self) -> Question | None:
+        question, self.next = self.next, None
+        return question
+
+    def change_run(self) -> None:
+        """What the worker is at goes on to its end; nothing else of the run before does."""
+        self.next, self._asked = None, (0, "")
+
+    def knows(self, asked: tuple[int, str]) -> bool:
+        """Whether this round and phase are worked on, or wait."""
+        return (self.busy and self._asked == asked) or (self.next is not None and self.next.asked == asked)

@@ -1,0 +1,107 @@
+"""The parts of an agent around a link that keeps what is said, and a worker that does nothing by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofleet.deploy.simulation.world import Broker, NetworkConditions, World
+from protofleet.edge_client.context import DeviceContext
+from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
+from protofleet.edge_client.conversation.hello import HelloSender
+from protofleet.edge_client.conversation.hello_exchange import HelloExchange
+from protofleet.edge_client.current_run import CurrentRun
+from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.state.heard import open_heard_file
+from protofleet.edge_client.task_handler import TaskHandler
+from protofleet.edge_client.work_queue import question_of
+from protofleet.protocol.link.base import Received
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.keys import Identity, Keys
+from protofleet.protocol.wire.messages import Task, Welcome
+from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.topics import Topics
+from tests.support.small_federation import plan, shard
+
+RUN, EPOCH, BOOT = "spring", 7, 3
+PLAN = plan("fedavg")
+
+
+class RecordingLink(DeviceLink):
+    """Keeps the messages in place of sending them."""
+
+    def say(self, topic, message, *more, **others):
+        self.__dict__.setdefault("said", []).append(message)
+
+    def send_update(self, update, name):
+        self.say("", update)
+
+    def kinds(self):
+        """Of what was said since this was asked last."""
+        said, self.said = self.__dict__.get("said", []), []
+        return [type(message).__name__ for message in said]
+
+
+class ManualWorker:
+    """Work is submitted, and its result is what the test says."""
+
+    def __init__(self):
+        self.submitted = []
+
+    def submit(self, work, then):
+        self.submitted.append((work, then))
+
+    def finish(self, result=None):
+        """The oldest piece of work is done, or has this result."""
+        work, then = self.submitted.pop(0)
+        then(work() if result is None else result)
+
+
+class FixedJob:
+    """Answers every question with nothing."""
+
+    def run(self, phase, number, received):
+        return {}, {}
+
+    def state(self):
+        return {}
+
+    def restore(self, state):
+        pass
+
+
+class Observed(list):
+    def happened(self, what, **figures):
+        self.append(what)
+
+
+class AgentParts:
+    def __init__(self, folder: Path):
+        keys = {name: Keys.new() for name in (COORDINATOR, "device-0")}
+        ring = {name: each.public for name, each in keys.items()}
+        session = Broker(World(NetworkConditions(), 0)).session("device-0", lambda item: None, set())
+        self.state = DeviceState(folder, durable=False)
+        me = Identity("device-0", BOOT, keys["device-0"])
+        self.link = RecordingLink(me, ring, Topics("test"), session, self.state.store)
+        self.worker, self.observed = ManualWorker(), Observed()
+        self.context = DeviceContext(
+            self.link, self.state, self.worker, open_heard_file(self.state, self.link), [self.observed]
+        )
+        self.link.run, self.link.epoch = RUN, EPOCH
+        self.run, data = CurrentRun(RUN), shard(0)
+        self.hellos = HelloExchange(self.context, self.run, HelloSender(self.link, data, self.state, ""))
+        runner = JobRunner(lambda plan: FixedJob(), self.state, data, lambda: 1024, lambda: 0.0)
+        self.tasks = TaskHandler(self.context, self.run, runner, self.hellos, AnswerDelivery(self.link))
+
+    def welcome(self, made=PLAN, **about):
+        return Welcome(made.encode(), **about)
+
+    def follow(self):
+        """The plan is known, and there is a job."""
+        self.tasks.welcomed(self.welcome(), EPOCH)
+        self.worker.finish()
+        self.link.kinds()
+
+    def question(self, round=1, phase="train"):
+        task = Task(round, phase, None, 0.0)
+        return question_of(Received(COORDINATOR, task, self.run.name, EPOCH), task)

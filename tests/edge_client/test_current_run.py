@@ -1,0 +1,46 @@
+"""Which run a device is in, and whether the coordinator that it hears now has sent that run's plan."""
+
+import pytest
+
+from protofleet.edge_client.current_run import CurrentRun
+from tests.edge_client.agent_parts import PLAN, FixedJob
+
+
+def following():
+    run = CurrentRun("spring")
+    run.welcomed(7)
+    run.follow(PLAN, FixedJob())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "epoch", "welcome"), [("spring", 7, True), ("autumn", 7, False), ("spring", 8, False)]
+)
+def test_a_device_is_welcome_only_in_its_run_and_at_the_coordinator_that_said_so(run, epoch, welcome):
+    assert following().is_welcome(run, epoch) is welcome
+
+
+def test_the_first_welcome_of_each_coordinator_is_told_from_those_that_follow():
+    run = CurrentRun("spring")
+    assert [run.welcomed(epoch) for epoch in (7, 7, 8, 7)] == [True, False, True, True]
+
+
+def test_a_forgotten_welcome_counts_again():
+    run = following()
+    run.forget_welcome()
+    assert not run.is_welcome("spring", 7) and run.welcomed(7)
+
+
+def test_another_run_has_no_plan_and_no_job_yet():
+    run = following()
+    run.change("autumn")
+    assert (run.name, run.plan, run.job) == ("autumn", None, None)
+
+
+def test_a_run_that_is_over_lasts_until_another_is_followed():
+    run = following()
+    run.over = True
+    run.change("autumn")
+    assert run.over
+    run.follow(PLAN, FixedJob())
+    assert not run.over

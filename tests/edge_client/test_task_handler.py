@@ -1,0 +1,184 @@
+"""What a device does with a plan, with a task, and with what the worker brings back."""
+
+import errno
+
+import pytest
+
+from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.protocol.storage.store import DamagedError
+from protofleet.protocol.wire.messages import About, Receipt
+from protofleet.protocol.wire.reasons import DisconnectReason
+from tests.edge_client.agent_parts import EPOCH, RUN, AgentParts, FixedJob
+from tests.support.small_federation import plan
+
+DIED = TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, "the kernel has ended it")
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def parts(tmp_path):
+    return AgentParts(tmp_path)
+
+
+@pytest.fixture
+def following(parts):
+    parts.follow()
+    return parts
+
+
+def test_a_plan_becomes_a_job_on_the_worker_and_then_a_hello(parts):
+    parts.tasks.welcomed(parts.welcome(), EPOCH)
+    assert parts.tasks.queue.busy and parts.run.job is None and parts.link.kinds() == []
+    parts.worker.finish()
+    assert parts.run.job is not None and not parts.tasks.queue.busy
+    assert parts.link.kinds() == ["Hello"]
+
+
+def test_a_plan_that_is_known_already_is_answered_by_a_hello_alone(following):
+    job = following.run.job
+    following.tasks.welcomed(following.welcome(), EPOCH)
+    assert following.link.kinds() == ["Hello"] and not following.worker.submitted
+    assert following.run.job is job
+
+
+def test_another_plan_under_the_same_name_takes_the_place_of_the_job(following):
+    following.tasks.take(following.question())
+    following.worker.finish()
+    following.tasks.welcomed(following.welcome(plan("fedprox")), EPOCH)
+    assert following.run.job is None and following.tasks.delivery.waiting is None
+    following.worker.finish()
+    assert following.run.plan == plan("fedprox")
+
+
+@pytest.mark.parametrize(
+    ("welcome", "problem"),
+    [
+        ({"about": About(uses=("telepathy",))}, "it needs telepathy; bring this device up to date"),
+        ({"about": About(names=("ant", "bee", "cow"))}, "its classes have other names"),
+        ({"made": plan("fedavg", rounds=0)}, "rounds"),
+    ],
+)
+def test_a_plan_that_is_not_for_this_device_ends_it_with_the_reason(parts, welcome, problem):
+    parts.tasks.welcomed(parts.welcome(**welcome), EPOCH)
+    assert parts.context.finished and problem in parts.context.problem
+    assert parts.context.problem.startswith("this device cannot follow the run's plan: ")
+    assert parts.link.kinds() == ["Bye"]
+
+
+def test_a_plan_that_does_not_fit_the_network_is_refused_when_the_worker_finds_out(parts):
+    parts.tasks.welcomed(parts.welcome(), EPOCH)
+    parts.worker.finish(ValueError("the network takes 1 channel"))
+    assert parts.context.problem.endswith("plan: the network takes 1 channel")
+
+
+def test_a_task_without_a_job_is_left_to_the_next_hello(parts):
+    parts.tasks.take(parts.question())
+    assert not parts.worker.submitted and parts.link.kinds() == []
+
+
+def test_an_answer_is_said_once_it_is_durable_and_the_same_question_gets_it_again(following):
+    question = following.question()
+    following.tasks.take(question)
+    assert following.link.kinds() == [] and following.observed == ["started"]
+    following.worker.finish()
+    assert following.link.kinds() == ["Update"] and following.state.answer_to(question.name)
+    following.tasks.take(question)
+    assert following.link.kinds() == ["Update"] and not following.worker.submitted
+    assert following.observed == ["started", "answered"]
+
+
+def test_while_the_worker_is_busy_the_newest_question_waits_and_the_same_one_is_not_begun_twice(following):
+    first, second, third = (following.question(round) for round in (1, 2, 3))
+    for question in (first, second, first, third):
+        following.tasks.take(question)
+    assert len(following.worker.submitted) == 1
+    following.worker.finish()
+    assert following.tasks.queue.busy_with == third.name and len(following.worker.submitted) == 1
+
+
+@pytest.mark.parametrize("stops", ["drain", "hold"])
+def test_a_device_that_takes_no_new_work_still_says_an_answer_that_it_has(following, stops):
+    known = following.question(1)
+    following.tasks.take(known)
+    following.worker.finish()
+    following.link.kinds()
+    following.tasks.drain() if stops == "drain" else following.hellos.hold("too hot")
+    following.link.kinds()
+    following.tasks.take(following.question(2))
+    assert following.link.kinds() == [] and not following.worker.submitted
+    following.tasks.take(known)
+    assert following.link.kinds() == ["Update"]
+
+
+def test_a_device_is_drained_once_its_last_answer_has_a_receipt(following):
+    following.tasks.take(following.question())
+    following.tasks.drain()
+    assert not following.tasks.drained
+    following.worker.finish()
+    assert not following.tasks.drained
+    following.tasks.delivery.received(Receipt(1, "train", "accepted"))
+    assert following.tasks.drained
+
+
+def test_a_death_of_the_trainer_is_said_at_once_and_work_is_asked_for_after_a_pause(following):
+    following.context.now = 100.0
+    following.tasks.take(following.question())
+    following.worker.finish(DIED)
+    assert following.link.kinds() == ["Bye"] and following.observed == ["started", "died"]
+    assert following.run.job is None and not following.tasks.queue.busy
+    assert following.hellos.next_at == following.hellos.backoff.until > 100.0
+
+
+def test_without_room_for_its_answer_a_device_keeps_its_run_and_drops_the_job(following):
+    following.tasks.take(following.question())
+    following.worker.finish(FULL)
+    assert following.tasks.disk_space.full and following.run.job is None and following.run.name == RUN
+    assert not following.context.finished
+
+
+@pytest.mark.parametrize("error", [DamagedError("device.json"), ZeroDivisionError("ours"), OSError(5, "I/O")])
+def test_an_error_of_the_device_itself_ends_its_process(following, error):
+    following.tasks.take(following.question())
+    with pytest.raises(type(error)):
+        following.worker.finish(error)
+
+
+@pytest.mark.parametrize("result", [None, DIED, FULL, ValueError("no such layer")])
+def test_what_was_worked_on_for_another_run_is_dropped_and_work_is_asked_for(following, result):
+    following.tasks.take(following.question())
+    following.tasks.change_run("autumn")
+    following.link.kinds()
+    following.worker.finish(result)
+    assert following.link.kinds() == ["Hello"] and not following.tasks.queue.busy
+    assert following.tasks.delivery.waiting is None and not following.context.finished
+
+
+def test_an_error_of_ours_is_raised_even_in_work_for_another_run(following):
+    following.tasks.take(following.question())
+    following.tasks.change_run("autumn")
+    with pytest.raises(DamagedError):
+        following.worker.finish(DamagedError("device.json"))
+
+
+def test_a_plan_of_a_run_that_has_passed_becomes_no_job(parts):
+    parts.tasks.welcomed(parts.welcome(), EPOCH)
+    parts.tasks.change_run("autumn")
+    parts.worker.finish(FixedJob())
+    assert parts.run.job is None and parts.link.kinds() == ["Hello"]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "receipt", "said"), [(EPOCH + 1, True, ["Update"]), (EPOCH, True, []), (EPOCH + 1, False, [])]
+)
+def test_a_coordinator_that_is_behind_is_told_the_last_answer_unless_it_is_on_its_way(
+    following, epoch, receipt, said
+):
+    following.tasks.take(following.question())
+    following.worker.finish()
+    if receipt:
+        following.tasks.delivery.received(Receipt(1, "train", "accepted"))
+    following.run.welcomed(epoch)
+    following.link.epoch = epoch
+    following.link.kinds()
+    following.tasks.deliver_last_again()
+    assert following.link.kinds() == said
