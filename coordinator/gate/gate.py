@@ -77,7 +77,7 @@ class Gate:
         """Whether it answers the open question, and no answer of its device to that is in."""
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
-        return m.stage is Stage.COLLECTING and open_to_it and device in m.cohort and device not in m.answered
+        return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
 
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
         """Raises NoRoom or Rejected where it can be said again later."""

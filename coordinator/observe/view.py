@@ -114,7 +114,7 @@ class RunView:
 
     @property
     def answered(self) -> frozenset[str]:
-        return self._machine.answered
+        return frozenset(self._machine.answered)
 
     def answers(self, round: int, phase: str) -> Mapping[str, Accepted]:
         return MappingProxyType(self._spool.answers(round, phase))

@@ -12,6 +12,7 @@ Rules for whoever edits this file:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -66,6 +67,9 @@ class RoundMachine:
     cohort: tuple[str, ...] = ()
     verdicts: Verdicts = field(default_factory=Verdicts)
     _answered: set[str] = field(default_factory=set)  # and accepted
+    _missing: set[str] = field(
+        default_factory=set
+    )  # of the cohort, while it is asked: no answer and no refusal
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _deadline: float | None = None
@@ -115,12 +119,12 @@ class RoundMachine:
             return None
         if len(self._answered) < self._quorum and not self._quorum_is_unreachable:
             return self._deadline
-        expected = set(self.cohort) - self.verdicts.refused.keys() - (self._missing & self._absent.keys())
+        expected = len(self._answered) + len(self._missing) - len(self._missing & self._absent.keys())
         quorum = 0 if self._quorum_is_unreachable else self._quorum
         latest = min(
-            self._deadline, self.straggler_deadline.at(self._answered, self._missing, len(expected), quorum)
+            self._deadline, self.straggler_deadline.at(self._answered, self._missing, expected, quorum)
         )
-        if self._missing and self._missing <= set(self._absent):
+        if self._missing and self._missing <= self._absent.keys():
             latest = min(latest, max(self._absent[d] for d in self._missing) + self.policy.grace_seconds)
         return latest
 
@@ -129,13 +133,17 @@ class RoundMachine:
         return self.round > self.rounds
 
     @property
-    def waited_for(self) -> frozenset[str]:
+    def waited_for(self) -> AbstractSet[str]:
         """Whose answers to the open question are missing."""
-        return frozenset(self._missing) if self.stage is Stage.COLLECTING else frozenset()
+        return self._missing if self.stage is Stage.COLLECTING else frozenset()
 
     @property
-    def answered(self) -> frozenset[str]:
-        return frozenset(self._answered)
+    def answered(self) -> AbstractSet[str]:
+        return self._answered
+
+    def was_asked(self, device: str) -> bool:
+        """The open question."""
+        return device in self._missing or device in self._answered or device in self.verdicts.refused
 
     @property
     def _last_round(self) -> int:
@@ -145,10 +153,6 @@ class RoundMachine:
     def _quorum(self) -> int:
         """Who was put aside has answered, and is not there to answer what comes next."""
         return 0 if self.evaluating else max(1, self.policy.quorum - len(self._aside.get(self.round, ())))
-
-    @property
-    def _missing(self) -> set[str]:
-        return set(self.cohort) - self._answered - self.verdicts.refused.keys()
 
     @property
     def _quorum_is_unreachable(self) -> bool:
@@ -245,6 +249,7 @@ class RoundMachine:
                 return
             # An answer has been lost to a damaged disk: its device still has it, and nobody else is asked.
         self._answered = known.intersection(self.cohort)
+        self._missing = set(self.cohort) - self._answered
         self.stage = Stage.COLLECTING
         self._deadline = now + self.policy.patience_seconds
         self._start_timing(now, bool(closed))
@@ -278,7 +283,7 @@ class RoundMachine:
         device, place = event.device, (event.device, event.round, event.phase)
         if self._was_accepted(event) or (event.round, event.phase) != (self.round, self.asked):
             yield from self._answer_late(event, now)
-        elif device not in self.cohort:
+        elif not self.was_asked(device):
             yield Drop(*place, "refused", Problem(Reason.NOT_INVITED, "not in this round's cohort"))
         elif event.base != self.base:
             yield Drop(*place, "late", Problem(Reason.LATE, "computed from another broadcast"))
@@ -286,22 +291,25 @@ class RoundMachine:
             yield Repeat(*place, said)
         elif event.problem:
             self.verdicts.refuse(device, event.problem)
+            self._missing.discard(device)
             yield Drop(*place, "refused", event.problem)
         else:
             self._answered.add(device)
+            self._missing.discard(device)
             self.verdicts.accept(event.phase, device, event.base)
             self.straggler_deadline.answered(device, now)
             yield Accept(*place)
 
     def _was_accepted(self, event: Answered) -> bool:
         if event.round == self.round:
-            return event.device in self.verdicts.known(event.phase, event.base)
+            return self.verdicts.has_accepted(event.device, event.phase, event.base)
         return self.verdicts.was_accepted(event.device, event.round, event.phase, event.base)
 
     def _maybe_close(self, now: float) -> Iterator[Command]:
         if self.stage is not Stage.COLLECTING or self._deadline is None:
             return
-        over = self.wake_at is not None and now >= self.wake_at
+        wake_at = self.wake_at
+        over = wake_at is not None and now >= wake_at
         if self._missing and not over and not self._has_first_answers:
             return
         if len(self._answered) < self._quorum:

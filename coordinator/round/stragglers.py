@@ -9,7 +9,9 @@ silent does not make it long.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 Question = tuple[int, str, bytes]  # round, phase, broadcast
@@ -24,6 +26,11 @@ class StragglerDeadline:
     _began: dict[tuple[Question, str], float] = field(default_factory=dict)
     _took: dict[tuple[Question, str], float] = field(default_factory=dict)
     _longest: float = 0.0  # that an answer of the round before took
+    # Of the open ask, from when it is first looked at: kept from then on, as it is looked at after each answer.
+    _ordered: list[float] | None = None  # how long those who have answered took
+    _last_asked: list[str] = field(
+        default_factory=list
+    )  # the missing, who was asked last at the end; and others
 
     def asked(
         self, question: Question, cohort: Collection[str], known: Collection[str], now: float,
@@ -37,6 +44,7 @@ class StragglerDeadline:
             self._longest = max(self._took.values(), default=0.0)
             self._began, self._took = {}, {}
         self._question, self._least = question, now + max(self.floor, self.factor * least)
+        self._ordered = None
         for device in cohort:
             self._began.setdefault((question, device), now - (earlier or 0.0))
             if device in known and earlier is not None:
@@ -50,14 +58,27 @@ class StragglerDeadline:
     def answered(self, device: str, now: float) -> None:
         key = self._question, device
         if key in self._began:
-            self._took.setdefault(key, now - self._began[key])
+            took = self._took.setdefault(key, now - self._began[key])
+            if self._ordered is not None:
+                insort(self._ordered, took)
 
-    def at(self, answered: Collection[str], missing: Collection[str], cohort: int, quorum: int) -> float:
-        """When to give up the missing of so many; infinite while too few answers have been seen."""
-        keys = [(self._question, device) for device in answered]
-        took = sorted(self._took[key] for key in keys if key in self._took)
+    def at(self, answered: Collection[str], missing: AbstractSet[str], cohort: int, quorum: int) -> float:
+        """When to give up the missing of so many; infinite while too few answers have been seen.
+
+        From one look to the next `answered` is told of who has answered, and nobody is missing who was not before.
+        """
+        if self._ordered is None:
+            self._ordered = self._order(answered, missing)
         enough = max(quorum, cohort // 2 + 1, 2)
-        if not self.factor or len(took) < enough:
+        if not self.factor or len(self._ordered) < enough:
             return float("inf")
-        asked = max((self._began[self._question, device] for device in missing), default=0.0)
-        return max(self._least, asked + self.factor * took[enough - 1])
+        while self._last_asked and self._last_asked[-1] not in missing:
+            self._last_asked.pop()
+        asked = self._began[self._question, self._last_asked[-1]] if self._last_asked else 0.0
+        return max(self._least, asked + self.factor * self._ordered[enough - 1])
+
+    def _order(self, answered: Collection[str], missing: Collection[str]) -> list[float]:
+        known = [device for device in missing if (self._question, device) in self._began]
+        self._last_asked = sorted(known, key=lambda device: self._began[self._question, device])
+        keys = [(self._question, device) for device in answered]
+        return sorted(self._took[key] for key in keys if key in self._took)

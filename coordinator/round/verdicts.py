@@ -45,6 +45,10 @@ class Verdicts:
         """Who has answered this very question of the round in hand."""
         return {device for device, known in self.accepted.get(phase, {}).items() if known == base}
 
+    def has_accepted(self, device: str, phase: str, base: bytes) -> bool:
+        """Its answer to this very question of the round in hand."""
+        return self.accepted.get(phase, {}).get(device) == base
+
     def was_accepted(self, device: str, number: int, phase: str, base: bytes) -> bool:
         """In an earlier round: each device says its newest answer until it has a receipt, and no older one."""
         known = self.last.get(device)

@@ -36,6 +36,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.round.policy import Policy
 from protofleet.protocol.wire.reasons import Problem, Reason
 from tests.support.run_policy import RunPolicy
+from tests.support.steps import Name, steps_of
 
 DEVICES = [f"d{i}" for i in range(5)]
 PHASES = ("train", "mix")
@@ -673,3 +674,27 @@ def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
     assert [c.device for c in m.handle(Advanced("mix", b"other"), 3.0)] == ["a", "b"]
     answer(m, "a", phase="mix", base=b"other")
     assert Close(1, "mix", ("a", "b")) in answer(m, "b", phase="mix", base=b"other")
+
+
+def steps_of_an_answer(number, quorum):
+    """Of the last but one of so many devices: by then all that answers make known is known."""
+    names = [Name(f"device-{i:03}") for i in range(number)]
+    m = machine(quorum=quorum, gather=number, straggler_factor=2.5, straggler_seconds=60.0)
+    started(m, names)
+    for i, device in enumerate(names[:-2]):
+        answer(m, device, 1.0 + i / number)
+        assert m.wake_at is not None
+
+    def one_more():
+        answer(m, names[-2], 2.0)
+        assert m.wake_at > 2.0
+
+    steps = steps_of(one_more)
+    assert set(m.cohort) == set(names) and m.stage is Stage.COLLECTING and m.waited_for == {names[-1]}
+    return steps
+
+
+@pytest.mark.parametrize("quorum", [(2, 2), (50, 500)])
+def test_an_answer_costs_no_more_where_many_are_asked(quorum):
+    few, many = (steps_of_an_answer(n, k) for n, k in zip((50, 500), quorum, strict=True))
+    assert many < 1.2 * few

@@ -61,12 +61,12 @@ FAULTS = {
         "if (event.round, event.phase)",
     ),
     "asks a refused device the same again": (
-        "set(self.cohort) - self._answered - self.verdicts.refused.keys()",
-        "set(self.cohort) - self._answered",
+        "refuse(device, event.problem)\n            self._missing.discard(device)\n",
+        "refuse(device, event.problem)\n",
     ),
     "forgets who was refused": ("        self.refused[device] = problem\n", ""),
-    "takes answers from outside the cohort": ("elif device not in self.cohort:", "elif False:"),
-    "ignores the deadline": ("over = self.wake_at is not None and now >= self.wake_at", "over = False"),
+    "takes answers from outside the cohort": ("elif not self.was_asked(device):", "elif False:"),
+    "ignores the deadline": ("over = wake_at is not None and now >= wake_at", "over = False"),
     "never starts again after a failed attempt": (
         "        yield Rollback(why, missing)\n        yield from self._maybe_start(now)",
         "        yield Rollback(why, missing)",
@@ -99,6 +99,10 @@ FAULTS = {
         "            pass\n",
     ),
     "lets a quick half end an ask": ("cohort // 2 + 1", "(cohort + 1) // 2"),
+    "waits for who has answered": (
+        "_answered.add(device)\n            self._missing.discard(device)\n",
+        "_answered.add(device)\n",
+    ),
     "forgets how long an earlier process has waited": ("now - (earlier or 0.0)", "now"),
     "times an answer from when the same was asked again": (
         "self._began.setdefault((question, device), now - (earlier or 0.0))",
