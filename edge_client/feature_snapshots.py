@@ -18,6 +18,7 @@ from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.parts.local import in_batches
 from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
+from protofleet.protocol.storage.disk import Disk
 
 LARGEST: Final = (
     1 << 20
@@ -53,9 +54,8 @@ def save_snapshot(
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"round-{number:04}.npz"
-    with path.with_suffix(".new").open("wb") as file:
+    with Disk().fresh(path, durable=False) as fresh, fresh.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy 2 types its option as if it were any array
-    path.with_suffix(".new").replace(path)
     return path
 
 

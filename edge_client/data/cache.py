@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-import sys
-import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import numpy as np
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.packages import fingerprint
+from protofleet.protocol.storage.disk import Disk
 
 Arrays = Mapping[str, Pixels]
 ELSEWHERE = "give a folder that can be written, by data.root or by the environment variable PROTOFLEET_DATA"
@@ -38,7 +38,7 @@ def cached(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
     time wait for the one that builds. `build` returns the expected arrays or raises."""
     if (found := _read(path, expected)) is not None:
         return found
-    with _alone(path.with_suffix(".lock")):
+    with _locked(path.with_suffix(".lock")):
         if (found := _read(path, expected)) is not None:
             return found
         found = build()
@@ -56,34 +56,25 @@ def _read(path: Path, expected: str) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Under another name first, so that nobody ever finds half a file. It is not synced: what a power cut leaves
-    of it fails its check and is built again."""
-    draft = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
-    with _writing(path):
-        try:
-            with draft.open("wb") as file:
-                np.savez(file, **dict[str, Any](arrays))
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+    """Nobody ever finds half a file. It is not synced: what a power cut leaves of it fails its check and is built
+    again."""
+    with _explained(path), Disk().fresh(path, durable=False) as fresh, fresh.open("wb") as file:
+        np.savez(file, **dict[str, Any](arrays))
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """One process at a time. The kernel opens the lock when a process dies, however it dies."""
-    with _writing(path):
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time. The kernel releases the lock when a process dies, however it dies."""
+    with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:
-        if sys.platform != "win32":  # there, each builds its own and the last one stays
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

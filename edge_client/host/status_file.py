@@ -13,6 +13,7 @@ from pathlib import Path
 
 from protofleet.edge_client.view import AgentView
 from protofleet.protocol.security.keyfiles import PUBLIC
+from protofleet.protocol.storage.disk import Disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,6 @@ class StatusFile:
         text = json.dumps(asdict(self.status_of(device)), indent=1) + "\n"
         if text == self._written:
             return
-        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        part.write_text(text)
-        part.chmod(
-            PUBLIC
-        )  # for whoever watches over this machine, in a process that keeps all else to itself
-        part.replace(self._path)
+        # For whoever watches over this machine, in a process that keeps all else to itself.
+        Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
         self._written = text

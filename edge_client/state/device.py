@@ -203,17 +203,16 @@ class DeviceState:
     def _write(self, saved: StateFile, keep: bool = False) -> None:
         """Anew, and its copies; what it takes the place of is kept where it is another generation."""
         files, text = self._files, encode_state_file(saved)
-        target = files.newest.with_suffix(".new")
-        target.write_bytes(text)
-        self.disk.sync(target)
-        if keep and files.newest.exists():
-            self.disk.link(files.newest, files.previous)
-        for copy in files.copies:
-            copy.unlink(missing_ok=True)  # none rather than one of another generation
-        self.disk.rename(target, files.newest)
-        self.disk.sync(self.folder)
-        with contextlib.suppress(
-            OSError
-        ):  # they are for the day on which the file rots: a full disk can do without
+        with self.disk.new_file(files.newest) as fresh:
+            fresh.write_bytes(text)
+            self.disk.sync(fresh)
+            if keep and files.newest.exists():
+                self.disk.link(files.newest, files.previous)
+            for copy in files.copies:
+                copy.unlink(missing_ok=True)  # none rather than one of another generation
+            self.disk.rename(fresh, files.newest)
+            self.disk.sync(self.folder)
+        # They are for the day on which the file rots: a full disk can do without.
+        with contextlib.suppress(OSError):
             for copy in files.copies:
                 copy.write_bytes(text)

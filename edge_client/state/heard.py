@@ -67,18 +67,12 @@ class HeardFile:
         if self.clock.is_believable:
             self._seen = int(self.clock.now())
         table, seen = asdict(last), {"seal": checksum(self._seen), "time": self._seen}
-        fresh = self._path.with_suffix(".new")
+        text = json.dumps({"seal": checksum(table), "heard": table, "seen": seen})
         try:
-            fresh.write_text(json.dumps({"seal": checksum(table), "heard": table, "seen": seen}))
-            if lasting:
-                self._disk.sync(fresh)
-            self._disk.rename(fresh, self._path)
-            if lasting:
-                self._disk.sync(self._path.parent)
+            self._disk.replace(self._path, text.encode(), durable=lasting)
         except OSError as error:  # the device can do without, until it is started again
             if not is_full(error):
                 raise
-            fresh.unlink(missing_ok=True)
 
     def _read(self) -> LastHeard:
         try:
