@@ -16,7 +16,7 @@ from protofleet.coordinator.round.machine import RoundMachine
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import CoordinatorService
-from protofleet.coordinator.spool.epochs import least_epoch, remember, where
+from protofleet.coordinator.spool.epochs import least_epoch, process_identity, save_epoch
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_every_step, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
@@ -51,7 +51,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     runs, clock = Path(settings.folder), int(time.time())
     least = least_epoch(runs, settings.federation, clock)
     epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
-    remember(runs, settings.federation, epoch)
+    save_epoch(runs, settings.federation, epoch)
     inbox, heartbeats = BoundedInbox(), Heartbeats()
     on_every_step(lambda: heartbeats.beat_if_working("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
@@ -60,7 +60,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     transport = Mqtt(name, settings.broker, inbox, subscriptions=subscriptions)
     link = CoordinatorLink(
         me, keyring, topics, transport, spool.store, settings.name,
-        seals(settings.security), Clock(since=keys.not_before), where(folder),
+        seals(settings.security), Clock(since=keys.not_before), process_identity(folder),
     )  # fmt: skip
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
     # Two threads that judge the small arrays of an answer wait for each other longer than one takes.
@@ -75,25 +75,25 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         with observed(run, settings, folder, software, events, checks), watched:
             wait_for_broker(inbox, settings.patience_seconds)
-            spool.index.db.waits_on = until(stop_on_signals(inbox), heartbeats)
-            with spool.index.alone():
+            spool.index.db.keep_waiting = unless(stop_on_signals(inbox), heartbeats)
+            with spool.index.detect_takeover():
                 serve(service, inbox, time.monotonic, heartbeats)
         if run.diverged:
             raise DivergedError(f"the run has diverged: {run.diverged}")
         return service.stopped
     finally:
         transport.close()
-        spool.shut()
+        spool.close()
 
 
-def until(stopped: threading.Event, heartbeats: Heartbeats) -> Callable[[], bool]:
-    """For what waits in the middle of a turn of the loop: it is no hang, and a signal ends it."""
+def unless(stopped: threading.Event, heartbeats: Heartbeats) -> Callable[[], bool]:
+    """Whether to go on waiting in the middle of a turn of the loop: it is no hang, and a signal ends it."""
 
-    def waits_on() -> bool:
+    def keep_waiting() -> bool:
         heartbeats.beat_if_working("loop")
         return not stopped.is_set()
 
-    return waits_on
+    return keep_waiting
 
 
 def health(context: ProcessContext, heartbeats: Heartbeats, folder: Path) -> dict[str, Check]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.class_names import ClassNameVote
-from protofleet.coordinator.devices.domains import settle
+from protofleet.coordinator.devices.domains import assign_domain
 from protofleet.coordinator.devices.hello_requests import HelloRequests
 from protofleet.coordinator.devices.last_wills import LEFT, RETURNED, LastWills
-from protofleet.coordinator.devices.limits import Limits, unfit
+from protofleet.coordinator.devices.limits import Limits, hello_problem
 from protofleet.coordinator.observe.measured import names_of
 from protofleet.coordinator.question import OpenQuestion
 from protofleet.coordinator.round.events import Event, Joined, Left, Stage
@@ -82,7 +82,7 @@ class Participants:
     def _greeted(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
         self._hello_requests.discard(device)
-        if problem := self._unfit(hello) or self.name_vote.judge(hello, now):
+        if problem := self._hello_problem(hello) or self.name_vote.judge(hello, now):
             self._refuse(device, problem)
             if device in self._machine.roster:  # it was another one before
                 self.leave(device, "it does not fit any more")
@@ -98,7 +98,7 @@ class Participants:
     def _greeted_an_earlier_coordinator(self, hello: Hello) -> None:
         """It has no vote on the class names, as a broker may have kept this hello since an earlier run. After the
         welcome the device says another one."""
-        if problem := self._unfit(hello):
+        if problem := self._hello_problem(hello):
             self._refuse(hello.device, problem)
         else:
             self._hello_requests.add(hello.device, self._context.now)
@@ -114,7 +114,7 @@ class Participants:
             self._welcome(device)
             return
         self.members[device] = Member(device, hello.examples, hello.counts)
-        settle(device, hello.domain, self.domains, self._limits.domains)
+        assign_domain(device, hello.domain, self.domains, self._limits.domains)
         self._question.device_holds(device, hello.holds)
         self.older_copies.greeted(hello, self._link.last_heard(device)[0], self._machine.base, now)
         self._happen(Joined(device))
@@ -136,7 +136,7 @@ class Participants:
         if self._context.shutdown.begun:
             self._context.shutdown.confirmed(device)
             return
-        self.last_wills.settle(device, LEFT)
+        self.last_wills.resolve(device, LEFT)
         self.name_vote.left(device)
         self._link.abandon(device)
         self._happen(Left(device, reason, since))
@@ -155,7 +155,7 @@ class Participants:
     def drop_unfit(self) -> None:
         """They came when the messages were smaller."""
         for device in sorted(self._machine.roster & self._hellos.keys()):
-            if problem := self._unfit(self._hellos[device][0]):
+            if problem := self._hello_problem(self._hellos[device][0]):
                 self._refuse(device, problem)
                 self.leave(device, "it does not fit any more")
 
@@ -176,7 +176,7 @@ class Participants:
             self._welcome(device)
 
     def connected(self, device: str) -> None:
-        if (since := self.last_wills.settle(device, RETURNED)) is not None:
+        if (since := self.last_wills.resolve(device, RETURNED)) is not None:
             self.leave(device, "connection lost", since)  # and here again: its hello follows
             self._hello_requests.add(device, self._context.now)
 
@@ -184,7 +184,7 @@ class Participants:
         """Anything that is new."""
         self.last_wills.heard_from(device, self._link.last_heard(device), self._context.now)
 
-    def settle_wills(self) -> None:
+    def resolve_wills(self) -> None:
         now = self._context.now
         for device, since in self.last_wills.timed_out(now).items():
             self.leave(device, "connection lost", since)
@@ -211,7 +211,7 @@ class Participants:
         return RoundStatus(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
 
     def fix_class_names(self) -> None:
-        self.name_vote.settle()
+        self.name_vote.fix_if_decided()
         if self.name_vote.fixed and not self.name_vote.saved:
             self._spool.save_class_names(self.name_vote.fixed)
             self.name_vote.saved = True
@@ -228,8 +228,8 @@ class Participants:
             with self._context.error_boundary.around(hello.device):
                 self._admit(hello)
 
-    def _unfit(self, hello: Hello) -> Problem | None:
-        return unfit(hello, self._plan, self._limits, self._question.uses)
+    def _hello_problem(self, hello: Hello) -> Problem | None:
+        return hello_problem(hello, self._plan, self._limits, self._question.uses)
 
     def _welcome(self, device: str) -> None:
         names, can = self.name_vote.names, self._hellos[device][0].can if device in self._hellos else ()

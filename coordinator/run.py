@@ -97,7 +97,7 @@ class Run:
         now = self._context.now
         self.participants.wake()
         self.queue.wake(now)
-        self.participants.settle_wills()
+        self.participants.resolve_wills()
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke())
 
@@ -108,7 +108,7 @@ class Run:
 
     def note_traffic(self) -> None:
         if not self.queue.full:
-            self.spool.note_crossed()
+            self.spool.save_traffic()
 
     def not_delivered(self, devices: Collection[str] | None) -> None:
         """The broker refused what was said to them; None: to all that are waited for."""
@@ -134,7 +134,7 @@ class Run:
             past, members = recovered
             self.participants.restore(members, self.spool.domains())
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
-            damaged = [Forget()] if self.spool.damaged else []
+            damaged = [Forget()] if self.spool.damaged_answers else []
             self.queue.add([*damaged, *self.machine.resume(past)], now)
             for device in self._context.bans.ignored:  # they were there when it was saved
                 self._context.error_boundary.exclude(device)
@@ -190,7 +190,7 @@ class Run:
         self.gate.completed(update.device)
         examples = self.participants.members[update.device].examples
         if problem := self.question.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
-            self.spool.refuse(update.device, name)
+            self.spool.discard_answer(update.device, name)
             self._refuse(update, problem)
             return
         update = replace(update, metrics=counted(update.metrics, self.participants.measures))
@@ -225,7 +225,7 @@ class Run:
             case Save():
                 self._save(command)
             case Forget():
-                self.spool.forget_damaged()
+                self.spool.delete_damaged_answers()
             case Rollback(why, missing):
                 why += self.question.undelivered.describe(missing, self._context.connected)
                 log.warning("round %d begins again: %s", self.machine.round, why)
@@ -242,7 +242,7 @@ class Run:
                 self.diverged = reason
                 self._end()
             case Close(round, phase, devices):
-                self.spool.close(round, phase, devices)
+                self.spool.close_phase(round, phase, devices)
             case Accept():
                 self._accept(command)
             case Repeat(device, round, phase, problem):
@@ -270,8 +270,8 @@ class Run:
 
     def _accept(self, accept: Accept) -> None:
         device, round, phase = accept.device, accept.round, accept.phase
-        heard, holder = self._link.last_heard(device), self._link.holder_of(device)
-        self.spool.accept(round, phase, self._fetched[device], heard, holder)
+        last_heard, holder = self._link.last_heard(device), self._link.holder_of(device)
+        self.spool.accept(round, phase, self._fetched[device], last_heard, holder)
         self.question.device_answered(device, self._fetched.pop(device).object)
         self._link.rate_limiter.frame_was_useful(device)
         self._link.send(device, Receipt(round, phase, "accepted"))
@@ -336,10 +336,10 @@ class Run:
 
     def _blame(self, blame: Blame) -> None:
         trial, past = None, Recovered(blame.round, 0, ())
-        if kept := self.spool.generation(blame.round):
-            if self.spool.damaged:
-                self.spool.forget_damaged()
-            past = kept.past
+        if kept := self.spool.saved_round(blame.round):
+            if self.spool.damaged_answers:
+                self.spool.delete_damaged_answers()
+            past = kept.recovered
             self.participants.restore(kept.members)  # also of devices that left before this process began
             trial = self._trial(kept)
 
@@ -351,7 +351,11 @@ class Run:
         self._context.worker.submit(lambda: self.server_runner.blamed(past, blame, trial), blamed)
 
     def _trial(self, kept: SavedRound) -> FailedRound:
-        past, in_hand, members = kept.past, kept.past.round == self.machine.round, self.participants.members
+        past, in_hand, members = (
+            kept.recovered,
+            kept.recovered.round == self.machine.round,
+            self.participants.members,
+        )
         known = {phase: self.spool.answers(past.round, phase) for phase in past.closed}
         closed = {
             phase: {d: known[phase][d] for d in devices if d in known[phase]}

@@ -6,7 +6,7 @@ import logging
 
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.run import Run
-from protofleet.coordinator.spool.epochs import file_of
+from protofleet.coordinator.spool.epochs import epoch_file
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.rate_limit import UNKNOWN_SENDER
 from protofleet.protocol.storage.disk import NoRoom
@@ -25,7 +25,7 @@ class CoordinatorService:
     def __init__(self, context: ProcessContext, run: Run) -> None:
         self.context, self.run, self.link = context, run, context.link
         self.finished = False
-        self.link.remember(run.spool.heard())
+        self.link.remember(run.spool.last_heard())
         self.link.admission_controller = run
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
 
@@ -203,7 +203,7 @@ class CoordinatorService:
     def _outranked(self, later: Received) -> None:
         """Of two coordinators the later one goes on. This one says nothing more: nobody listens to it."""
         mine, theirs = self.link.epoch, f"epoch {later.epoch} and run {later.run or '?'}"
-        known = file_of(self.run.spool.folder.parents[1], self.link.topics.federation)
+        known = epoch_file(self.run.spool.folder.parents[1], self.link.topics.federation)
         who = later.message.who if isinstance(later.message, State) else ""
         said = f"; the other is {printable(who)}" if who else ""
         self.finished = True

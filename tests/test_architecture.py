@@ -21,7 +21,7 @@ EXEMPT = {("methods/nets/base.py", "threading")}  # a lock around torch's one ge
 PLAIN = {
     ("rounds_file.py", "json.dumps(table)"),
     ("index.py", "json.dumps([table, *plain])"),
-    *(("spool.py", f"json.dumps({names})") for names in ("list(cohort)", "guests", "devices")),
+    *(("spool.py", f"json.dumps({names})") for names in ("list(cohort)", "rows", "devices")),
 }
 
 

@@ -109,5 +109,5 @@ def conduct(
         serve(service, inbox, time.monotonic)
     finally:
         transport.close()
-        spool.shut()
+        spool.close()
     return service

@@ -111,7 +111,7 @@ class ClassNameVote:
             del self._waiting[device]
         return {device: self._problem(digest, self._lists.get(digest, ())) for device, digest in lost.items()}
 
-    def settle(self) -> None:
+    def fix_if_decided(self) -> None:
         """Fix what most say, if enough do."""
         if self.fixed or not self._votes:
             return
@@ -133,7 +133,7 @@ class ClassNameVote:
                 self._take_back(device)
         if now >= self.wake_at:
             self.wake_at, self._has_listened = float("inf"), True
-            self.settle()
+            self.fix_if_decided()
 
     def _state(self, stated: ClassNames) -> None:
         if self.fixed and self.fixed.digest != stated.digest:
@@ -172,7 +172,7 @@ class ClassNameVote:
         if hello.names:
             self._lists[digest] = hello.names
         if self._has_listened:
-            self.settle()
+            self.fix_if_decided()
 
     def _take_back(self, device: str) -> None:
         if (before := self._said.pop(device, None)) is None:

@@ -16,7 +16,7 @@ log = logging.getLogger("protofleet.coordinator")
 Shared = Mapping[str, Sequence[str]]  # domain -> names or patterns of the devices that may be of it
 
 
-def settle(device: str, claim: str, known: dict[str, str], shared: Shared) -> None:
+def assign_domain(device: str, claim: str, known: dict[str, str], shared: Shared) -> None:
     """Into `known`, the domains of the devices that have been there."""
     claim, before = claim or device, known.get(device)
     known[device] = given = domain_of(device, claim, known, shared)

@@ -63,7 +63,7 @@ class LastWills:
             return
         _, (boot, _) = self._open[device]
         if heard[0] > boot:
-            self.settle(device, RETURNED)
+            self.resolve(device, RETURNED)
         else:
             del self._open[device]
             self._there[device] = now
@@ -81,7 +81,7 @@ class LastWills:
         self.counted[device, REFUTED] += 1
         self._refuted.append(device)
 
-    def settle(self, device: str, outcome: str) -> float | None:
+    def resolve(self, device: str, outcome: str) -> float | None:
         """Since when it was in doubt; None where it was not, or is not any more."""
         if self._there.pop(device, None) is not None:
             self.counted[device, outcome] += 1
@@ -94,5 +94,5 @@ class LastWills:
         """Of whom nothing was heard for too long, and since when."""
         gone = {device: since for device, (since, _) in self._open.items() if now >= since + self.seconds}
         for device in gone:
-            self.settle(device, LEFT)
+            self.resolve(device, LEFT)
         return gone

@@ -64,7 +64,7 @@ def is_domain(name: str) -> bool:
     return 0 < len(name) <= MAX_DOMAIN and name.isprintable()
 
 
-def unfit(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}) -> Problem | None:
+def hello_problem(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}) -> Problem | None:
     """Why a device cannot take part, or None. `uses`: forms of messages that this run needs, and why."""
     low, high = hello.protocol
     words = None
@@ -89,7 +89,7 @@ def unfit(hello: Hello, plan: Plan, limits: Limits, uses: Mapping[str, str] = {}
     return Problem(Reason.UNFIT, words) if words else None
 
 
-def false_claim(update: Update, member: Member) -> Problem | None:
+def update_problem(update: Update, member: Member) -> Problem | None:
     """What is wrong with the scalars of an answer, or None."""
     if update.examples > member.examples:
         return Problem(

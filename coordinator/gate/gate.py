@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from protofleet.coordinator.devices.limits import Limits, false_claim
+from protofleet.coordinator.devices.limits import Limits, update_problem
 from protofleet.coordinator.gate.shares import Offer, who_yields
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.round.reader import MachineReader
@@ -109,12 +109,12 @@ class Gate:
             return refused  # one question, one answer: there is no second try
         if size > self._most:
             return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._most} were asked for")
-        return false_claim(update, self._members[update.device])
+        return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:
         """Without space the frame is rejected, and the device says its answer again later."""
         if self._lacking(device, size) > 0:
-            self._spool.forget_earlier()
+            self._spool.free_space()
             self._stored = max(0, self._spool.bytes_of_answers() - sum(self._reserved.values()))
         if (lacking := self._lacking(device, size)) > 0:
             unfinished = {d: Offer(n, self._transfers.is_silent(d)) for d, n in self._coming(device).items()}

@@ -71,7 +71,7 @@ class Journal:
         self._presence: dict[str, str] = {}  # of each device, whether it has "joined" or "left"
         self._earlier = RoundTraffic()  # in the open round, before this process began
 
-    def crossing(self) -> tuple[int, RoundTraffic] | None:
+    def open_round_traffic(self) -> tuple[int, RoundTraffic] | None:
         """The open round, and what has crossed in it in this life."""
         if not self._record.round:
             return None
@@ -163,7 +163,7 @@ class Journal:
     def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
         kind = "evaluation" if number > self._run.rounds_planned else "training"
         if self._record.round != number:
-            earlier = self._run.traffic_before(number)
+            earlier = self._run.earlier_traffic(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
         self._began = self._closed_at = now

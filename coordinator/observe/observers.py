@@ -17,7 +17,7 @@ from protofleet.coordinator.observe.journal import SEEN, Journal, RoundFile, Rou
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.summary import summarise, write_summary
 from protofleet.coordinator.run import Run
-from protofleet.coordinator.spool.older_copies import demand_newest
+from protofleet.coordinator.spool.older_copies import require_newest
 from protofleet.runtime.health import Check
 from protofleet.runtime.host_metrics import HostMetrics
 
@@ -35,8 +35,8 @@ def observed(
 ) -> Iterator[None]:
     """A run with its observers; one that ends by itself leaves its summary."""
     view, disk = run.view, run.spool.disk
-    rounds = RoundFile(folder / "rounds.jsonl", disk, view.furthest)
-    demand_newest(run.spool, rounds.last)
+    rounds = RoundFile(folder / "rounds.jsonl", disk, view.newest_round)
+    require_newest(run.spool, rounds.last)
     metrics = Metrics(view)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))
     sinks: list[Sink] = [rounds, metrics, *([Events()] if events else [])]
@@ -51,7 +51,7 @@ def observed(
 def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
     """Of this run from now on."""
     journal = Journal(run.view, sinks, run.isolation)
-    run.spool.crossing = journal.crossing
+    run.spool.open_round_traffic = journal.open_round_traffic
     run.observers.append(journal)
     return journal
 

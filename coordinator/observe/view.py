@@ -170,9 +170,9 @@ class RunView:
         """A copy of all that was counted until now."""
         return self._context.link.meter.snapshot()
 
-    def traffic_before(self, round: int) -> list[RoundTraffic]:
+    def earlier_traffic(self, round: int) -> list[RoundTraffic]:
         """Of this round, in earlier processes."""
-        return self._spool.crossed_before(round)
+        return self._spool.earlier_traffic(round)
 
     def missing(self) -> Mapping[str, int]:
         """By device, messages that it has numbered and that have not come."""
@@ -190,9 +190,9 @@ class RunView:
         return self._spool.folder
 
     @property
-    def furthest(self) -> int:
+    def newest_round(self) -> int:
         """The last round that has begun."""
-        return self._spool.furthest
+        return self._spool.newest_round
 
     @property
     def free_bytes(self) -> int:

@@ -50,7 +50,7 @@ class ServerRunner:
         self._stepper = self._fresh()
         self.errors = 0  # of the server half, with what devices have answered
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast
-        if (saved := spool.state()) is not None:
+        if (saved := spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
 
     @property
@@ -64,7 +64,7 @@ class ServerRunner:
         """Back to the last save."""
         self._stepper.forget()
         self._unwritten = None
-        if (saved := self._spool.state()) is not None:
+        if (saved := self._spool.server_state()) is not None:
             self.server.restore(to_torch(saved))
 
     def step(

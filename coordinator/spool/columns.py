@@ -1,4 +1,4 @@
-"""The columns of the spool's index that hold devices: read strictly, as a flipped bit must not make a device up."""
+"""The columns of the spool's index that hold devices, read strictly: a flipped bit must not invent a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protofleet.protocol.storage.store import DamagedError
 
 @dataclass(frozen=True, slots=True)
 class SavedDevice:
-    """A device as a checkpoint remembers it."""
+    """A device in a checkpoint."""
 
     member: Member
     domain: str
@@ -28,21 +28,21 @@ def names_in(text: object) -> list[str]:
 
 def members_in(text: object) -> dict[str, Member]:
     """The members of a checkpoint, or DamagedError."""
-    return {device: guest.member for device, guest in saved_devices(text).items()}
+    return {device: saved.member for device, saved in saved_devices(text).items()}
 
 
 def saved_devices(text: object) -> dict[str, SavedDevice]:
     """The devices of a checkpoint, or DamagedError. Format 0 had neither their domains nor who was present."""
-    guests = {}
+    found = {}
     for row in _list(_json(text)):
         match row:
             case [str(device), int(examples), [*counts], *rest] if all(isinstance(n, int) for n in counts):
                 domain, present = rest if len(rest) == 2 else ("", False)
                 member = Member(device, examples, tuple(int(n) for n in counts))  # type: ignore[call-overload]
-                guests[device] = SavedDevice(member, str(domain), bool(present))
+                found[device] = SavedDevice(member, str(domain), bool(present))
             case _:
                 raise DamagedError("a row of the roster is none")
-    return guests
+    return found
 
 
 def _list(found: object) -> list[object]:

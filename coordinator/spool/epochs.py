@@ -1,8 +1,8 @@
-"""The epochs of a federation's coordinators on this machine: the next is above them, whichever run it conducts.
+"""The epochs of a federation's coordinators on this machine: the next one is above them all, in any run.
 
-Devices and brokers remember the highest epoch that they have heard. A coordinator whose clock was once ahead, by less
-than devices believe, would else be the last one that anybody listens to until the clock has come that far. One that
-was years ahead is believed by nobody, but an earlier one that was an hour ahead still is: so several are kept.
+Devices and brokers remember the highest epoch that they have seen. If a coordinator's clock was once ahead, by less
+than devices tolerate, devices would ignore every later coordinator until real time has passed that epoch. An epoch
+that is years ahead is ignored by devices, but an earlier one that is an hour ahead is not: so several are kept.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ log = logging.getLogger("protofleet.coordinator")
 
 HIGHEST: Final = 1 << 62
 DAY: Final = 86_400
-MOST: Final = 1000  # beyond which one of each day is kept, for a year
+MOST_EPOCHS: Final = 1000  # beyond which one of each day is kept, for a year
 
 
-def file_of(runs: Path, federation: str) -> Path:
+def epoch_file(runs: Path, federation: str) -> Path:
     return runs / f".{federation}.epoch"
 
 
-def after(known: Iterable[int], clock: int) -> int:
-    """The least epoch after the known ones. Devices take none for true that is far ahead of their clocks."""
+def next_epoch(known: Iterable[int], clock: int) -> int:
+    """The lowest epoch above the known ones. Devices ignore any that is far ahead of their clocks."""
     known = sorted(known)
     if known and (far := ahead(known[-1], clock)):
         log.warning(
@@ -42,25 +42,25 @@ def after(known: Iterable[int], clock: int) -> int:
     return max((epoch + 1 for epoch in known if not ahead(epoch, clock)), default=0)
 
 
-def kept(known: Iterable[int], epoch: int) -> list[int]:
-    """Which of them are to be known from now on, the highest first."""
-    each = sorted({*known, epoch})
-    if len(each) > MOST:
-        each = sorted({one // DAY: one for one in each if one > epoch - 366 * DAY}.values())
-    return each[::-1]
+def epochs_to_keep(known: Iterable[int], epoch: int) -> list[int]:
+    """The known ones and the new one, the highest first."""
+    epochs = sorted({*known, epoch})
+    if len(epochs) > MOST_EPOCHS:
+        epochs = sorted({each // DAY: each for each in epochs if each > epoch - 366 * DAY}.values())
+    return epochs[::-1]
 
 
 def least_epoch(runs: Path, federation: str, clock: int) -> int:
-    """What the next coordinator's epoch is at the least: the time, or one above the highest believed."""
-    path = file_of(runs, federation)
+    """The lowest that the next coordinator may have: the time, or one above the highest that devices believe."""
+    path = epoch_file(runs, federation)
     try:
-        return max(clock, after(_read(path), clock))
+        return max(clock, next_epoch(_saved_epochs(path), clock))
     except (ValueError, OSError) as error:
         log.warning("%s is not read (%.80s); the clock alone decides on the epoch", path, error)
         return clock
 
 
-def _read(path: Path) -> list[int]:
+def _saved_epochs(path: Path) -> list[int]:
     try:
         known = [int(word) for word in path.read_text().split()]
     except FileNotFoundError:
@@ -70,19 +70,19 @@ def _read(path: Path) -> list[int]:
     return known
 
 
-def remember(runs: Path, federation: str, epoch: int) -> None:
-    path = file_of(runs, federation)
+def save_epoch(runs: Path, federation: str, epoch: int) -> None:
+    path = epoch_file(runs, federation)
     try:
-        known = _read(path)
+        known = _saved_epochs(path)
     except (ValueError, OSError):
-        known = []  # what the start has said already
-    write_file(path, "".join(f"{each}\n" for each in kept(known, epoch)).encode(), PRIVATE)
+        known = []  # least_epoch has logged why
+    write_file(path, "".join(f"{each}\n" for each in epochs_to_keep(known, epoch)).encode(), PRIVATE)
 
 
-def where(folder: Path) -> str:
-    """Of this very start, for whoever finds another coordinator there. Brokers read it too, so no path is in it.
+def process_identity(folder: Path) -> str:
+    """Names this process to a second coordinator that meets it. Brokers can read it, so it holds no path.
 
-    Containers share host names, process ids and paths, so something of it is drawn.
+    Containers share host names, process ids and paths, so a part of it is random.
     """
     name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]
     return f"{platform.node()[:64]} pid {os.getpid()} folder {name} start {secrets.token_hex(4)}"

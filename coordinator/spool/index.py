@@ -1,8 +1,8 @@
-"""The spool's index: one SQLite file whose rows carry checksums, and a copy for the day on which it is damaged.
+"""The spool's index: one SQLite file whose rows carry checksums, and a copy that replaces it if it is damaged.
 
-The file names its format (PRAGMA user_version). An older format is brought up to date and its file kept beside; a
-newer one is refused. The copy is made whenever a round or a phase has been settled, so that a damaged index costs at
-most the answers to the open question, which are asked for again.
+The file has a format number (PRAGMA user_version). An older format is upgraded and its file kept beside it; a newer
+one is refused. The copy is made whenever a round begins or a phase is closed, so that a damaged index costs at most
+the answers to the open question, which are asked for again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.coordinator.spool.epochs import after, kept
+from protofleet.coordinator.spool.epochs import epochs_to_keep, next_epoch
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
@@ -31,13 +31,14 @@ SCHEMA: Final = {
     "heard": "sender TEXT PRIMARY KEY, boot INTEGER, sequence INTEGER",
     "closed": "round INTEGER, phase TEXT, devices TEXT",
 }
-LATER: Final = {  # made where they are missing: to a version that does not know them they say nothing
+# Created where they are missing, without a new format number: a version that does not know them ignores them.
+ADDED_TABLES: Final = {
     "crossed": "round INTEGER, epoch INTEGER, counts TEXT",
     "asked": "base BLOB PRIMARY KEY, number INTEGER, round INTEGER",
     "answered": "device TEXT PRIMARY KEY, round INTEGER, base BLOB, boot INTEGER, holds INTEGER",
-    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of names, at the boots in `heard`
-    "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has ended there
-    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # what the classes are called
+    "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
+    "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
+    "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
 }
 UNIQUE: Final = {
@@ -54,50 +55,50 @@ class RunMismatchError(ValueError):
 
 
 class FencedError(RunMismatchError):
-    """The run goes on elsewhere."""
+    """Another coordinator has taken over the run."""
 
 
 class WaitingConnection(sqlite3.Connection):
-    """A read outlasts another program's lock: what asks for it is in the middle of a frame or a step.
+    """Reads wait while another program holds the lock: their caller is in the middle of a frame or a step.
 
-    A write raises. It is begun by a command, which can wait and be performed again. `waits_on` is asked whenever the
-    lock has not gone for 5 s; a read raises too where it says no.
+    Writes raise: a command began them, and it can wait and be carried out again. `keep_waiting` is asked after each
+    5 s without the lock; if it says no, a read raises too.
     """
 
-    waits_on: Callable[[], bool] = staticmethod(lambda: True)
+    keep_waiting: Callable[[], bool] = staticmethod(lambda: True)
 
-    def execute(self, words: str, values: Any = (), /) -> sqlite3.Cursor:
-        said = False
+    def execute(self, statement: str, values: Any = (), /) -> sqlite3.Cursor:
+        logged = False
         while True:
             try:
-                found = super().execute(words, values)
+                cursor = super().execute(statement, values)
             except sqlite3.OperationalError as error:
-                if not (is_locked(error) and self.waits_on()):
+                if not (is_locked(error) and self.keep_waiting()):
                     raise
-                if self.in_transaction or not words.startswith("SELECT"):
+                if self.in_transaction or not statement.startswith("SELECT"):
                     raise
-                if not said:
+                if not logged:
                     log.error("the run's index is held by another program (%s): waiting to read it", error)
-                said = True
+                logged = True
             else:
-                if said:
+                if logged:
                     log.warning("the run's index can be read again")
-                return found
+                return cursor
 
 
 class Index:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self.folder, self.disk = folder, disk
         self.path, self._copy = folder / "spool.sqlite", folder / "spool.copy.sqlite"
-        self.fell_back = False  # the copy has taken the place of a damaged index
+        self.restored_from_copy = False  # the copy has taken the place of a damaged index
         self.epoch: int | None = None  # once the folder is claimed
-        # One thread at a time uses it: the one that owns the service. The worker never does.
-        self.db = self._opened()
+        # Only the thread of the service uses it, never the worker's.
+        self.db = self._open()
 
     def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
-        """The folder is this coordinator's; its epoch is above every earlier one even if the clock went back."""
+        """Returns this coordinator's epoch, above every earlier one even if the clock was set back."""
         self.epoch = None
-        with self.transaction():  # two that start at once must not claim the same epoch
+        with self.transaction():  # two coordinators that start at once must not get the same epoch
             row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
             if row and (row[0], row[1]) != (name, settings):
                 raise RunMismatchError(
@@ -105,18 +106,18 @@ class Index:
                     "begun with, or give this one another name"
                 )
             known = {each for (each,) in self.db.execute("SELECT epoch FROM epochs")}
-            known |= {row[2]} if row else set()  # a version that kept only one has claimed it
-            epoch = max(clock, least, after(known, clock))
+            known |= {row[2]} if row else set()  # an earlier version kept only this one
+            epoch = max(clock, least, next_epoch(known, clock))
             self.put("run", 1, name, settings, epoch)
             self.db.execute("DELETE FROM epochs")
-            for each in kept(known, epoch):
+            for each in epochs_to_keep(known, epoch):
                 self.put("epochs", each)
         self.epoch = epoch
         self.keep_copy()
         return epoch
 
     def take_over(self) -> None:
-        """Whoever conducts the run that is here does so no more."""
+        """Fence off the coordinator that has claimed the folder."""
         row = self.db.execute("SELECT name, settings FROM run").fetchone()
         if row is None:
             raise RunMismatchError(f"{self.folder} holds no run")
@@ -124,7 +125,7 @@ class Index:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Only of the coordinator that claimed the folder last: one that was thought dead may not write behind it."""
+        """FencedError if another coordinator has claimed the folder since: one that hung may not write any more."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self.check_claim()
@@ -143,8 +144,8 @@ class Index:
             )
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A file that has gone may be the work of a coordinator that has taken over: say that instead."""
+    def detect_takeover(self) -> Iterator[None]:
+        """FencedError instead of FileNotFoundError, if a coordinator that has taken over removed the file."""
         try:
             yield
         except FileNotFoundError:
@@ -158,66 +159,60 @@ class Index:
         )
 
     def keep_copy(self) -> None:
-        fresh = self._copy.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        try:
+        with self.disk.fresh(self._copy) as fresh:
             self.db.execute("VACUUM INTO ?", (str(fresh),))
-        except sqlite3.Error:
-            fresh.unlink(missing_ok=True)
-            raise
-        self._place(fresh, self._copy)
 
     def close(self) -> None:
         self.db.close()
 
-    def _opened(self) -> WaitingConnection:
+    def _open(self) -> WaitingConnection:
         fresh = not self.path.exists() or self.path.stat().st_size == 0
         if fresh and not self._copy.exists() and not any((self.folder / "snapshots").glob("*.body")):
-            return self._connected()
+            return self._connect()
         try:
             if fresh:
                 raise DamagedError("it is gone or empty, and the run has begun")
-            return self._connected()
+            return self._connect()
         except NewerFormatError as fault:
             if self._copy_is_of_a_later_version():
                 raise
-            self._take_the_copy(DamagedError(f"its format is {fault.found}"))
+            self._restore_copy(DamagedError(f"its format is {fault.found}"))
         except DamagedError as fault:
-            self._take_the_copy(fault)
-        return self._connected()
+            self._restore_copy(fault)
+        return self._connect()
 
     def _copy_is_of_a_later_version(self) -> bool:
-        """A later version writes both as it begins. If it has not, the number that the index bears is damaged."""
+        """A later version upgrades both when it starts: if only the index is newer, its format number is damaged."""
         if not self._copy.exists():
             return True
-        place = f"{self._copy.absolute().as_uri()}?mode=ro"
+        uri = f"{self._copy.absolute().as_uri()}?mode=ro"
         try:
-            with contextlib.closing(sqlite3.connect(place, uri=True)) as db:
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as db:
                 return bool(format_of(db) > FORMAT)
         except sqlite3.DatabaseError:
             return True
 
-    def _connected(self) -> WaitingConnection:
+    def _connect(self) -> WaitingConnection:
         db = sqlite3.connect(
             self.path, isolation_level=None, check_same_thread=False, factory=WaitingConnection
         )
         try:
             # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
             db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
-            self._up_to_date(db)
-            self._with_later_tables(db)
-            check(db)
+            self._upgrade(db)
+            self._add_missing_tables(db)
+            check_integrity(db)
         except sqlite3.DatabaseError as error:
             db.close()
             if is_full(error, self.folder) or is_locked(error):
-                raise  # said as such
+                raise  # no damage
             raise DamagedError(str(error)) from None
         except BaseException:
             db.close()
             raise
         return db
 
-    def _up_to_date(self, db: sqlite3.Connection) -> None:
+    def _upgrade(self, db: sqlite3.Connection) -> None:
         found = format_of(db)
         if found > FORMAT:
             raise NewerFormatError(self.path, found, FORMAT)
@@ -225,7 +220,7 @@ class Index:
             return
         tables = db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
         if tables:
-            self._keep_old(found)
+            self._keep_old_format(found)
         db.execute("BEGIN IMMEDIATE")
         for table, columns in SCHEMA.items():
             unique = f", UNIQUE ({UNIQUE[table]})" if table in UNIQUE else ""
@@ -240,58 +235,54 @@ class Index:
         db.execute(f"PRAGMA user_version = {FORMAT}")
         self.disk.commit(db, self.path)
 
-    def _with_later_tables(self, db: sqlite3.Connection) -> None:
-        if missing := LATER.keys() - tables_in(db):
+    def _add_missing_tables(self, db: sqlite3.Connection) -> None:
+        if missing := ADDED_TABLES.keys() - tables_in(db):
             db.execute("BEGIN IMMEDIATE")
             for table in sorted(missing):
                 unique = f", UNIQUE ({UNIQUE[table]})" if table in UNIQUE else ""
-                db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({LATER[table]}, seal BLOB{unique})")
+                db.execute(f"CREATE TABLE IF NOT EXISTS {table} ({ADDED_TABLES[table]}, seal BLOB{unique})")
             self.disk.commit(db, self.path)
 
-    def _keep_old(self, found: int) -> None:
+    def _keep_old_format(self, found: int) -> None:
         kept = self.path.with_suffix(f".format-{found}")
-        shutil.copyfile(self.path, fresh := kept.with_suffix(".new"))
-        self._place(fresh, kept)
+        with self.disk.fresh(kept) as fresh:
+            shutil.copyfile(self.path, fresh)
         log.info(
             "%s was of format %d, it is of format %d now; the old one is %s", self.path, found, FORMAT, kept
         )
 
-    def _take_the_copy(self, fault: DamagedError) -> None:
-        try:
-            shutil.copyfile(self._copy, fresh := self.path.with_suffix(".new"))
-        except FileNotFoundError:
-            words = f"{self.path} is damaged ({fault}), and there is no {self._copy.name}"
-            raise DamagedError(f"{words}; {way_on(self.folder)}") from None
-        try:
-            with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
-                check(db)
-        except (DamagedError, sqlite3.DatabaseError) as error:
-            fresh.unlink(missing_ok=True)
-            raise DamagedError(
-                f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error}); {way_on(self.folder)}"
-            ) from None
+    def _restore_copy(self, fault: DamagedError) -> None:
         kept = self.path.with_suffix(".damaged")
-        if self.path.exists():
-            self.disk.rename(self.path, kept)
-        self.disk.remove(self.path.with_name(f"{self.path.name}-journal"))
-        self._place(fresh, self.path)
-        self.fell_back = True
+        with self.disk.fresh(self.path) as fresh:
+            self._copy_checked(fresh, fault)
+            if self.path.exists():
+                self.disk.rename(self.path, kept)
+            self.disk.remove(self.path.with_name(f"{self.path.name}-journal"))
+        self.restored_from_copy = True
         log.error(
             "%s was damaged (%s): its copy has taken its place; it is kept as %s", self.path, fault, kept.name
         )
 
-    def _place(self, fresh: Path, target: Path) -> None:
-        self.disk.sync(fresh)
-        self.disk.rename(fresh, target)
-        self.disk.sync(self.folder)
+    def _copy_checked(self, fresh: Path, fault: DamagedError) -> None:
+        try:
+            shutil.copyfile(self._copy, fresh)
+            with contextlib.closing(sqlite3.connect(fresh, isolation_level=None)) as db:
+                check_integrity(db)
+        except FileNotFoundError:
+            reason = f"{self.path} is damaged ({fault}), and there is no {self._copy.name}"
+        except (DamagedError, sqlite3.DatabaseError) as error:
+            reason = f"{self.path} is damaged ({fault}), and so is {self._copy.name} ({error})"
+        else:
+            return
+        raise DamagedError(f"{reason}; {how_to_go_on(self.folder)}")
 
 
 def format_of(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def way_on(folder: Path) -> str:
-    """Out of a coordinator's folder that cannot be used. What the run has learned is in it alone."""
+def how_to_go_on(folder: Path) -> str:
+    """With a coordinator's folder that cannot be used. What the run has learned is nowhere else."""
     return (
         f"put {folder} back from a backup, where an older one goes on with `protofleet go-on {folder.parent} "
         "--from-round N` and loses what came after it; or begin the run anew under another name"
@@ -303,19 +294,19 @@ def tables_in(db: sqlite3.Connection) -> set[str]:
 
 
 def row_checksum(table: str, *values: Value) -> bytes:
-    """What a row says, in 16 bytes: a flipped bit in a number or a name is no fault to SQLite."""
+    """16 bytes: SQLite does not notice a flipped bit in a number or a name."""
     plain = [value.hex() if isinstance(value, bytes) else value for value in values]
     return hashlib.sha256(json.dumps([table, *plain]).encode()).digest()[:16]
 
 
-def check(db: sqlite3.Connection) -> None:
-    """Every page and every row, or DamagedError. What is here decides how a run goes on: it must not be guessed."""
+def check_integrity(db: sqlite3.Connection) -> None:
+    """Of every page and every row, or DamagedError: a run must not go on from guesses."""
     try:
-        if (words := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-            raise DamagedError(str(words)[:200])
-        for table in [*SCHEMA, *(LATER.keys() & tables_in(db))]:
-            for *values, sealed in db.execute(f"SELECT * FROM {table}"):
-                if row_checksum(table, *values) != sealed:
+        if (verdict := db.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+            raise DamagedError(str(verdict)[:200])
+        for table in [*SCHEMA, *(ADDED_TABLES.keys() & tables_in(db))]:
+            for *values, checksum in db.execute(f"SELECT * FROM {table}"):
+                if row_checksum(table, *values) != checksum:
                     raise DamagedError(f"a row of {table} is not what was written")
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
         if is_locked(error):

@@ -35,17 +35,17 @@ class OlderCopyError(DamagedError):
     """The run has come further than this folder knows."""
 
 
-def demand_newest(spool: Spool, written: int) -> None:
+def require_newest(spool: Spool, written: int) -> None:
     """A round's line is on the disk before the next round begins; so no line is of a round that has not begun."""
-    if written > spool.furthest:
+    if written > spool.newest_round:
         raise OlderCopyError(describe(spool, f"rounds.jsonl has round {written}", written))
 
 
 def describe(spool: Spool, sign: str, written: int) -> str:
     at, onward = "knows of no round", ""
-    if spool.furthest:
-        at = f"stands at round {spool.furthest}"
-    if spool.furthest and written < spool.last_round:
+    if spool.newest_round:
+        at = f"stands at round {spool.newest_round}"
+    if spool.newest_round and written < spool.final_round:
         onward = (
             f"go on from it with `protofleet go-on {spool.folder.parent} --from-round {written + 1}`, where what was "
             "learned since is lost; or "
@@ -63,13 +63,13 @@ def go_on_from(folder: Path, round: int) -> None:
     keep_to_ourselves(folder)
     spool = Spool(folder)
     try:
-        spool.demand_later(round)  # before it is taken from a coordinator that conducts it
+        spool.require_later_round(round)  # before it is taken from a coordinator that conducts it
         spool.index.take_over()
         spool.skip_to(round)
     except ValueError as error:
         raise SettingsError(str(error)) from None
     finally:
-        spool.shut()
+        spool.close()
 
 
 class OlderCopyDetector:
@@ -91,12 +91,12 @@ class OlderCopyDetector:
 
     def answered(self, device: str, round: int, now: float) -> None:
         """An answer of this run to a question of a round that has not begun, as far as this folder knows."""
-        if round <= self._spool.furthest or self._ahead.get(device, 0) >= round:
+        if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
         if self._is_news(device, OURS, now):
             log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
-                      self._spool.furthest)  # fmt: skip
+                      self._spool.newest_round)  # fmt: skip
         self.wake_at = max(now, self._since + self._listen)
 
     def verdict(self, present: Collection[str], now: float) -> str:
@@ -109,7 +109,7 @@ class OlderCopyDetector:
         if now < self.wake_at:
             return ""
         self.wake_at = float("inf")
-        ahead = {device: round for device, round in self._ahead.items() if round > self._spool.furthest}
+        ahead = {device: round for device, round in self._ahead.items() if round > self._spool.newest_round}
         who = sorted(ahead.keys() & set(present))
         if not _are_most(who, len(present)) or not _are_most(who, enrolled := self._enrolled()):
             return ""
@@ -123,7 +123,7 @@ class OlderCopyDetector:
     def _judge_folder(self, present: Collection[str]) -> None:
         """Devices of an earlier version do not say which rounds they have answered; they may also hold what is not
         ours. So the run waits."""
-        ahead = {device for device, round in self._ahead.items() if round > self._spool.furthest}
+        ahead = {device for device, round in self._ahead.items() if round > self._spool.newest_round}
         who = sorted((ahead | self._unheard_of) & set(present))
         if self._spool.fallbacks["folder"] or not _are_most(who, len(present)):
             return
@@ -143,7 +143,7 @@ class OlderCopyDetector:
         return self._words.setdefault((device, whose), TokenBucket(1 / SAY_SECONDS, FEW)).take(now)
 
     def _knows_other(self, device: str, now: float) -> None:
-        if device in self._unheard_of or not self._spool.knows_all_that_was_asked:
+        if device in self._unheard_of or not self._spool.knows_all_broadcasts:
             return
         self._unheard_of.add(device)
         if self._is_news(device, OURS, now):
@@ -152,8 +152,8 @@ class OlderCopyDetector:
     def greeted(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
         """Of a device that has started again: whether it stands where its last accepted answer has left it."""
         device, holds = hello.device, hello.holds
-        self._spool.noted_holder(device, holds)
-        known = {name: place for name in holds if (place := self._spool.asked(name))}
+        self._spool.note_held_objects(device, holds)
+        known = {name: place for name in holds if (place := self._spool.asked_broadcast(name))}
         if holds and not known and base not in holds:
             self._knows_other(device, now)
             return
@@ -172,7 +172,7 @@ class OlderCopyDetector:
 
     def _behind(self, hello: Hello, boot: int) -> str:
         """By the answer that it names as its last."""
-        accepted = self._spool.answered_since(hello.device, boot)
+        accepted = self._spool.answered_before_boot(hello.device, boot)
         if not accepted or hello.round > accepted[-1][0]:
             return ""
         newest, earlier, said = accepted[-1], accepted[:-1], (hello.round, hello.phase, hello.base)

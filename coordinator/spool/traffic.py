@@ -1,7 +1,7 @@
-"""What has crossed in the open round, and how long it took: kept through the deaths of a coordinator.
+"""The traffic of the open round, and how long it took: saved, so that it outlasts a coordinator.
 
-It is written down with whatever else becomes durable, and once a minute; so what a death can lose is what has crossed
-since, and the line of the round says that it was resumed.
+It is written with everything else that becomes durable, and once a minute. So a crash loses only what was counted
+since then, and the round's line in rounds.jsonl says that the round was resumed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
 
 @dataclass(frozen=True)
 class RoundTraffic:
-    """Of one life of a coordinator, or of several."""
+    """Counted by one coordinator process, or by several."""
 
     seconds: float = 0.0
     payload: Counter[tuple[str, str]] = field(default_factory=Counter)  # (direction, kind)
@@ -46,7 +46,7 @@ class RoundTraffic:
 
 
 def read_traffic(text: str) -> RoundTraffic:
-    """Of a row whose seal has been looked at."""
+    """Of a row whose checksum was right."""
     try:
         seconds, payload, wire, rejected = json.loads(text)
         known = {reason.value for reason in Reason}  # another version may know others

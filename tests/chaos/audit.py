@@ -195,7 +195,7 @@ def member_of(name: str, shard: Any) -> Member:
 def same_state(world: World, wanted: Mapping[str, Any]) -> list[str]:
     spool = Spool(world.results / "coordinator")
     try:
-        found = spool.state() or {}
+        found = spool.server_state() or {}
         if found.keys() != wanted.keys():
             return [f"the last state has {sorted(found)}, not {sorted(wanted)}"]
         return [
@@ -204,4 +204,4 @@ def same_state(world: World, wanted: Mapping[str, Any]) -> list[str]:
             if found[name].tobytes() != wanted[name].tobytes()
         ]
     finally:
-        spool.shut()
+        spool.close()

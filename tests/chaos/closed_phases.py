@@ -40,7 +40,7 @@ class ClosedPhase:
 
 def note_closed_phases(folder: Path) -> None:
     """Of a run whose coordinator has not begun yet; the folder will be its spool's."""
-    Spool(folder).shut()
+    Spool(folder).close()
     with contextlib.closing(sqlite3.connect(folder / "spool.sqlite")) as db:
         db.executescript(TRIGGERS)
 

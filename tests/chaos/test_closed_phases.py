@@ -36,7 +36,7 @@ def test_each_phase_is_noted_once_with_the_answers_that_the_server_half_was_give
         run.run(until=partial(collects, run, number, "mix"))
         restart_coordinator(run)
     run.run()
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     (log := tmp_path / "coordinator.log").write_text(capsys.readouterr().out)
     closed, given = closed_phases(tmp_path / "coordinator"), given_in(log)
     assert [(c.round, c.phase) for c in closed] == [
@@ -54,6 +54,6 @@ def test_a_round_that_begins_again_opens_its_phases_and_is_noted_again(tmp_path)
     run.run(until=lambda: run.service.run.machine.attempt == 1)
     run.boot_device("device-1")
     run.run()
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     found = [(c.phase, c.reopened) for c in closed_phases(tmp_path / "coordinator") if c.round == 2]
     assert found == [("train", False), ("train", True), ("train", False), ("mix", False)]

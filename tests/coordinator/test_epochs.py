@@ -2,7 +2,7 @@
 
 import sqlite3
 
-from protofleet.coordinator.spool.epochs import MOST, file_of, least_epoch, remember
+from protofleet.coordinator.spool.epochs import MOST_EPOCHS, epoch_file, least_epoch, save_epoch
 from protofleet.coordinator.spool.spool import Spool
 
 NOW, HOUR, DAY = 1_700_000_000, 3_600, 86_400
@@ -41,27 +41,27 @@ def test_a_folder_of_a_version_that_kept_one_epoch_goes_on_above_it(tmp_path):
 
 def test_the_file_of_a_federation_knows_each_epoch_that_may_be_believed(tmp_path):
     for epoch in (NOW + HOUR, NOW + YEARS, NOW + 5):
-        remember(tmp_path, "sky", epoch)
+        save_epoch(tmp_path, "sky", epoch)
     assert least_epoch(tmp_path, "sky", NOW) == NOW + HOUR + 1
     assert least_epoch(tmp_path, "sky", NOW + YEARS) == NOW + YEARS + 1
     assert least_epoch(tmp_path, "sky", NOW + 10 * DAY) == NOW + 10 * DAY
 
 
 def test_a_number_that_an_operator_wrote_or_an_earlier_version_is_read_as_one(tmp_path):
-    file_of(tmp_path, "sky").write_text(f"{NOW + HOUR}\n")
+    epoch_file(tmp_path, "sky").write_text(f"{NOW + HOUR}\n")
     assert least_epoch(tmp_path, "sky", NOW) == NOW + HOUR + 1
 
 
 def test_a_file_that_says_no_epochs_is_said_and_replaced_at_the_next_start(tmp_path, caplog):
-    file_of(tmp_path, "sky").write_text(f"{NOW}\nsoon\n")
+    epoch_file(tmp_path, "sky").write_text(f"{NOW}\nsoon\n")
     assert least_epoch(tmp_path, "sky", NOW) == NOW and "soon" in caplog.text
-    remember(tmp_path, "sky", NOW)
-    assert file_of(tmp_path, "sky").read_text() == f"{NOW}\n"
+    save_epoch(tmp_path, "sky", NOW)
+    assert epoch_file(tmp_path, "sky").read_text() == f"{NOW}\n"
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path):
-    path = file_of(tmp_path, "sky")
-    path.write_text("".join(f"{NOW + DAY * i}\n{NOW + DAY * i + 1}\n" for i in range(MOST)))
-    remember(tmp_path, "sky", NOW + DAY * MOST)
-    assert least_epoch(tmp_path, "sky", NOW + DAY * MOST) == NOW + DAY * MOST + 1
+    path = epoch_file(tmp_path, "sky")
+    path.write_text("".join(f"{NOW + DAY * i}\n{NOW + DAY * i + 1}\n" for i in range(MOST_EPOCHS)))
+    save_epoch(tmp_path, "sky", NOW + DAY * MOST_EPOCHS)
+    assert least_epoch(tmp_path, "sky", NOW + DAY * MOST_EPOCHS) == NOW + DAY * MOST_EPOCHS + 1
     assert len(path.read_text().splitlines()) < 400

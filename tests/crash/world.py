@@ -87,7 +87,7 @@ class Crashing(Simulation):
     def boot_coordinator(self) -> None:
         if self._boot("coordinator", super().boot_coordinator):
             disk = self.service.run.spool.disk
-            path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.run.spool.furthest
+            path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.run.spool.newest_round
             rounds = RoundFile(path, disk, until)
             self.service.run.observers.clear()
             keep_journal(self.service.run, [rounds])

@@ -71,7 +71,7 @@ def stopped(method: str, moment: str) -> Path:
     folder = Path(scratch().name) / method / moment.replace(" ", "-")
     run = crashing(folder, method)
     run.run(until=lambda: MOMENTS[moment](run))
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     for shelf in folder.glob("*.shelf"):
         shutil.rmtree(shelf)
     return folder

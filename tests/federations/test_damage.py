@@ -52,7 +52,7 @@ def died_in(folder, method, round, phase):
     m = run.service.run.machine
     run.run(until=lambda: (m.round, m.asked) == (round, phase) and m.answered)
     run.kill("coordinator")
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     return run
 
 
@@ -149,8 +149,8 @@ def test_no_flipped_bit_of_an_index_changes_what_is_read_from_it(tmp_path):
         flipped(folder / "spool.sqlite", seed)
         index = Index(folder, Disk(durable=False))
         found = contents(index.db)
-        assert found == (earlier if index.fell_back else honest), seed
-        outcomes.add("copy" if index.fell_back else "harmless")
+        assert found == (earlier if index.restored_from_copy else honest), seed
+        outcomes.add("copy" if index.restored_from_copy else "harmless")
         index.close()
     assert "copy" in outcomes
 
@@ -373,7 +373,7 @@ def given_format(path, number):
 
 def test_files_of_a_later_version_are_refused_in_one_line(tmp_path):
     run = simulation(tmp_path, "fedavg").run()
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     for name in ("spool.sqlite", "spool.copy.sqlite"):
         given_format(tmp_path / "coordinator" / name, 9)
     with pytest.raises(

@@ -53,7 +53,7 @@ def test_all_that_a_device_ever_said_is_no_news_to_a_coordinator_that_has_restar
     now = run.service.link.meter.messages
     new = {key: n - before.get(key, 0) for key, n in now.items() if n > before.get(key, 0) and key[0] == "up"}
     assert sum(n for (_, _, result), n in new.items() if result == "duplicate") > 3
-    assert run.service.run.spool.heard()["device-1"][1] > 3
+    assert run.service.run.spool.last_heard()["device-1"][1] > 3
     run.run()
     assert_same(honest, run)
 

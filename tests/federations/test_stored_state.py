@@ -121,7 +121,7 @@ def coordinator(tmp_path):
     spool = Spool(tmp_path, durable=False)
     spool.start_run("spring", "{}", 1)
     spool.save(1, 0, ["a", "b"], {"a": Member("a", 5, (2, 3))}, {})
-    spool.shut()
+    spool.close()
     (tmp_path / "spool.copy.sqlite").unlink()
     return tmp_path
 

@@ -77,7 +77,7 @@ def test_a_killed_coordinator_goes_on_over_the_broker_with_the_same_bits(tmp_pat
     made.threads[0].join(30)
     assert killed.done.is_set() and service.run.machine.stage is not Stage.FINISHED
     service.link.transport.kill()
-    service.run.spool.shut()
+    service.run.spool.close()
     made.start(*made.coordinator())
     for thread in made.threads:
         thread.join(60)

@@ -361,7 +361,7 @@ def close_files(process: Process) -> None:
     if isinstance(party, CoordinatorService):
         fetches = [fetch for fetch, _ in party.link.fetches.values()]
         party.link.fetches.clear()
-        party.run.spool.shut()
+        party.run.spool.close()
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None
     for fetch in fetches:

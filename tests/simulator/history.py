@@ -182,10 +182,15 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             history.said.asks_no_more(self.mine)
 
         def accept(
-            self, round: int, phase: str, answer: Accepted, heard: tuple[int, int] = (0, 0), holder: str = ""
+            self,
+            round: int,
+            phase: str,
+            answer: Accepted,
+            last_heard: tuple[int, int] = (0, 0),
+            holder: str = "",
         ) -> None:
             before = self.answers(round, phase).get(answer.device)
-            super().accept(round, phase, answer, heard, holder)
+            super().accept(round, phase, answer, last_heard, holder)
             where = f"{answer.device}'s answer to round {round} {phase}"
             history.written_by(self.mine, where)
             key = (round, phase, answer.device, answer.base)
@@ -200,9 +205,9 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
             known = self.answers(round, phase).get(answer.device)
             demand(known == answer, f"I2: {where} is not what the spool gives back")
 
-        def close(self, round: int, phase: str, devices: Sequence[str]) -> None:
+        def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
             try:
-                super().close(round, phase, devices)
+                super().close_phase(round, phase, devices)
             except Killed:  # while it copied its index: the phase has ended
                 query = "SELECT devices FROM closed WHERE round = ? AND phase = ?"
                 if self._db.execute(query, (round, phase)).fetchone():

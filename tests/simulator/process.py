@@ -126,7 +126,7 @@ class Process:
         assert self.party is not None
         party, now = self.party, self.time()
         with (
-            party.run.spool.index.alone()
+            party.run.spool.index.detect_takeover()
             if isinstance(party, CoordinatorService)
             else contextlib.nullcontext()
         ):

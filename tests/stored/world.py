@@ -25,7 +25,7 @@ def stopped(folder: Path) -> Simulation:
     run = federation(folder)
     m, spool = run.service.run.machine, run.service.run.spool
     run.run(until=lambda: m.round == 2 and "train" in spool.recover()[0].closed)
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     return run
 
 
@@ -42,8 +42,8 @@ def facts(spool: Spool) -> dict[str, Any]:
         },
         "members": {name: [m.examples, list(m.counts)] for name, m in members.items()},
         # Whose record the boot is of has stood there since records have counts of their own.
-        "heard": {name: [mark for mark in marks if mark != ""] for name, marks in spool.heard().items()},
-        "state": sorted(spool.state() or {}),
+        "heard": {name: [mark for mark in marks if mark != ""] for name, marks in spool.last_heard().items()},
+        "state": sorted(spool.server_state() or {}),
     }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_more_names_than_classes_are_refused():
 def test_nothing_is_fixed_by_one_device_and_nobody_is_told():
     made = naming()
     judged(made, hello("a"))
-    made.settle()
+    made.fix_if_decided()
     assert made.fixed is None and made.names == ()
 
 
@@ -74,7 +74,7 @@ def test_two_of_three_fix_it_when_a_round_begins_and_the_third_is_refused():
     assert judged(made, hello("liar", OTHER), hello("a"), hello("b")) == [None] * 3
     assert [h.device for h in made.outvoted()] == ["liar"] and [h.device for h in made.released()] == ["a"]
     judged(made, hello("a"))
-    made.settle()
+    made.fix_if_decided()
     assert made.names == NAMES
     (problem,) = judged(made, hello("liar", OTHER))
     assert "class 1 is 'cow' in its data" in problem.message
@@ -121,7 +121,7 @@ def test_two_of_four_that_say_three_lists_take_no_part_either():
     assert made.outvoted() == [] and not made.waits("a") and made.waits("c"), "two of three could fix it"
     judged(made, hello("d", ("owl", "dog", "cat")))
     assert {h.device for h in made.outvoted()} == {"a", "b"} and made.waits("d")
-    made.settle()
+    made.fix_if_decided()
     assert made.is_open
 
 
@@ -143,7 +143,7 @@ def test_who_has_left_in_a_tie_counts_when_a_third_comes():
     made.refused()
     made.left("a")
     assert judged(made, hello("b")) == [None]
-    made.settle()
+    made.fix_if_decided()
     assert made.names == NAMES and judged(made, hello("a"), hello("liar", OTHER))[0] is None
 
 
@@ -156,13 +156,13 @@ def test_one_liar_decides_nothing_whatever_it_says_and_whenever(said, lies):
     for (device, settles, looks), lie in zip(said, lies, strict=False):
         judged(made, hello(device, lie if device == "liar" else NAMES))
         if settles:
-            made.settle()
+            made.fix_if_decided()
         if looks:
             made.wake(LISTENING)
         assert made.names in ((), NAMES)
     honest = ["a", "b"]
     judged(made, *map(hello, honest))
-    made.settle()
+    made.fix_if_decided()
     assert judged(made, *map(hello, honest)) == [None, None] and not any(map(made.waits, honest))
 
 
@@ -176,7 +176,7 @@ def test_a_device_that_says_none_is_taken_with_one_warning(caplog):
 def test_settings_above_what_a_run_has_called_its_classes_are_warned_of(caplog):
     made = naming()
     judged(made, hello("a"), hello("b"))
-    made.settle()
+    made.fix_if_decided()
     again = naming(OTHER, made.fixed)
     assert again.names == OTHER and not again.saved
     assert "class 1 is 'cow' in class_names and 'dog' in the run so far" in caplog.text
@@ -288,11 +288,11 @@ def test_names_that_no_packet_holds_are_said_by_their_hash(tmp_path):
 def test_what_an_index_keeps_is_read_again(tmp_path):
     made = naming()
     judged(made, hello("a"), hello("b"))
-    made.settle()
+    made.fix_if_decided()
     spool = Spool(tmp_path, durable=False)
     assert spool.class_names() is None
     spool.save_class_names(made.fixed)
-    spool.shut()
+    spool.close()
     again = Spool(tmp_path, durable=False)
     assert again.class_names() == made.fixed
-    again.shut()
+    again.close()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.coordinator.devices.domains import domain_of, settle
+from protofleet.coordinator.devices.domains import assign_domain, domain_of
 
 SHARED = {"street": ("board-*", "kerb"), "field": ("kerb",)}
 DEVICES = ("board-1", "board-2", "kerb", "liar", "street")
@@ -13,7 +13,7 @@ CLAIMS = ("", "street", "field", "garden", "street (board-1)", "garden (kerb)", 
 def settled(*said, shared=SHARED):
     known = {}
     for device, claim in said:
-        settle(device, claim, known, shared)
+        assign_domain(device, claim, known, shared)
     return known
 
 
@@ -29,8 +29,8 @@ def test_a_domain_that_is_not_listed_is_for_who_said_it_first():
 
 def test_settings_that_were_changed_between_two_lives_hold():
     known = {"board-2": "street (board-2)", "liar": "street"}
-    settle("board-2", "street", known, SHARED)
-    settle("liar", "street", known, SHARED)
+    assign_domain("board-2", "street", known, SHARED)
+    assign_domain("liar", "street", known, SHARED)
     assert known == {"board-2": "street", "liar": "street (liar)"}
 
 
@@ -46,7 +46,7 @@ def test_no_order_of_hellos_takes_a_domain_from_another_or_makes_more_than_one_e
     known, names = {}, {}
     for device, claim in said:
         before = dict(known)
-        settle(device, claim, known, SHARED)
+        assign_domain(device, claim, known, SHARED)
         names.setdefault(device, set()).add(known[device])
         assert {d: known[d] for d in before if d != device} == {d: before[d] for d in before if d != device}
     shared = {d for d, domain in known.items() if domain in SHARED}

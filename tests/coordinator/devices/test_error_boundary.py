@@ -48,11 +48,11 @@ def of_update(gate, update, *rest):
 
 
 HANDLERS = {
-    "hello": (protofleet.coordinator.participants, "unfit", lambda hello, *rest: hello.device == BAD),
+    "hello": (protofleet.coordinator.participants, "hello_problem", lambda hello, *rest: hello.device == BAD),
     "bye": (Departures, "left", lambda departures, device, *rest: device == BAD),
     "update": (Run, "admit", of_update),
     "a broken body": (Gate, "completed", lambda gate, device: device == BAD),
-    "its claims": (protofleet.coordinator.gate.gate, "false_claim", lambda update, member: update.device == BAD),
+    "its claims": (protofleet.coordinator.gate.gate, "update_problem", lambda update, member: update.device == BAD),
     "its space": (Gate, "reserve", lambda gate, device, size: device == BAD),
     "arrays": (ObjectStore, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
     "want": (Broadcast, "requested", lambda broadcast, device, *rest: device == BAD),
@@ -200,7 +200,7 @@ def test_what_is_ours_raises_whoever_spoke_when_it_came_up(tmp_path, monkeypatch
         run.run()
 
 
-@pytest.mark.parametrize("step", ["save", "close", "accept"])
+@pytest.mark.parametrize("step", ["save", "close_phase", "accept"])
 def test_an_error_in_what_must_last_is_no_peers(tmp_path, monkeypatch, step):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     plant(monkeypatch, Spool, step)

@@ -117,8 +117,8 @@ def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tm
     spool = Spool(tmp_path, durable=False)
     kept, gone = spool.store("a").put_bytes(b"kept"), spool.store("a").put_bytes(b"gone")
     spool.accept(1, "train", Accepted("a", b"", kept, 5, {}))
-    spool.refuse("a", kept)
-    spool.refuse("a", gone)
+    spool.discard_answer("a", kept)
+    spool.discard_answer("a", gone)
     assert spool.store("a").names() == [kept]
     assert spool.bytes_of_answers() == 4
-    spool.shut()
+    spool.close()

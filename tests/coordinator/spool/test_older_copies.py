@@ -14,8 +14,8 @@ from protofleet.coordinator.spool.older_copies import (
     OURS,
     OlderCopyDetector,
     OlderCopyError,
-    demand_newest,
     go_on_from,
+    require_newest,
 )
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.edge_client.state.device import DeviceState
@@ -41,7 +41,7 @@ def put_back(run, name, copy):
     """The party's folder is that of an earlier moment, and the party starts again."""
     run.kill(name)
     if name == "coordinator":
-        run.service.run.spool.shut()
+        run.service.run.spool.close()
     shutil.rmtree(run.folder / name)
     shutil.copytree(copy, run.folder / name)
     run.boot_coordinator() if name == "coordinator" else run.boot_device(name)
@@ -65,11 +65,11 @@ def test_an_older_copy_of_a_coordinators_folder_is_said_by_its_devices_and_there
     words = run.service.stopped
     assert "coordinator is an older copy: it stands at round 2, and 3 of 3 devices" in words
     assert "\n" not in words and run.service.run.machine.attempt == 0, "before a round has been tried in vain"
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     number = int(re.search(r"go on from it with `protofleet go-on \S+ --from-round (\d+)`", words)[1])
     go_on_from(tmp_path / "coordinator", number)
     run.boot_coordinator()
-    assert run.service.run.spool.furthest == number
+    assert run.service.run.spool.newest_round == number
     run.run()
     assert run.service.finished and not run.service.stopped
 
@@ -103,7 +103,7 @@ def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_pa
     assert spool.fallbacks["folder"] == int(devices > 1)
     assert {device for device, _ in copies.counted} == set(present[:devices])
     assert len(caplog.records) <= 8 * devices + 1, "each is said five times, and then once an hour"
-    spool.shut()
+    spool.close()
 
 
 @pytest.mark.parametrize(
@@ -122,27 +122,27 @@ def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away
     assert spool.fallbacks["folder"] == int(says > 1 or enrolled == 1), (
         "what one of several says raises no alert"
     )
-    spool.shut()
+    spool.close()
 
 
 def test_a_line_of_a_round_that_the_folder_has_not_begun_is_the_sign_of_an_older_copy(tmp_path):
     run = reached(simulation(tmp_path, "fedavg"), 2)
-    demand_newest(run.service.run.spool, 1)
-    demand_newest(run.service.run.spool, 2)  # it died between the line and the next round's snapshot
+    require_newest(run.service.run.spool, 1)
+    require_newest(run.service.run.spool, 2)  # it died between the line and the next round's snapshot
     with pytest.raises(
         OlderCopyError, match=r"stands at round 2, and rounds.jsonl has round 3. .*--from-round 4"
     ):
-        demand_newest(run.service.run.spool, 3)
+        require_newest(run.service.run.spool, 3)
     with pytest.raises(
         OlderCopyError, match=r"knows of no round, and .* begin the run anew under another name"
     ):
-        demand_newest(Spool(tmp_path / "empty"), 3)
+        require_newest(Spool(tmp_path / "empty"), 3)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_a_run_goes_on_only_in_a_round_that_is_yet_to_come(tmp_path, number):
     run = reached(simulation(tmp_path, "fedavg"), 2)
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     with pytest.raises(SettingsError, match=rf"--from-round is {number}, it must be above 2, .* at most 4"):
         go_on_from(tmp_path / "coordinator", number)
 

@@ -24,7 +24,7 @@ def spool(platter):
     spool.start_run("spring", '{"rounds": 3}', 1)
     save(spool, 1)
     yield spool
-    spool.shut()
+    spool.close()
 
 
 def save(spool, round, attempt=0):
@@ -42,13 +42,13 @@ def started_again(spool):
     again = []
 
     def start():
-        spool.shut()
+        spool.close()
         again.append(Spool(spool.folder, durable=False))
         return again[0]
 
     yield start
     for each in again:
-        each.shut()
+        each.close()
 
 
 def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, started_again):
@@ -63,7 +63,7 @@ def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, starte
 @pytest.mark.parametrize("saved", [False, True], ids=["before it is saved", "once it is saved"])
 def test_a_round_that_begins_again_has_no_phase_that_ended(spool, saved, started_again):
     accept(spool, "device-0", 1)
-    spool.close(1, "train", ["device-0"])
+    spool.close_phase(1, "train", ["device-0"])
     spool.rollback(1)
     if saved:
         save(spool, 1, attempt=1)
@@ -73,9 +73,9 @@ def test_a_round_that_begins_again_has_no_phase_that_ended(spool, saved, started
 
 def test_going_back_in_a_round_leaves_the_one_before_as_it_ended(spool, started_again):
     """A damaged snapshot would make the replay begin there."""
-    spool.close(1, "train", list(DEVICES))
+    spool.close_phase(1, "train", list(DEVICES))
     save(spool, 2)
-    spool.close(2, "train", ["device-0"])
+    spool.close_phase(2, "train", ["device-0"])
     spool.rollback(2)
     newest = max((spool.folder / "snapshots").glob("*.body"), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(b"damaged")
@@ -99,25 +99,25 @@ def taken_over(spool):
     later = Spool(spool.folder, durable=False)
     later.start_run("spring", '{"rounds": 3}', 1)
     yield later
-    later.shut()
+    later.close()
 
 
 def test_who_has_been_replaced_writes_nothing_more(spool, taken_over):
     with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
         save(spool, 2)
     with pytest.raises(FencedError):
-        spool.close(1, "train", ["device-0"])
+        spool.close_phase(1, "train", ["device-0"])
     past, _ = taken_over.recover()
     assert (past.round, past.closed) == (1, {})
 
 
 def test_a_file_that_a_later_coordinator_has_removed_is_said_to_be_its_work(spool, taken_over):
-    with pytest.raises(FencedError, match="has taken over"), spool.index.alone():
+    with pytest.raises(FencedError, match="has taken over"), spool.index.detect_takeover():
         (spool.folder / "updates" / "device-0" / "tidied away").read_bytes()
 
 
 def test_a_file_that_is_gone_though_nobody_has_taken_over_is_missed_as_what_it_is(spool):
-    with pytest.raises(FileNotFoundError, match="never there"), spool.index.alone():
+    with pytest.raises(FileNotFoundError, match="never there"), spool.index.detect_takeover():
         (spool.folder / "never there").read_bytes()
 
 
@@ -147,4 +147,4 @@ def test_whether_an_answer_contradicts_an_accepted_one_costs_the_same_however_ma
         assert not spool.has_other_answer(1, "train", device, bytes(31), names[1])
         needed.append(steps(spool, lambda d=device: spool.has_other_answer(1, "train", d, BASE, names[0])))
     assert needed[-1] == needed[0] > 0
-    spool.shut()
+    spool.close()

@@ -149,7 +149,7 @@ def test_going_on_with_a_finished_run_says_that_there_is_nothing_left_and_takes_
     run = simulation(tmp_path / "run", "fedavg")
     run.run()
     before = run.service.run.spool.index.epoch
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     code, said = command(tmp_path, "go-on", "run", "--from-round", "2")
     assert code == 2 and len(said.splitlines()) == 1
     assert "knows of the final evaluation" in said and "a finished one needs nothing" in said
@@ -167,7 +167,7 @@ def epoch_of(folder):
 def test_an_index_that_cannot_be_used_names_the_way_on_with_a_backup(tmp_path):
     run = simulation(tmp_path / "run", "fedavg")
     run.run()
-    run.service.run.spool.shut()
+    run.service.run.spool.close()
     folder = tmp_path / "run" / "coordinator"
     for name in ("spool.sqlite", "spool.copy.sqlite"):
         (folder / name).write_bytes(b"no database")
