@@ -89,11 +89,34 @@ MEMORY = Program(
     },
 )
 
+LARGE = Program(
+    "large",
+    "four rounds of five answers of 45 MB: what a coordinator writes, and its peak",
+    "large",
+    {"written over what came": ratio(), "coordinator's peak": Figure("MB", steady=True)},
+)
+LARGE_DEVICE = Program(
+    "large-device",
+    "the peak of a device with a model of 180 MB, over that of `import torch`",
+    "large",
+    {
+        "device's peak": Figure("MB", steady=True),
+        "device's peak over import torch, in models": ratio(),
+    },
+    {"megabytes": 180.0, "devices": 1, "rounds": 1},
+)
+THIN_LINE = Program(
+    "thin-line",
+    "an answer of 1 MB over 250 kbit/s with 300 ms and 2 % loss, which stalls the stream",
+    "thin_line",
+    {"seconds over size / rate": ratio()},
+)
+
 USUAL: tuple[Measure, ...] = (
     Run(), Answers(100), Answers(300), TRANSFER, ROUND, TRAINING, SEALING, BESIDE, WEAR,
 )  # fmt: skip
 BY_NAME: tuple[Measure, ...] = (
     Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01), Idle(300), Idle(1000, seconds=300.0),
-    ROUNDS, MEMORY, Flower(), Stack(),
+    ROUNDS, MEMORY, LARGE, LARGE_DEVICE, THIN_LINE, Flower(), Stack(),
 )  # fmt: skip
 ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

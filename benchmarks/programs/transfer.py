@@ -62,15 +62,17 @@ def measure() -> dict[str, float]:
     return {"ours over plain": plain / ours, "ours": SIZE / 1e6 / ours, "plain": SIZE / 1e6 / plain}
 
 
-def timed(folder: Path, address: BrokerAddress, how: str) -> float:
-    """Seconds from this process's send to the receiving process's having it."""
+def timed(
+    folder: Path, address: BrokerAddress, how: str, size: int = SIZE, through: BrokerAddress | None = None
+) -> float:
+    """Seconds from this process's send to the receiving process's having it. Ours reaches the broker `through`."""
     receiver = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.programs.transfer", how, str(folder), str(address.port)],
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert receiver.stdout is not None
     receiver.stdout.readline()  # it is subscribed
-    sent = send_plain(address) if how == "plain" else send_ours(folder, address, receiver)
+    sent = send_plain(address) if how == "plain" else send_ours(folder, through or address, receiver, size)
     arrived = float(json.loads(receiver.stdout.readline()))
     receiver.wait(30)
     return arrived - sent
@@ -88,14 +90,14 @@ def send_plain(address: BrokerAddress) -> float:
     return sent
 
 
-def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str]) -> float:
+def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str], size: int) -> float:
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     ring = {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
     me = Identity("a", int(time.time()), load_keys(folder / "keys" / "a.key"))
     transport = Mqtt("bench-a", address, inbox, subscriptions=TOPICS.device_subscriptions("a"))
     transport.connect()
     link = DeviceLink(me, ring, TOPICS, transport, ObjectStore(folder / "a"))
-    arrays = {"weights.w": np.random.default_rng(time.time_ns()).standard_normal(SIZE // 4, dtype=np.float32)}
+    arrays = {"weights.w": np.random.default_rng(time.time_ns()).standard_normal(size // 4, dtype=np.float32)}
     name = link.store.put(arrays).object
     while not isinstance(inbox.get(), Connected):
         pass

@@ -14,6 +14,7 @@ from benchmarks.harness.trees import ROOT, TreeError, link_packages, other_tree,
 from benchmarks.measures.answers import Answers
 from benchmarks.measures.catalog import ALL, BESIDE, TRAINING
 from benchmarks.measures.program import Program
+from benchmarks.programs.thin_line import Direction, Line
 
 SYNC = "import os, sys; f = open(sys.argv[1], 'w'); [os.fsync(f) for _ in range(3)]; os.fdatasync(f)"
 
@@ -123,4 +124,21 @@ def test_the_command_says_what_there_is_and_refuses_what_there_is_not():
     assert (done.returncode, done.stderr) == (
         2,
         f"benchmarks: no measure speed; `list` shows all {len(ALL)}\n",
+    )
+
+
+def test_a_line_passes_bytes_at_its_rate_and_in_their_order():
+    direction = Direction(Line(8000.0, round_trip_seconds=0.4, loss=0.0), seed=1)
+    assert [direction.arrival(1000, 0.0) for _ in range(3)] == pytest.approx([1.2, 2.2, 3.2])
+    assert direction.arrival(1000, 10.0) == pytest.approx(11.2), "an idle line saves nothing up"
+
+
+def test_a_lost_segment_holds_back_what_is_behind_it_and_no_more():
+    whole, lossy = (Direction(Line(1e6, 0.3, loss), seed=3) for loss in (0.0, 0.02))
+    plain, stalled = ([d.arrival(1448, 0.0) for _ in range(700)] for d in (whole, lossy))
+    assert stalled == sorted(stalled)
+    losses = sum(b - a > 0.5 for a, b in zip([0.0, *stalled], stalled))
+    assert losses > 3
+    assert 0 < stalled[-1] - plain[-1] < 700 * 0.05 * 8 * 1448 / 1e6 + 0.5, (
+        "stalls overlap with what is sent meanwhile"
     )

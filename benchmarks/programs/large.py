@@ -1,0 +1,66 @@
+"""Large models: what a coordinator writes for what comes, and what a device holds at most."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from benchmarks.programs.fleet import Clockwork, broker, conduct, members
+from benchmarks.programs.memory import MB, in_child, kernel
+from protofleet.coordinator.observe.view import RunView
+from protofleet.coordinator.round.policy import Policy
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.link.meter import UP
+from protofleet.protocol.wire.messages import Update
+from protofleet.runtime.allocator import return_large_blocks
+
+INPUTS = 3 * 32 * 32 + 1  # and the bias
+
+
+def plan_of(megabytes: float, rounds: int) -> Plan:
+    """Nearly all of it is one array."""
+    width = round(megabytes * MB / 4 / INPUTS)
+    return Plan("fedavg", 10, rounds, size=32, network=Network("mlp", width), hyper={"epochs": 1, "lr": 1e-6})
+
+
+class Peaks(Clockwork):
+    """Notes the peak of a process with every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process, self.peak = 0, 0.0
+
+    def answered(self, run: RunView, update: Update, now: float) -> None:
+        super().answered(run, update, now)
+        self.peak = max(self.peak, kernel("VmHWM", self.process))
+
+
+def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4) -> dict[str, float]:
+    """Bytes that this process, which conducts the run, has made dirty on the disk, over those of answers; peaks."""
+    plan, names, peaks = plan_of(megabytes, rounds), [f"device-{i}" for i in range(devices)], Peaks()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
+        policy = Policy(quorum=devices, cohort=devices, settle_seconds=600.0, patience_seconds=1200.0)
+        return_large_blocks()
+        with broker(folder) as running, members(folder, names, running.address, examples=2) as processes:
+            peaks.process = processes[names[0]].pid
+            service = conduct(folder, plan, policy, running.address, peaks)
+    came = sum(size for (way, _), size in service.link.meter.payload.items() if way == UP)
+    model = sum(v.numel() * v.element_size() for v in plan.model().state_dict().values()) / MB
+    if came < 0.99 * devices * rounds * model * MB:  # counters and their like are no arrays
+        raise RuntimeError(
+            f"{came / MB:.0f} MB of answers came, not {rounds} rounds of {devices} x {model:.0f} MB"
+        )
+    return {
+        "written over what came": written() / came,
+        "device's peak": peaks.peak,
+        "device's peak over import torch, in models": (peaks.peak - in_child("torch")) / model,
+        "coordinator's peak": kernel("VmHWM"),
+    }
+
+
+def written() -> int:
+    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(lines["write_bytes"]) - int(lines["cancelled_write_bytes"])
