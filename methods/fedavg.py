@@ -19,7 +19,8 @@ from protofleet.methods.contract.base import Ask, ClientHalf, Method, Payload, R
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, train
-from protofleet.methods.parts.weights import load_weights, snapshot, weight_wants, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ Where the text cannot be followed, or says nothing:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +36,7 @@ from protofleet.methods import singleset
 from protofleet.methods.contract.base import Ask, Method, Payload, Round, Samples, ServerHalf, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.maths.geometry import distances, margins
+from protofleet.methods.maths.geometry import distances
 from protofleet.methods.maths.means import ClassMeans
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.hyperspheres import (
@@ -49,7 +48,9 @@ from protofleet.methods.parts.hyperspheres import (
 )
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
-from protofleet.methods.parts.weights import place_of, snapshot
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures
+from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
+from protofleet.methods.parts.weights import place_of
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Momentum, Rate, Weight, Within
 from protofleet.protocol.settings.reader import SettingsError
 
@@ -62,7 +63,6 @@ AGGREGATE: Mapping[str, Callable[[Iterable[ClassMeans], Tensor], Tensor]] = {
     "paper": aggregate_as_printed,
 }
 MOST_WORK = 10**13  # multiplications for the first anchors: an hour or so of a core
-FARTHEST = 1e6  # a number of a prototype, which starts at length 1; squares of it stay far from infinity
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Server(ServerHalf):
     def wants(self) -> Mapping[str, TensorSpec]:
         shape = self.model.classes, self.model.embedding_size
         return {
-            "prototypes": TensorSpec(shape, low=-FARTHEST, high=FARTHEST),
+            "prototypes": TensorSpec(shape, low=-LARGEST_NUMBER, high=LARGEST_NUMBER),
             "lacks": TensorSpec((1,), "bool", optional=True),
         }
 
@@ -134,18 +134,15 @@ class Server(ServerHalf):
         return torch.tensor(counts, dtype=torch.int64)
 
     def state(self) -> Payload:
-        holders = torch.tensor([*json.dumps(sorted(self.holders)).encode()], dtype=torch.uint8)
-        return {**self.payload(), "holders": holders}
+        return {**self.payload(), "holders": names_to_tensor(sorted(self.holders))}
 
     def restore(self, state: Payload) -> None:
         place = place_of(self.model)
         self.prototypes, self.anchors = state["prototypes"].to(place), state["anchors"].to(place)
-        self.holders = frozenset(json.loads(bytes(state["holders"].tolist())))
+        self.holders = frozenset(names_from_tensor(state["holders"]))
 
     def monitor(self) -> Mapping[str, float]:
-        found = margins(self.prototypes)
-        by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
-        return {**by_class, "margin.mean": float(found.mean())}
+        return margin_figures(self.prototypes)
 
 
 def demand_affordable(steps: int, classes: int, size: int) -> None:

@@ -32,11 +32,13 @@ from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Method, Payload, Predict, Round, Samples, seeded
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
-from protofleet.methods.maths.geometry import margins, unit
+from protofleet.methods.maths.geometry import unit
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand_one_of
 from protofleet.methods.parts.optimizers import SGD
-from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
+from protofleet.methods.parts.prototypes import margin_figures
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weights_of
 from protofleet.protocol.settings.bounds import Epochs, Rate, Temperature, Weight
 
 FirstRound = Literal["pretrain", "skip"]
@@ -125,11 +127,7 @@ class Server(fedavg.Server):
         self.anchors = state.get("anchors")
 
     def monitor(self) -> Mapping[str, float]:
-        if self.anchors is None:
-            return {}
-        found = margins(self.anchors)
-        by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
-        return {**by_class, "margin.mean": float(found.mean())}
+        return {} if self.anchors is None else margin_figures(self.anchors)
 
 
 class Client(fedavg.Client):

@@ -52,15 +52,23 @@ from protofleet.methods.contract.base import (
 )
 from protofleet.methods.contract.cost import Cost, Sizes, parameters
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
 from protofleet.methods.maths.adversary import MASKS, kl_with_uniform, mixed, mixing_share, prototype_infonce
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
-from protofleet.methods.parts.pooled import Pupils, amplifier_from, as_bytes, names_in
-from protofleet.methods.parts.weights import load_weights, place_of, snapshot, weights_of
+from protofleet.methods.parts.pooled import Pupils, amplifier_from
+from protofleet.methods.parts.prototypes import (
+    LARGEST_NUMBER,
+    class_means_in,
+    held_row_wants,
+    held_rows,
+    known_rows,
+    table_of,
+)
+from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
+from protofleet.methods.parts.weights import load_weights, place_of, weights_of
 from protofleet.protocol.settings.bounds import (
     Batch,
     Epochs,
@@ -77,9 +85,6 @@ Direction = Literal["paper", "reverse"]
 InfoNCE = Literal["standard", "paper", "code"]
 Mask = Literal["bernoulli", "exact"]
 Mode = Literal["eval", "train"]
-
-FARTHEST = 1e6  # a number of a feature or prototype: training on such ones stays finite
-
 
 Outputs = Annotated[int, Within(0, 65_536)]
 
@@ -160,45 +165,36 @@ class Server(ServerHalf):
         return {**self.pupils.weights(), **(self.payload() if lacking else {})}
 
     def payload(self) -> Payload:
-        if not self.known.any():
-            return {}
-        return {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
+        return known_rows(self.prototypes, self.known)
 
     def prototype_wants(self) -> Mapping[str, TensorSpec]:
-        classes, size = self.model.classes, self.model.embedding_size
-        return {
-            "prototypes": TensorSpec(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
-            "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": TensorSpec(
-                ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
-            ),
-        }
+        return held_row_wants(self.model, LARGEST_NUMBER)
 
     def feature_wants(self) -> Mapping[str, TensorSpec]:
         classes, size = self.model.classes, self.model.embedding_size
         most = max((member.examples for member in self.cohort), default=0)
         return {
             "features": TensorSpec(
-                ("n", size), low=-FARTHEST, high=FARTHEST, most=most, row_per_example=True
+                ("n", size), low=-LARGEST_NUMBER, high=LARGEST_NUMBER, most=most, row_per_example=True
             ),
             "labels": TensorSpec(("n",), "int64", low=0, high=classes - 1, most=most),
         }
 
     def merge(self, replies: Sequence[Reply]) -> None:
         """Eq. 4. A class that a device names twice is pooled; a class that nobody holds keeps its row."""
-        place, sent = place_of(self.model), (reply.payload for reply in replies)
-        pieces = (class_means(p["prototypes"], p["labels"], self.model.classes, p["counts"]) for p in sent)
+        place = place_of(self.model)
+        pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
         merged, counts = (part.to(place) for part in merge_class_means(pieces))
         self.prototypes = torch.where(counts.unsqueeze(1) > 0, merged, self.prototypes)
         self.known = self.known | (counts > 0)
 
     def state(self) -> Payload:
-        return snapshot({**self.pupils.state(), **self.payload(), "latest": as_bytes(self.latest)})
+        return snapshot({**self.pupils.state(), **self.payload(), "latest": names_to_tensor(self.latest)})
 
     def restore(self, state: Payload) -> None:
         self.pupils.restore(state)
         self.prototypes, self.known = (part.to(place_of(self.model)) for part in table_of(state, self.model))
-        self.latest = names_in(state["latest"])
+        self.latest = names_from_tensor(state["latest"])
 
     def monitor(self) -> Mapping[str, float]:
         return self.figures
@@ -228,12 +224,8 @@ class Client(singleset.Client):
             load_weights(self.H, {**self.C_g, **batch_norms_of(self.H, "classifier")}, "classifier")
         train(self.model, self.data, self.objective, self.hyper, self.generator("train"))
         means, counts = class_means(self.features(), self.data.y, self.model.classes)
-        held = counts > 0
-        return {
-            "prototypes": unit(means[held]) if self.hyper.normalise_local_protos else means[held],
-            "labels": held.nonzero().squeeze(1),
-            "counts": counts[held],
-        }
+        sent = held_rows(means, counts)
+        return {**sent, "prototypes": unit(sent["prototypes"])} if self.hyper.normalise_local_protos else sent
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         h, z = self.hyper, self.model.embed(x)  # [B, d]

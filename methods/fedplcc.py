@@ -41,13 +41,13 @@ from protofleet.methods.maths.geometry import unit
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
 from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, PositiveShare, Temperature, Weight
 
 Negative = Literal["clamp", "signed"]
 Table: TypeAlias = tuple[Tensor, Tensor, Tensor]  # rows [J, D], labels [J], weights [J]
 
-FARTHEST = 1e6  # a number of a prototype, whatever the network; squares of it stay far from infinity
 MOST_ROWS = 32_768  # of one device: with up to 65,000 samples, it cannot have more
 
 
@@ -96,7 +96,7 @@ class Server(fedavg.Server):
         rows = min((most + classes) // 2, MOST_ROWS)
         return {
             "prototypes": TensorSpec(
-                ("J", self.model.embedding_size), low=-FARTHEST, high=FARTHEST, most=rows
+                ("J", self.model.embedding_size), low=-LARGEST_NUMBER, high=LARGEST_NUMBER, most=rows
             ),
             "labels": TensorSpec(("J",), "int64", low=0, high=classes - 1, most=rows),
             "counts": TensorSpec(

@@ -20,7 +20,6 @@ Two settings are others' comparisons and off by default:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -30,23 +29,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofleet.methods import singleset
-from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Reply, Round, Samples, ServerHalf
+from protofleet.methods.contract.base import Ask, Method, Payload, Predict, Round, Samples, ServerHalf
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.maths.geometry import squared_distances
 from protofleet.methods.maths.means import (
     ClassMeans,
     average_class_means,
     class_means,
-    class_sums,
-    means_of,
     merge_class_means,
 )
 from protofleet.methods.maths.pulls import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
-from protofleet.methods.parts.weights import load_weights, place_of, snapshot, weight_wants, weights_of
+from protofleet.methods.parts.prototypes import (
+    SeenFeatures,
+    class_means_in,
+    distance_scores,
+    held_row_wants,
+    held_rows,
+    known_rows,
+    table_of,
+)
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from protofleet.protocol.settings.bounds import Weight
 
 Aggregation = Literal["unweighted", "weighted"]
@@ -57,7 +63,6 @@ MERGE: Mapping[str, Callable[[Iterable[ClassMeans]], ClassMeans]] = {
     "unweighted": average_class_means,
     "weighted": merge_class_means,
 }
-MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,8 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), self.wants())
-        merged, counts = MERGE[self.hyper.aggregation](self.class_means_of(r) for r in replies)
+        pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
+        merged, counts = MERGE[self.hyper.aggregation](pieces)
         held = counts > 0
         self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
         self.known = self.known | held
@@ -93,27 +99,12 @@ class Server(ServerHalf):
             load_weights(self.model, weighted_mean(replies, weight_wants(self.model)))
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        classes, size = self.model.classes, self.model.embedding_size
-        return {
-            **(weight_wants(self.model) if self.hyper.average_models else {}),
-            "prototypes": TensorSpec(("held", size), most=classes),
-            "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": TensorSpec(
-                ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
-            ),
-        }
-
-    def class_means_of(self, reply: Reply) -> ClassMeans:
-        """A device's rows as a table. A class that it names twice is pooled, so that it counts once."""
-        sent = reply.payload
-        return class_means(sent["prototypes"], sent["labels"], self.model.classes, sent["counts"])
+        weights = weight_wants(self.model) if self.hyper.average_models else {}
+        return {**weights, **held_row_wants(self.model)}
 
     def payload(self) -> Payload:
         shared = weights_of(self.model) if self.hyper.average_models else {}
-        if not self.known.any():
-            return shared
-        rows = {"prototypes": self.prototypes[self.known], "labels": self.known.nonzero().squeeze(1)}
-        return {**shared, **rows}
+        return {**shared, **known_rows(self.prototypes, self.known)}
 
     def state(self) -> Payload:
         return snapshot(self.payload())
@@ -129,7 +120,7 @@ class Client(singleset.Client):
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
         self.prototypes, self.known = table_of({}, model)
-        self.forget()
+        self.seen = SeenFeatures(model)
 
     def receive(self, payload: Payload) -> None:
         load_weights(self.model, payload)
@@ -138,18 +129,12 @@ class Client(singleset.Client):
 
     def run(self, ask: Ask) -> Payload:
         self.fit(ask.phase)
-        means, counts = self.own_prototypes()
-        held = counts > 0
-        return {
-            **(weights_of(self.model) if self.hyper.average_models else {}),
-            "prototypes": means[held],  # [C_i, D]
-            "labels": held.nonzero().squeeze(1),
-            "counts": counts[held],
-        }
+        weights = weights_of(self.model) if self.hyper.average_models else {}
+        return {**weights, **held_rows(*self.own_prototypes())}
 
     def fit(self, purpose: str) -> None:
         generator = self.generator(purpose)
-        train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.forget)
+        train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.seen.clear)
 
     def settle(self) -> None:
         if self.hyper.final_fit:
@@ -157,24 +142,14 @@ class Client(singleset.Client):
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         z = self.model.embed(x)  # [B, D]
-        self.remember(z.detach(), y)
+        self.seen.add(z.detach(), y)
         loss = F.cross_entropy(self.model.head(z), y)
         return loss + self.hyper.lam * prototype_mse(z, y, self.prototypes, self.known)
-
-    def forget(self) -> None:
-        classes, size = self.model.classes, self.model.embedding_size
-        place = place_of(self.model)
-        self.sums = torch.zeros(classes, size, dtype=torch.float64, device=place)
-        self.counts = torch.zeros(classes, dtype=torch.int64, device=place)
-
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        sums, counts = class_sums(z, y, self.model.classes)
-        self.sums, self.counts = self.sums + sums, self.counts + counts
 
     def own_prototypes(self) -> ClassMeans:
         if self.hyper.proto_source == "eval":
             return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
-        return means_of(self.sums, self.counts).to(self.prototypes.dtype), self.counts
+        return self.seen.means().to(self.prototypes.dtype), self.seen.counts
 
     def predict(self, x: Tensor) -> Tensor:
         return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
@@ -186,18 +161,7 @@ class Client(singleset.Client):
     def nearest(self, x: Tensor) -> Tensor:
         if not self.known.any():
             return super().predict(x)
-        scores = -squared_distances(self.model.embed(x), self.prototypes)  # [B, C]
-        return scores.masked_fill(~self.known, -math.inf)
-
-
-def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
-    """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
-    if "prototypes" not in payload:
-        place = place_of(model)
-        unknown = torch.zeros(model.classes, dtype=torch.bool, device=place)
-        return torch.zeros(model.classes, model.embedding_size, device=place), unknown
-    means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
-    return means, counts > 0
+        return distance_scores(self.model.embed(x), self.prototypes, self.known)
 
 
 def cost(sizes: Sizes) -> Cost:

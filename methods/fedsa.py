@@ -31,7 +31,6 @@ lambda2 = 0 or not, lambda3 = 0 or not. A head with batch norms would learn stat
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -46,7 +45,6 @@ from protofleet.methods.contract.base import (
     Method,
     Payload,
     Predict,
-    Reply,
     Round,
     Samples,
     ServerHalf,
@@ -54,8 +52,6 @@ from protofleet.methods.contract.base import (
 )
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.contract.wants import TensorSpec
-from protofleet.methods.fedproto import MOST_EXAMPLES, table_of
-from protofleet.methods.maths.geometry import margins, squared_distances
 from protofleet.methods.maths.margins import (
     AGGREGATE,
     anchor_distance,
@@ -67,9 +63,20 @@ from protofleet.methods.maths.margins import (
     margin_contrast,
     weight_of,
 )
-from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
+from protofleet.methods.maths.means import ClassMeans, class_means
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
+from protofleet.methods.parts.prototypes import (
+    LARGEST_NUMBER,
+    SeenFeatures,
+    class_means_in,
+    distance_scores,
+    held_row_wants,
+    held_rows,
+    known_rows,
+    margin_figures,
+    table_of,
+)
 from protofleet.methods.parts.weights import place_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Share, Weight
 
@@ -81,7 +88,6 @@ Aggregation = Literal["weighted", "unweighted", "paper"]
 Inference = Literal["prototype", "classifier"]
 
 LAMBDA1: Mapping[Rows, float] = {"samples": 10.0, "batch_prototypes": 0.1}
-FARTHEST = 1e6  # a number of a prototype, whatever the network; squares of it stay far from infinity
 
 
 @dataclass(frozen=True)
@@ -154,44 +160,28 @@ class Server(ServerHalf):
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), self.wants())
-        merged, counts = AGGREGATE[self.hyper.aggregation](self.class_means_of(r) for r in replies)
+        pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
+        merged, counts = AGGREGATE[self.hyper.aggregation](pieces)
         held = counts > 0
         self.anchors = ema(self.anchors, merged, held, self.hyper.decay)
         self.prototypes = torch.where(held.unsqueeze(1), merged, self.prototypes)
         self.known = self.known | held if self.hyper.keep_prototypes else held
 
     def wants(self) -> Mapping[str, TensorSpec]:
-        classes, size = self.model.classes, self.model.embedding_size
-        return {
-            "prototypes": TensorSpec(("held", size), low=-FARTHEST, high=FARTHEST, most=classes),
-            "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
-            "counts": TensorSpec(
-                ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
-            ),
-        }
-
-    def class_means_of(self, reply: Reply) -> ClassMeans:
-        """A device's rows as a table. A class that it names twice is pooled, so that it counts once."""
-        sent = reply.payload
-        return class_means(sent["prototypes"], sent["labels"], self.model.classes, sent["counts"])
+        return held_row_wants(self.model, LARGEST_NUMBER)
 
     def payload(self) -> Payload:
         return self.state() if self.hyper.send_prototypes else {"anchors": self.anchors}
 
     def state(self) -> Payload:
-        if not self.known.any():
-            return {"anchors": self.anchors}
-        labels = self.known.nonzero().squeeze(1)
-        return {"anchors": self.anchors, "prototypes": self.prototypes[self.known], "labels": labels}
+        return {"anchors": self.anchors, **known_rows(self.prototypes, self.known)}
 
     def restore(self, state: Payload) -> None:
         self.anchors = state["anchors"].to(place_of(self.model))
         self.prototypes, self.known = table_of(state, self.model)
 
     def monitor(self) -> Mapping[str, float]:
-        found = margins(self.anchors)
-        by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
-        return {**by_class, "margin.mean": float(found.mean())}
+        return margin_figures(self.anchors)
 
 
 class Client(singleset.Client):
@@ -203,6 +193,7 @@ class Client(singleset.Client):
         super().__init__(model, data, hyper, seed, device)
         check_head(model, hyper)
         self.prototypes, self.known = table_of({}, model)
+        self.seen = SeenFeatures(model)
         self.own = torch.zeros(
             0, model.embedding_size, device=place_of(model)
         )  # P_i of the last participation
@@ -213,18 +204,17 @@ class Client(singleset.Client):
 
     def run(self, ask: Ask) -> Payload:
         self.margin = client_margin(self.anchors, self.own, self.hyper.margin)
-        self.forget()
+        self.seen.clear()
         train(self.model, self.data, self.objective, self.hyper, self.generator(ask.phase))
-        means, counts = self.own_prototypes()
-        held = counts > 0
-        self.own = means[held]  # [C_i, D]
-        return {"prototypes": self.own, "labels": held.nonzero().squeeze(1), "counts": counts[held]}
+        sent = held_rows(*self.own_prototypes())
+        self.own = sent["prototypes"]  # [C_i, D]
+        return sent
 
     def objective(self, x: Tensor, y: Tensor) -> Tensor:
         """Eq. 9."""
         hyper, z = self.hyper, self.model.embed(x)  # [B, D]
         if hyper.proto_source == "training":
-            self.remember(z.detach(), y)
+            self.seen.add(z.detach(), y)
         loss = F.cross_entropy(self.model.head(z), y)
         if weight := hyper.weight_of_regularisation():
             loss = loss + weight * self.regularisation(z, y)
@@ -244,19 +234,12 @@ class Client(singleset.Client):
         rows, labels = (z, y) if self.hyper.mcl_on == "samples" else batch_prototypes(z, y, len(self.anchors))
         return margin_contrast(rows, labels, self.anchors, self.margin)
 
-    def forget(self) -> None:
-        self.sums, self.seen = class_sums(self.anchors[:0], self.data.y[:0], self.model.classes)
-
-    def remember(self, z: Tensor, y: Tensor) -> None:
-        sums, seen = class_sums(z, y, self.model.classes)
-        self.sums, self.seen = self.sums + sums, self.seen + seen
-
     def own_prototypes(self) -> ClassMeans:
         """P_i [C, D] and |D_i,c| [C]."""
         if self.hyper.proto_source == "eval":
             return class_means(embed(self.model, self.data.x), self.data.y, self.model.classes)
-        means = means_of(self.sums, self.seen).to(self.anchors.dtype)
-        return means, self.seen // self.hyper.epochs  # every epoch sees every sample
+        means = self.seen.means().to(self.anchors.dtype)
+        return means, self.seen.counts // self.hyper.epochs  # every epoch sees every sample
 
     def predict(self, x: Tensor) -> Tensor:
         return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
@@ -270,8 +253,7 @@ class Client(singleset.Client):
     def nearest(self, x: Tensor) -> Tensor:
         if not self.known.any():
             return super().predict(x)
-        scores = -squared_distances(self.model.embed(x), self.prototypes)  # [B, C]
-        return scores.masked_fill(~self.known, -math.inf)
+        return distance_scores(self.model.embed(x), self.prototypes, self.known)
 
     def state(self) -> Payload:
         return {**super().state(), "own": self.own}

@@ -11,7 +11,8 @@ from torch import Tensor
 from protofleet.methods.contract.base import Ask, ClientHalf, Method, Payload, Round, ServerHalf
 from protofleet.methods.contract.cost import Cost, Sizes
 from protofleet.methods.parts.local import LocalHyper, train
-from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weights_of
 
 
 class Server(ServerHalf):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofleet.methods.maths.geometry import unit
+from protofleet.methods.maths.geometry import at_least_float32, unit
 from protofleet.methods.maths.reduction import REDUCE
 
 
@@ -85,7 +85,3 @@ MASKS: Mapping[str, Callable[[int, float, torch.Generator], Tensor]] = {
     "bernoulli": bernoulli_mask,
     "exact": exact_mask,
 }
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -36,3 +36,8 @@ def margins(points: Tensor) -> Tensor:
 
 def diagonal(rows: Tensor) -> Tensor:
     return torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half floats lose the small numbers that keep lengths and distances from zero."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

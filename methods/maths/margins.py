@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofleet.methods.maths.geometry import diagonal, distances, margins
+from protofleet.methods.maths.geometry import at_least_float32, diagonal, distances, margins
 from protofleet.methods.maths.means import ClassMeans, average_class_means, class_means, merge_class_means
 from protofleet.methods.maths.pulls import prototype_mse
 from protofleet.methods.maths.reduction import REDUCE
@@ -59,24 +59,26 @@ def margin_contrast(
 ) -> Tensor:
     """L_MCL, eq. 7: cross-entropy over minus the distances, where the own anchor is `margin` farther away."""
     own = F.one_hot(labels, len(anchors))
-    return F.cross_entropy(-(distances(_wide(rows), anchors) + margin * own), labels, reduction=reduction)
+    return F.cross_entropy(
+        -(distances(at_least_float32(rows), anchors) + margin * own), labels, reduction=reduction
+    )
 
 
 def anchor_mse(rows: Tensor, labels: Tensor, anchors: Tensor) -> Tensor:
     """L_R in the authors' code: mean squared gap of each row to its anchor, over J x D elements."""
     everywhere = torch.ones(len(anchors), dtype=torch.bool, device=anchors.device)
-    return prototype_mse(_wide(rows), labels, anchors, everywhere)
+    return prototype_mse(at_least_float32(rows), labels, anchors, everywhere)
 
 
 def anchor_distance(rows: Tensor, labels: Tensor, anchors: Tensor, *, reduction: str = "sum") -> Tensor:
     """L_R, eq. 5: the distance, not squared, of each class's prototype to its anchor."""
-    own = distances(_wide(rows), anchors).gather(1, labels.unsqueeze(1)).squeeze(1)
+    own = distances(at_least_float32(rows), anchors).gather(1, labels.unsqueeze(1)).squeeze(1)
     return REDUCE[reduction](own)
 
 
 def batch_prototypes(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Means of the classes in the batch [J, D] and their labels [J]: eq. 2 where it has a gradient."""
-    means, counts = class_means(_wide(z), y, classes)
+    means, counts = class_means(at_least_float32(z), y, classes)
     held = counts > 0
     return means[held], held.nonzero().squeeze(1)
 
@@ -118,7 +120,3 @@ def ema(anchors: Tensor, prototypes: Tensor, held: Tensor, decay: float) -> Tens
     """Eq. 10 for the classes that came in, held [C]; the other anchors stay as they are, to the bit."""
     moved = decay * anchors + (1 - decay) * prototypes
     return torch.where(held.unsqueeze(1), moved, anchors)
-
-
-def _wide(rows: Tensor) -> Tensor:
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))

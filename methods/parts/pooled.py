@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -14,6 +13,7 @@ from protofleet.methods.nets.mlp import amplifier
 from protofleet.methods.parts.averaging import flat_slice
 from protofleet.methods.parts.local import LocalHyper, sgd, train
 from protofleet.methods.parts.optimizers import SGD
+from protofleet.methods.parts.state import names_from_tensor, names_to_tensor
 from protofleet.methods.parts.weights import load_weights, place_of, weights_of
 
 
@@ -90,7 +90,7 @@ class Pupils:
 
     def state(self) -> dict[str, Tensor]:
         momenta = {f"momentum.{name}": value for name, value in self.momenta.items()}
-        return {**self.weights(), **momenta, "devices": as_bytes(self.devices)}
+        return {**self.weights(), **momenta, "devices": names_to_tensor(self.devices)}
 
     def restore(self, state: Payload) -> None:
         prefix, place = "momentum.", place_of(self.C_g)
@@ -98,7 +98,7 @@ class Pupils:
         self.A = amplifier_from(state, self.A)
         kept = (name for name in state if name.startswith(prefix))
         self.momenta = {name.removeprefix(prefix): state[name].to(place) for name in kept}
-        self.devices = names_in(state["devices"])
+        self.devices = names_from_tensor(state["devices"])
 
     def _new_amplifier(self, outputs: int) -> nn.Sequential:
         first = seeded(self.seed, "server", "amplifier", outputs).initial_seed()
@@ -124,11 +124,3 @@ def amplifier_from(payload: Mapping[str, Tensor], own: nn.Sequential) -> nn.Sequ
 
 def outputs_of(own: nn.Sequential) -> int:
     return len(own.get_parameter(f"{len(own) - 1}.weight"))
-
-
-def as_bytes(names: Sequence[str]) -> Tensor:
-    return torch.tensor([*json.dumps(names).encode()], dtype=torch.uint8)
-
-
-def names_in(text: Tensor) -> list[str]:
-    return list(json.loads(bytes(text.tolist())))

@@ -54,8 +54,3 @@ def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor
 def place_of(module: nn.Module) -> torch.device:
     """Where a module computes; what meets its outputs has to be there too."""
     return next(module.parameters()).device
-
-
-def snapshot(payload: Payload) -> dict[str, Tensor]:
-    """Copies, for a state that must not move with the module."""
-    return {name: payload[name].detach().clone() for name in payload}

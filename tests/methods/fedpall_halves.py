@@ -11,7 +11,8 @@ from protofleet.methods import fedpall
 from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.nets import mlp
 from protofleet.methods.nets.mlp import amplifier
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.tiny import SHARDS, clients_of, normal, server_of, tiny
 
 HYPER = fedpall.Hyper(epochs=2, batch=8, lr=0.05, server_batch=8)

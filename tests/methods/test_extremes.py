@@ -13,7 +13,7 @@ from torch import Tensor
 from protofleet.methods.contract.base import Reply, ServerHalf
 from protofleet.methods.contract.catalog import load, names
 from protofleet.methods.contract.plan import Network
-from protofleet.methods.parts.weights import snapshot
+from protofleet.methods.parts.state import snapshot
 from tests.methods.extremes import any_answer, any_member, any_settings
 from tests.methods.tiny import same
 from tests.support.small_federation import CLASSES, plan

@@ -15,7 +15,8 @@ from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.maths.geometry import unit
 from protofleet.methods.parts.hyperspheres import nearness, spread, uniformity
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (
     answer,

@@ -22,7 +22,7 @@ from protofleet.methods.parts.hyperspheres import (
     cosine_distance,
     distance_cross_entropy,
 )
-from protofleet.methods.parts.weights import snapshot
+from protofleet.methods.parts.state import snapshot
 from protofleet.protocol.settings.reader import SettingsError
 from tests.methods.fedhp_halves import HYPER, ask_to, client_with, halves, some
 from tests.methods.tiny import (

@@ -15,7 +15,8 @@ from protofleet.methods.contract.base import Ask
 from protofleet.methods.maths.anchors import anchor_cross_entropy, separation
 from protofleet.methods.maths.geometry import margins, unit
 from protofleet.methods.parts.local import LocalHyper
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.tiny import CLASSES, answer, clients_of, floats, normal, play, same, server_of
 
 HYPER = fedlsa.Hyper(epochs=2, batch=8, lr=0.05, server_epochs=20)

@@ -18,7 +18,8 @@ from protofleet.methods.nets import mlp
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import fedpall_classifier
 from protofleet.methods.parts.local import embed
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 
 from protofleet.methods import fedpall
 from protofleet.methods.parts.local import train
-from protofleet.methods.parts.weights import place_of, snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import place_of, weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,

@@ -16,7 +16,9 @@ from protofleet.methods.contract.base import Ask, Member, Reply
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.maths.adversary import kl_with_uniform
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.prototypes import LARGEST_NUMBER
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.arrays import Body
 from tests.methods.fedpall_halves import (
@@ -244,9 +246,9 @@ def hostile(server, number, features, labels, prototypes=None):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda z: torch.full_like(z, fedpall.FARTHEST),
-        lambda z: torch.full_like(z, -fedpall.FARTHEST),
-        lambda z: z.sign() * fedpall.FARTHEST,
+        lambda z: torch.full_like(z, LARGEST_NUMBER),
+        lambda z: torch.full_like(z, -LARGEST_NUMBER),
+        lambda z: z.sign() * LARGEST_NUMBER,
         torch.zeros_like,
     ],
 )

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from protofleet.methods import fedplcc
 from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.maths.finch import finch_star
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.tiny import clients_of, normal, play, server_of
 
 HYPER = fedplcc.Hyper(epochs=2, batch=8, lr=0.05, lambda1=1.0)

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from protofleet.methods import fedproto
 from protofleet.methods.contract.base import Ask, Reply
 from protofleet.methods.parts.local import embed
+from protofleet.methods.parts.prototypes import class_means_in
 from tests.methods.tiny import CLASSES, clients_of, floats, normal, play, server_of
 
 LOCAL = {"epochs": 2, "batch": 8, "lr": 0.05}
@@ -84,7 +85,7 @@ def test_a_class_that_nobody_holds_keeps_its_row():
 def test_a_device_that_names_a_class_twice_has_one_voice():
     server = server_of(fedproto.METHOD, fedproto.Hyper())
     rows = normal(3, 6, dtype=torch.float32)
-    found, counts = server.class_means_of(sent_by("a", rows, [1, 1, 0], [1, 3, 5]))
+    found, counts = class_means_in(sent_by("a", rows, [1, 1, 0], [1, 3, 5]).payload, server.model.classes)
     assert_close(found[1], (rows[0] + 3 * rows[1]) / 4)
     assert counts.tolist() == [5, 4, 0]
 

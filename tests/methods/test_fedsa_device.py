@@ -17,7 +17,8 @@ from protofleet.methods.contract.cost import Sizes
 from protofleet.methods.maths.margins import client_margin, margin
 from protofleet.methods.nets.base import Net, initialised_from
 from protofleet.methods.parts.local import LocalHyper, embed, train
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.fedsa_halves import HYPER, TABLE, UP, client_with, gradients, halves, single
 from tests.methods.test_oracles_fedsa import naive_contrast, naive_margin, naive_prototypes
 from tests.methods.tiny import (

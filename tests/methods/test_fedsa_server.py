@@ -14,7 +14,8 @@ from protofleet.methods import fedsa
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.maths.margins import client_margin
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.fedsa_halves import HYPER, client_with, gradients, halves, sent_by, single, told
 from tests.methods.tiny import (
     SHARDS,

@@ -13,7 +13,8 @@ from torch.testing import assert_close
 from protofleet.methods import fedavg, fedhp, fedlsa, fedpall, fedplcc, fedproto, fedprox, fedsa, singleset
 from protofleet.methods.contract.base import seeded
 from protofleet.methods.parts.local import LocalHyper, train
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.tiny import (
     SHARDS,
     Shard,

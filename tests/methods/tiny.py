@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Ask, ClientHalf, Member, Method, Payload, Reply, ServerHalf
 from protofleet.methods.nets.base import Net, initialised_from
-from protofleet.methods.parts.weights import snapshot
+from protofleet.methods.parts.state import snapshot
 
 CLASSES = 3
 

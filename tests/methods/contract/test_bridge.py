@@ -12,7 +12,8 @@ import torch
 from protofleet.methods.contract import catalog as methods
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
-from protofleet.methods.parts.weights import load_weights, snapshot, weight_wants, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weight_wants, weights_of
 from tests.methods.tiny import same, tiny
 
 # Weights and wire names

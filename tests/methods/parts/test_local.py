@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from protofleet.methods.contract.base import seeded
 from protofleet.methods.parts.local import BATCH, LocalHyper, embed, in_batches, train
-from protofleet.methods.parts.weights import snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import weights_of
 from tests.methods.tiny import Shard, same, shard, tiny
 
 HYPER = LocalHyper(epochs=3, batch=10, lr=0.1)

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from protofleet.methods.contract.base import Ask, ClientHalf, Method, ServerHalf
 from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.parts.local import LocalHyper, train
-from protofleet.methods.parts.weights import load_weights, snapshot, weights_of
+from protofleet.methods.parts.state import snapshot
+from protofleet.methods.parts.weights import load_weights, weights_of
 
 
 @dataclass(frozen=True)

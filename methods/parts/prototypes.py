@@ -1,0 +1,96 @@
+"""Class prototypes as methods keep them, send them and compare with them.
+
+Kept: a table [C, D], and which classes of it are known [C]. Sent: rows [J, D] with their labels [J], and by a device
+with the counts [J] of the samples behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from protofleet.methods.contract.base import Payload
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.methods.maths.geometry import margins, squared_distances
+from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
+from protofleet.methods.nets.base import Net
+from protofleet.methods.parts.weights import place_of
+
+LARGEST_NUMBER = 1e6  # in a feature or a prototype, of whatever network: squares of it stay far from infinity
+MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
+
+
+def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
+    """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
+    if "prototypes" not in payload:
+        place = place_of(model)
+        unknown = torch.zeros(model.classes, dtype=torch.bool, device=place)
+        return torch.zeros(model.classes, model.embedding_size, device=place), unknown
+    means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
+    return means, counts > 0
+
+
+def known_rows(prototypes: Tensor, known: Tensor) -> dict[str, Tensor]:
+    """The table as rows with labels; nothing where no class is known."""
+    if not known.any():
+        return {}
+    return {"prototypes": prototypes[known], "labels": known.nonzero().squeeze(1)}
+
+
+def held_rows(means: Tensor, counts: Tensor) -> dict[str, Tensor]:
+    """What a device sends of its class means [C, D]: the classes that it holds, with their counts."""
+    held = counts > 0
+    return {"prototypes": means[held], "labels": held.nonzero().squeeze(1), "counts": counts[held]}
+
+
+def held_row_wants(model: Net, largest: float | None = None) -> Mapping[str, TensorSpec]:
+    """What must come back: `held_rows`, with no number beyond `largest`."""
+    classes, low = model.classes, None if largest is None else -largest
+    return {
+        "prototypes": TensorSpec(("held", model.embedding_size), low=low, high=largest, most=classes),
+        "labels": TensorSpec(("held",), "int64", low=0, high=classes - 1, most=classes),
+        "counts": TensorSpec(
+            ("held",), "int64", low=1, high=MOST_EXAMPLES, most=classes, of_examples=True
+        ),
+    }  # fmt: skip
+
+
+def class_means_in(payload: Payload, classes: int) -> ClassMeans:
+    """A device's rows as a table. A class that it names twice is pooled, so that it counts once."""
+    return class_means(payload["prototypes"], payload["labels"], classes, payload["counts"])
+
+
+def distance_scores(z: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    """[B, C]: minus the squared distance to each prototype; a class without one is never predicted."""
+    return (-squared_distances(z, prototypes)).masked_fill(~known, -math.inf)
+
+
+def margin_figures(points: Tensor) -> Mapping[str, float]:
+    """For `monitor`: how far the nearest neighbour of each class's point is, and the mean of that."""
+    found = margins(points)
+    by_class = {f"margin.{label}": value for label, value in enumerate(found.tolist())}
+    return {**by_class, "margin.mean": float(found.mean())}
+
+
+class SeenFeatures:
+    """Sums of the features of each class, as they were seen while training."""
+
+    def __init__(self, model: Net) -> None:
+        self._model = model
+        self.clear()
+
+    def clear(self) -> None:
+        shape, place = (self._model.classes, self._model.embedding_size), place_of(self._model)
+        self.sums = torch.zeros(shape, dtype=torch.float64, device=place)
+        self.counts = torch.zeros(shape[0], dtype=torch.int64, device=place)
+
+    def add(self, z: Tensor, y: Tensor) -> None:
+        sums, counts = class_sums(z, y, self._model.classes)
+        self.sums, self.counts = self.sums + sums, self.counts + counts
+
+    def means(self) -> Tensor:
+        """[C, D], in float64; a class without samples has a row that means nothing."""
+        return means_of(self.sums, self.counts)
