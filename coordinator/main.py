@@ -18,7 +18,7 @@ from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.epochs import least_epoch, process_identity, save_epoch
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.methods.contract.liveness import on_every_step, tensors_work
+from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.coordinator import CoordinatorLink
@@ -53,7 +53,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     epoch = spool.start_run(settings.name, plan.encode().decode(), clock, least)
     save_epoch(runs, settings.federation, epoch)
     inbox, heartbeats = BoundedInbox(), Heartbeats()
-    on_every_step(lambda: heartbeats.beat_if_working("work"))
+    on_progress(lambda: heartbeats.beat_if_working("work"))
     topics, me = Topics(settings.federation), Identity(COORDINATOR, epoch, keys)
 
     name, subscriptions = f"{settings.federation}.{COORDINATOR}", topics.coordinator_subscriptions()

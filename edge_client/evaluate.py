@@ -35,14 +35,15 @@ class Splits(Protocol):
 def evaluate(half: ClientHalf, data: Splits, view: str) -> dict[str, float]:
     """`accuracy.<split>.<view>` and `loss.<split>.<view>` of what the half predicts now.
 
-    The half's other ways to predict are views of their own: "personal-classifier" beside "personal".
+    The half's other predictors are views of their own: "personal-classifier" beside "personal".
     """
-    ways = {view: half.predict, **{f"{view}-{way}": predict for way, predict in half.ways().items()}}
+    others = {f"{view}-{name}": predict for name, predict in half.other_predictors().items()}
+    predictors = {view: half.predict, **others}
     found: dict[str, float] = {"samples.test": float(len(data.test.y))}
     for split, samples in {"test": data.test, "validation": data.validation}.items():
         if not len(samples.y):
             continue
-        for name, predict in ways.items():
+        for name, predict in predictors.items():
             accuracy, loss = measure(half, predict, samples)
             found[f"accuracy.{split}.{name}"], found[f"loss.{split}.{name}"] = accuracy, loss
     return found

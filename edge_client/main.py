@@ -19,7 +19,7 @@ from protofleet.edge_client.trainer.child_trainer import ChildTrainer
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.view import AgentView
-from protofleet.methods.contract.liveness import on_every_step, tensors_work
+from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import one_thread_here
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.device import DeviceLink
@@ -47,7 +47,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
         settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
     )
     inbox, heartbeats = BoundedInbox(), Heartbeats()
-    on_every_step(lambda: heartbeats.beat_if_working("work"))
+    on_progress(lambda: heartbeats.beat_if_working("work"))
     state = DeviceState(Path(settings.folder))
     trainer = trainer_of(settings, state)
     me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
@@ -108,5 +108,5 @@ def trainer_of(settings: DeviceSettings, state: DeviceState) -> LocalTrainer | C
     if settings.trainer == "child":
         return ChildTrainer(settings, state.half)
     deadline = Deadline(settings.limits.work_seconds)
-    on_every_step(deadline.check)
+    on_progress(deadline.check)
     return LocalTrainer(settings, deadline)

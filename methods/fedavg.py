@@ -69,7 +69,7 @@ class Client(ClientHalf):
 class FittingClient(Client):
     hyper: Hyper
 
-    def settle(self) -> None:
+    def after_last_round(self) -> None:
         if self.hyper.final_fit:
             train(self.model, self.data, self.objective, self.hyper, self.generator("settle"))
 

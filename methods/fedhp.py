@@ -13,11 +13,11 @@ Where the text cannot be followed, or says nothing:
                to the letter, zero for a class that nobody holds. pi_g is not made unit again.
   eq. 4        is a sum over classes; lh_reduction="mean" is that of the authors' library, C times weaker.
   eq. 3        the start (uniform in [0, 1)), 1000 steps of SGD at 0.1, momentum and decay are the library's.
-  optimizers   both keep their state while a device sits out, as in the library. reset_adam forgets Adam's
+  optimizers   both keep their state over rounds without the device, as in the library. reset_adam forgets Adam's
                moments when pi_g replaces the prototypes they belong to. `clip` is about theta alone.
   N_i^j        are stated once, on joining; N_i is their sum.
   anchors      one broadcast goes to a whole cohort, so they are in it while any of the cohort has not answered
-               one with anchors, and always in the last evaluation. A device whose memory was lost says
+               one with anchors, and always in the last evaluation. A device whose state was lost says
                "lacks", does without L_H in that round, and is sent them when it is next selected.
 """
 
@@ -50,7 +50,7 @@ from protofleet.methods.parts.local import LocalHyper, demand_one_of, sgd, train
 from protofleet.methods.parts.optimizers import Adam
 from protofleet.methods.parts.prototypes import LARGEST_NUMBER, margin_figures
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
-from protofleet.methods.parts.weights import place_of
+from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import LARGEST_COUNT, Momentum, Rate, Weight, Within
 from protofleet.protocol.settings.reader import SettingsError
 
@@ -99,10 +99,10 @@ class Server(ServerHalf):
         demand_affordable(h.init_steps, self.model.classes, self.model.embedding_size)
         start = torch.rand(self.model.classes, self.model.embedding_size, generator=generator)
         anchors = spread(start, h.init_steps, h.init_lr, h.init_momentum, h.init_weight_decay)
-        return anchors.to(place_of(self.model))
+        return anchors.to(torch_device_of(self.model))
 
     def round(self) -> Round:
-        replies = yield Ask("train", self.news(), self.wants())
+        replies = yield Ask("train", self.payload_for_cohort(), self.wants())
         pieces = ((r.payload["prototypes"], self.counts_of(r.device)) for r in replies)
         self.prototypes = AGGREGATE[self.hyper.aggregation](pieces, self.prototypes)
         lacking = {r.device for r in replies if "lacks" in r.payload}
@@ -111,8 +111,8 @@ class Server(ServerHalf):
     def payload(self) -> Payload:
         return {"prototypes": self.prototypes, "anchors": self.anchors}
 
-    def news(self) -> Payload:
-        """The payload, without the anchors if the whole cohort has them."""
+    def payload_for_cohort(self) -> Payload:
+        """Without the anchors, if the whole cohort has them."""
         known = bool(self.cohort) and self.holders.issuperset(m.device for m in self.cohort)
         return {"prototypes": self.prototypes} if known else self.payload()
 
@@ -137,8 +137,11 @@ class Server(ServerHalf):
         return {**self.payload(), "holders": names_to_tensor(sorted(self.holders))}
 
     def restore(self, state: Payload) -> None:
-        place = place_of(self.model)
-        self.prototypes, self.anchors = state["prototypes"].to(place), state["anchors"].to(place)
+        torch_device = torch_device_of(self.model)
+        self.prototypes, self.anchors = (
+            state["prototypes"].to(torch_device),
+            state["anchors"].to(torch_device),
+        )
         self.holders = frozenset(names_from_tensor(state["holders"]))
 
     def monitor(self) -> Mapping[str, float]:
@@ -160,7 +163,7 @@ class Client(singleset.Client):
 
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
-        first = torch.zeros(model.classes, model.embedding_size, device=place_of(model))
+        first = torch.zeros(model.classes, model.embedding_size, device=torch_device_of(model))
         self.prototypes = nn.Parameter(first)  # pi_i [C, D]
         self.anchors: Tensor | None = None
         theta = chain(model.features.parameters(), model.projector.parameters())
@@ -181,7 +184,7 @@ class Client(singleset.Client):
         sent = {"prototypes": self.prototypes.detach().clone()}
         return sent if self.anchors is not None else {**sent, "lacks": torch.ones(1, dtype=torch.bool)}
 
-    def settle(self) -> None:
+    def after_last_round(self) -> None:
         if self.hyper.final_fit:
             self.fit("settle")
 

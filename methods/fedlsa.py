@@ -1,4 +1,4 @@
-"""FedLSA (Fu et al., AAAI 2025): the server learns semantic anchors; devices gather around them on a sphere.
+"""FedLSA (Fu et al., AAAI 2025): the server learns semantic anchors; devices train unit features towards them.
 
 Client: h = nor(varphi(psi(x))), logits phi(h)                                  (alg. 1, lines 4-6)
         L_HC  = CE(phi(h), y) + lam * L_COM(h, y, A)                            (eqs. 8-10)
@@ -152,7 +152,7 @@ class Client(fedavg.Client):
         scores: Tensor = self.model.head(self.sphere(x))
         return scores
 
-    def ways(self) -> Mapping[str, Predict]:
+    def other_predictors(self) -> Mapping[str, Predict]:
         return {} if self.anchors is None else {"anchor": self.nearest}
 
     def nearest(self, x: Tensor) -> Tensor:
@@ -171,14 +171,14 @@ def squared_gap(h: Tensor, y: Tensor, anchors: Tensor, tau: float) -> Tensor:
     return (h - anchors[y]).square().sum(dim=1).mean()
 
 
-def nothing(h: Tensor, y: Tensor, anchors: Tensor, tau: float) -> Tensor:
+def no_compactness(h: Tensor, y: Tensor, anchors: Tensor, tau: float) -> Tensor:
     return h.new_zeros(())
 
 
 COM: Mapping[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {
     "vmf": compactness,
     "l2": squared_gap,
-    "none": nothing,
+    "none": no_compactness,
 }
 
 
@@ -187,4 +187,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up={"weights": sizes.weights}, down={"weights": sizes.weights, "anchors": anchors})
 
 
-METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, ways=("anchor",), cost=cost)
+METHOD = Method("Fu et al., AAAI 2025", Hyper, Server, Client, other_predictors=("anchor",), cost=cost)

@@ -1,4 +1,4 @@
-"""FedPall (Zhang et al., ICCV 2025): devices hide whose features they are, a server learns from mixtures of them.
+"""FedPall (Zhang et al., ICCV 2025): a server learns from features that devices mix with prototypes.
 
 Client n: L = CE(H(G(x)), y) + mu L_KL(A(G(x))) + delta L_InfoNCE(G(x), y), A frozen   (eqs. 6-8)
           r~ = Mask * (alpha z + (1 - alpha) G^y), z = G(x)                           (eqs. 9-11)
@@ -21,7 +21,7 @@ are none, and L_InfoNCE is 0. Settings that name both "paper" and another readin
   features, amplifier  the code takes both with the statistics of the batch, "train"; the running ones stay.
 Losses are means over the batch, not sums. Figs. 3 and 4: use_kl, use_infonce. Fig. 6: use_global_classifier.
 Privacy (5.3): noise 1; alpha_low 1 without mixing; beta 1 without mask. These change what a device does with
-what it gets, not what travels. Output i of A is the i-th device that was ever in a cohort, and N in L_KL is
+what it gets, not what is sent. Output i of A is the i-th device that was ever in a cohort, and N in L_KL is
 the number of outputs. The server's optimiser is the code's.
 """
 
@@ -58,7 +58,7 @@ from protofleet.methods.maths.means import class_means, merge_class_means
 from protofleet.methods.nets.base import Net
 from protofleet.methods.nets.mlp import amplifier, fedpall_classifier
 from protofleet.methods.parts.local import LocalHyper, demand, demand_one_of, embed, train
-from protofleet.methods.parts.pooled import Pupils, amplifier_from
+from protofleet.methods.parts.pooled import ServerModels, amplifier_from
 from protofleet.methods.parts.prototypes import (
     LARGEST_NUMBER,
     class_means_in,
@@ -68,7 +68,7 @@ from protofleet.methods.parts.prototypes import (
     table_of,
 )
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor, snapshot
-from protofleet.methods.parts.weights import load_weights, place_of, weights_of
+from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
 from protofleet.protocol.settings.bounds import (
     Batch,
     Epochs,
@@ -145,24 +145,24 @@ class Server(ServerHalf):
     def __init__(self, model: Net, hyper: Hyper, seed: int) -> None:
         super().__init__(model, hyper, seed)
         C_g = classifier_of(model, hyper, seed)
-        self.pupils = Pupils(C_g, model.embedding_size, max(hyper.clients, 1), seed)
+        self.models = ServerModels(C_g, model.embedding_size, max(hyper.clients, 1), seed)
         self.prototypes, self.known = table_of({}, model)
         self.latest: list[str] = []  # devices that have the prototypes, from the last round's "mix"
         self.figures: dict[str, float] = {}
 
     def round(self) -> Round:
         self.figures = {}
-        self.pupils.enrol(member.device for member in self.cohort)
-        replies = yield Ask("train", self.news(), self.prototype_wants())
+        self.models.add_devices(member.device for member in self.cohort)
+        replies = yield Ask("train", self.payload_for_cohort(), self.prototype_wants())
         self.merge(replies)
         replies = yield Ask("mix", self.payload(), self.feature_wants())
-        self.figures = self.pupils.fit(replies, self.hyper.server, self.generator("fit"))
+        self.figures = self.models.fit(replies, self.hyper.server, self.generator("fit"))
         self.latest = [reply.device for reply in replies]
 
-    def news(self) -> Payload:
+    def payload_for_cohort(self) -> Payload:
         """C_g and A; the prototypes too, if someone of the cohort has not got them in the last round."""
         lacking = any(member.device not in self.latest for member in self.cohort)
-        return {**self.pupils.weights(), **(self.payload() if lacking else {})}
+        return {**self.models.weights(), **(self.payload() if lacking else {})}
 
     def payload(self) -> Payload:
         return known_rows(self.prototypes, self.known)
@@ -182,18 +182,20 @@ class Server(ServerHalf):
 
     def merge(self, replies: Sequence[Reply]) -> None:
         """Eq. 4. A class that a device names twice is pooled; a class that nobody holds keeps its row."""
-        place = place_of(self.model)
+        torch_device = torch_device_of(self.model)
         pieces = (class_means_in(reply.payload, self.model.classes) for reply in replies)
-        merged, counts = (part.to(place) for part in merge_class_means(pieces))
+        merged, counts = (part.to(torch_device) for part in merge_class_means(pieces))
         self.prototypes = torch.where(counts.unsqueeze(1) > 0, merged, self.prototypes)
         self.known = self.known | (counts > 0)
 
     def state(self) -> Payload:
-        return snapshot({**self.pupils.state(), **self.payload(), "latest": names_to_tensor(self.latest)})
+        return snapshot({**self.models.state(), **self.payload(), "latest": names_to_tensor(self.latest)})
 
     def restore(self, state: Payload) -> None:
-        self.pupils.restore(state)
-        self.prototypes, self.known = (part.to(place_of(self.model)) for part in table_of(state, self.model))
+        self.models.restore(state)
+        self.prototypes, self.known = (
+            part.to(torch_device_of(self.model)) for part in table_of(state, self.model)
+        )
         self.latest = names_from_tensor(state["latest"])
 
     def monitor(self) -> Mapping[str, float]:
@@ -206,7 +208,7 @@ class Client(singleset.Client):
     def __init__(self, model: Net, data: Samples, hyper: Hyper, seed: int, device: str) -> None:
         super().__init__(model, data, hyper, seed, device)
         self.H = classifier_of(model, hyper, seed)
-        self.A = amplifier(model.embedding_size, 1).to(place_of(model)).requires_grad_(False)
+        self.A = amplifier(model.embedding_size, 1).to(torch_device_of(model)).requires_grad_(False)
         self.C_g: Payload = {}
         self.prototypes, self.known = table_of({}, model)
 
@@ -254,7 +256,7 @@ class Client(singleset.Client):
             return embed(self.model, self.data.x)
         return embed_as_trained(self.model, self.data.x, self.hyper.batch)
 
-    def ways(self) -> Mapping[str, Predict]:
+    def other_predictors(self) -> Mapping[str, Predict]:
         return {"prototype": self.nearest} if self.known.any() else {}
 
     def nearest(self, x: Tensor) -> Tensor:
@@ -268,15 +270,17 @@ class Client(singleset.Client):
 
     def restore(self, state: Payload) -> None:
         load_weights(self.model, state)
-        place = place_of(self.model)
-        self.prototypes, self.known = state["prototypes"].to(place), state["known"].to(place)
+        torch_device = torch_device_of(self.model)
+        self.prototypes, self.known = state["prototypes"].to(torch_device), state["known"].to(torch_device)
 
 
 def classifier_of(model: Net, hyper: Hyper, seed: int) -> nn.Module:
     """H, or C_g: the same first weights everywhere. It is the model's head from now on."""
     if hyper.classifier == "paper":
         first = seeded(seed, "classifier").initial_seed()
-        model.head = fedpall_classifier(model.embedding_size, model.classes, seed=first).to(place_of(model))
+        model.head = fedpall_classifier(model.embedding_size, model.classes, seed=first).to(
+            torch_device_of(model)
+        )
     return model.head
 
 
@@ -305,5 +309,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "arXiv:2507.04781", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, ways=("prototype",), cost=cost,
+    reports="personal", mixed_networks=True, other_predictors=("prototype",), cost=cost,
 )  # fmt: skip

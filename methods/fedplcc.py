@@ -176,7 +176,7 @@ class Client(fedavg.Client):
             loss = loss + hyper.weight_of_corr * own_mean(corrected(s, y, labels, W, hyper.phi))
         return loss
 
-    def ways(self) -> Mapping[str, Predict]:
+    def other_predictors(self) -> Mapping[str, Predict]:
         return {} if self.table is None else {"prototype": self.nearest}
 
     def nearest(self, x: Tensor) -> Tensor:
@@ -210,4 +210,4 @@ def cost(sizes: Sizes) -> Cost:
     return Cost(up, {"weights": sizes.weights, "prototypes": G * sizes.D, "labels": G, "shares": G})
 
 
-METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, ways=("prototype",), cost=cost)
+METHOD = Method("Kuang et al.: FedPLCC", Hyper, Server, Client, other_predictors=("prototype",), cost=cost)

@@ -38,7 +38,7 @@ from protofleet.methods.maths.means import (
     class_means,
     merge_class_means,
 )
-from protofleet.methods.maths.pulls import prototype_mse
+from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.nets.base import Net
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.parts.local import LocalHyper, demand_one_of, embed, train
@@ -136,7 +136,7 @@ class Client(singleset.Client):
         generator = self.generator(purpose)
         train(self.model, self.data, self.objective, self.hyper, generator, before_epoch=self.seen.clear)
 
-    def settle(self) -> None:
+    def after_last_round(self) -> None:
         if self.hyper.final_fit:
             self.fit("settle")
 
@@ -154,9 +154,9 @@ class Client(singleset.Client):
     def predict(self, x: Tensor) -> Tensor:
         return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
 
-    def ways(self) -> Mapping[str, Predict]:
-        ways = {"prototype": self.nearest, "classifier": super().predict}
-        return {name: way for name, way in ways.items() if name != self.hyper.inference}
+    def other_predictors(self) -> Mapping[str, Predict]:
+        both = {"prototype": self.nearest, "classifier": super().predict}
+        return {name: predict for name, predict in both.items() if name != self.hyper.inference}
 
     def nearest(self, x: Tensor) -> Tensor:
         if not self.known.any():
@@ -185,5 +185,5 @@ def variant(hyper: Hyper) -> Method:
 
 METHOD = Method(
     "arXiv:2105.00243", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, ways=("prototype", "classifier"), cost=cost, variant=variant,
+    reports="personal", mixed_networks=True, other_predictors=("prototype", "classifier"), cost=cost, variant=variant,
 )  # fmt: skip

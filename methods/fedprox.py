@@ -1,8 +1,8 @@
-"""FedProx (Li et al., MLSys 2020): FedAvg whose local objective pulls each device towards the global model.
+"""FedProx (Li et al., MLSys 2020): FedAvg whose local objective keeps each device near the global model.
 
 min_w  CE(w) + (mu / 2) |w - w_glob|^2                                          (eq. 2)
 
-Over parameters, not buffers. Three public codes forget the square; their pull has length mu however far w is.
+Over parameters, not buffers. Three public codes forget the square; their gradient has length mu however far w is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofleet.methods import fedavg
 from protofleet.methods.contract.base import Method, Payload
-from protofleet.methods.maths.pulls import proximal
+from protofleet.methods.maths.proximity import proximal
 from protofleet.methods.parts.local import LocalHyper
 from protofleet.protocol.settings.bounds import Weight
 

@@ -1,4 +1,4 @@
-"""FedSA (Zhou et al., AAAI 2025): devices gather around semantic anchors; models never travel.
+"""FedSA (Zhou et al., AAAI 2025): devices train features towards semantic anchors; models are never sent.
 
 Client i: minimise CE + lambda1 L_R + lambda2 L_MCL + lambda3 L_CC              (eqs. 5 to 9)
           d* = max(d_global, d_i) once a round, then P_i^c = mean of f_i(x)     (eqs. 2 and 6)
@@ -21,7 +21,7 @@ Where the text cannot be followed, or the authors' code does otherwise (settings
                 Code: "unweighted".
   eq. 2         after training, in evaluation mode. Code: proto_source = "training", the features seen in all of
                 the round's epochs.
-  lambda2       0.01 for unlike data, 1 for unlike networks; 1 in all of the code's scripts.
+  lambda2       0.01 for heterogeneous data, 1 for heterogeneous networks; 1 in all of the code's scripts.
   prediction    not stated. Code: the nearest P^c, squared distance, and only of the last round
                 (keep_prototypes = false). "classifier" is the device's own, and serves until there is a P.
   P for tests   doubles the download; send_prototypes = false saves it and leaves the classifier.
@@ -77,7 +77,7 @@ from protofleet.methods.parts.prototypes import (
     margin_figures,
     table_of,
 )
-from protofleet.methods.parts.weights import place_of
+from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import Batch, Epochs, Momentum, Share, Weight
 
 Anchors = Literal["projected", "random"]
@@ -156,7 +156,7 @@ class Server(ServerHalf):
             class_anchors = torch.randn(C, D)
             projected: Tensor = embedding_layer(D)(class_anchors)
         first = projected if self.hyper.anchors == "projected" else class_anchors
-        return first.to(place_of(self.model))
+        return first.to(torch_device_of(self.model))
 
     def round(self) -> Round:
         replies = yield Ask("train", self.payload(), self.wants())
@@ -177,7 +177,7 @@ class Server(ServerHalf):
         return {"anchors": self.anchors, **known_rows(self.prototypes, self.known)}
 
     def restore(self, state: Payload) -> None:
-        self.anchors = state["anchors"].to(place_of(self.model))
+        self.anchors = state["anchors"].to(torch_device_of(self.model))
         self.prototypes, self.known = table_of(state, self.model)
 
     def monitor(self) -> Mapping[str, float]:
@@ -195,7 +195,7 @@ class Client(singleset.Client):
         self.prototypes, self.known = table_of({}, model)
         self.seen = SeenFeatures(model)
         self.own = torch.zeros(
-            0, model.embedding_size, device=place_of(model)
+            0, model.embedding_size, device=torch_device_of(model)
         )  # P_i of the last participation
 
     def receive(self, payload: Payload) -> None:
@@ -244,11 +244,11 @@ class Client(singleset.Client):
     def predict(self, x: Tensor) -> Tensor:
         return self.nearest(x) if self.hyper.inference == "prototype" else super().predict(x)
 
-    def ways(self) -> Mapping[str, Predict]:
+    def other_predictors(self) -> Mapping[str, Predict]:
         if not self.hyper.send_prototypes:
             return {}
-        ways = {"prototype": self.nearest, "classifier": super().predict}
-        return {name: way for name, way in ways.items() if name != self.hyper.inference}
+        both = {"prototype": self.nearest, "classifier": super().predict}
+        return {name: predict for name, predict in both.items() if name != self.hyper.inference}
 
     def nearest(self, x: Tensor) -> Tensor:
         if not self.known.any():
@@ -260,7 +260,7 @@ class Client(singleset.Client):
 
     def restore(self, state: Payload) -> None:
         super().restore(state)
-        self.own = state["own"].to(place_of(self.model))
+        self.own = state["own"].to(torch_device_of(self.model))
 
 
 def cost(sizes: Sizes) -> Cost:
@@ -273,5 +273,5 @@ def cost(sizes: Sizes) -> Cost:
 
 METHOD = Method(
     "Zhou et al., AAAI 2025", Hyper, Server, Client,
-    reports="personal", mixed_networks=True, ways=("prototype", "classifier"), cost=cost,
+    reports="personal", mixed_networks=True, other_predictors=("prototype", "classifier"), cost=cost,
 )  # fmt: skip

@@ -19,7 +19,7 @@ from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.base import Ask, Member
 from protofleet.methods.contract.bridge import to_numpy, to_torch
-from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.liveness import report_progress
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.protocol.wire.reasons import Rejected
 from protofleet.runtime.faults import is_ours
@@ -47,7 +47,7 @@ class FailedRound:
 
     def works(self, stepper: Stepper, phase: str, kept: frozenset[str]) -> bool:
         """Whether the round comes to something when only these count, from that phase on."""
-        step_made()
+        report_progress()
         try:
             return not self._run(stepper, phase, kept)
         except (Rejected, RunMismatchError):  # of what is on the disk

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from protofleet.methods.contract.bridge import LazyPayload
-from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.liveness import report_progress
 from protofleet.methods.contract.wants import SLICE
 from protofleet.protocol.wire.arrays import kind_of
 
@@ -48,7 +48,7 @@ def sizes_of(answer: LazyPayload) -> Sizes:
     """One slice of one array is in memory at a time."""
     found = {}
     for name in answer:
-        dtype, shape = answer.form(name)
+        dtype, shape = answer.dtype_and_shape(name)
         if dtype.startswith("float") and kind_of(name) not in UNJUDGED and 0 not in shape:
             found[name] = _size(answer, name, shape)
     return found
@@ -98,7 +98,7 @@ def _size(answer: LazyPayload, name: str, shape: tuple[int, ...]) -> float:
 
 
 def _parts(answer: LazyPayload, name: str, step: int) -> Iterator[torch.Tensor]:
-    whole = math.prod(answer.form(name)[1])
+    whole = math.prod(answer.dtype_and_shape(name)[1])
     for start in range(0, whole, step):
-        step_made()
+        report_progress()
         yield answer.flat(name, start, min(start + step, whole)).double()

@@ -20,7 +20,7 @@ from pip._vendor.packaging.requirements import Requirement
 VENDOR_PACKAGES = ("torch", "numpy", "pillow", "torchvision")  # taken in whatever version the base has
 IMPORT_CHECK = (
     "import protofleet.edge_client.main, finch; "
-    "from protofleet.methods.nets.vision import import_torchvision; import_torchvision()"
+    "from protofleet.methods.nets.torchvision_import import import_torchvision; import_torchvision()"
 )
 
 

@@ -16,7 +16,7 @@ from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
 from protofleet.methods.contract.bridge import to_numpy, torch_views
 from protofleet.methods.contract.plan import Plan
-from protofleet.methods.parts.weights import place_of
+from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.wire.messages import Arrays
 
 Metrics: TypeAlias = dict[str, float]
@@ -55,7 +55,7 @@ class LocalJob:
         self._deadline = deadline or Deadline()
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
-        place = place_of(self.half.model)
+        place = torch_device_of(self.half.model)
         ask = Ask(phase, {name: value.to(place) for name, value in torch_views(received).items()})
         with self._deadline.running():
             payload, metrics = work(self.half, self._data, ask, number, self._reports)
@@ -80,7 +80,7 @@ def work(half: ClientHalf, data: Splits, ask: Ask, number: int, reports: str) ->
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
-        half.settle()
+        half.after_last_round()
         return {}, evaluate(half, data, reports)
     metrics = {}
     if ask.phase == TRAIN and reports == "global":

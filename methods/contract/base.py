@@ -136,15 +136,15 @@ class ClientHalf(ABC):
         scores: Tensor = self.model(x)
         return scores
 
-    def ways(self) -> Mapping[str, Predict]:
-        """Other ways to predict than `predict`, measured beside it: {"classifier": ...}."""
+    def other_predictors(self) -> Mapping[str, Predict]:
+        """Measured beside `predict`: {"classifier": ...}."""
         return {}
 
     def embedding(self, x: Tensor) -> Tensor:
-        """[B, D]: the space of the method's prototypes or anchors, as its pictures show it."""
+        """[B, D]: the space of the method's prototypes or anchors, as the feature pictures show it."""
         return self.model.embed(x)
 
-    def settle(self) -> None:  # noqa: B027 - most methods do nothing
+    def after_last_round(self) -> None:  # noqa: B027 - most methods do nothing
         """After the last round, before the last evaluation: what the paper does to a personal model first."""
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Method:
     reports: str = "global"  # which model's accuracy the paper reports: "global" or "personal"
     needs_counts: bool = False  # devices state samples per class when they join
     mixed_networks: bool = False  # devices may run different networks of one embedding size
-    ways: tuple[str, ...] = ()  # all that its client half's `ways` can name
+    other_predictors: tuple[str, ...] = ()  # all that its client half's `other_predictors` can name
     cost: Callable[[Sizes], Cost] | None = None  # of one participant and round, in closed form
     variant: Callable[[Any], Method] | None = None  # what of the above is otherwise under some settings
 
@@ -172,9 +172,10 @@ class Method:
 
     @property
     def views(self) -> frozenset[str]:
-        """What its devices measure: of each model `predict`, and its other ways behind the model's name."""
+        """What its devices measure: of each model `predict`, and its other predictors behind the model's name."""
         models = self.VIEWS if self.reports == "global" else ("personal",)
-        return frozenset(model + way for model in models for way in ("", *(f"-{way}" for way in self.ways)))
+        others = [f"-{name}" for name in self.other_predictors]
+        return frozenset(model + other for model in models for other in ("", *others))
 
     def under(self, hyper: Any) -> Method:
         """The method as a run with these settings has it."""

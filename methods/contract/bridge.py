@@ -37,10 +37,10 @@ class LazyPayload(Mapping[str, Tensor]):
         array = self._arrays[name]
         return _view(array) if isinstance(self._arrays, Body) else _copy(array)
 
-    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """dtype and shape; of what lies on the disk, nothing is read for it."""
         if isinstance(self._arrays, Body):
-            return self._arrays.form(name)
+            return self._arrays.dtype_and_shape(name)
         return self._arrays[name].dtype.name, self._arrays[name].shape
 
     def flat(self, name: str, start: int, stop: int) -> Tensor:

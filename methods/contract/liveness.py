@@ -1,4 +1,4 @@
-"""Does torch work, and does it still? Signs of life of a training, whichever method it is."""
+"""Does torch work, and does a training still make progress, whichever method it is?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.nn.modules.module import register_module_forward_hook
 _CALLS: Final[list[Callable[[], None]]] = []  # of the process, as torch's own hooks are
 
 
-def on_every_step(call: Callable[[], None]) -> None:
-    """`call` is made, on the thread that computes, at each `step_made` and each pass through any module.
+def on_progress(call: Callable[[], None]) -> None:
+    """`call` is made, on the thread that computes, at each `report_progress` and each pass through any module.
 
     It holds for the whole process, so it belongs into a program's start and nowhere else.
     """
@@ -20,16 +20,18 @@ def on_every_step(call: Callable[[], None]) -> None:
     register_module_forward_hook(lambda *_: call())
 
 
-def step_made() -> None:
-    """A sign of life, for every loop whose length others decide and that passes through no module."""
+def report_progress() -> None:
+    """For every loop whose length others decide and that passes through no module."""
     for call in _CALLS:
         call()
 
 
-def tensors_work(place: torch.device | str = "cpu") -> str:
+def tensors_work(torch_device: torch.device | str = "cpu") -> str:
     """What is wrong with a small computation there, or nothing."""
     try:
-        total = torch.arange(8.0, device=place).square().sum().item()
+        total = torch.arange(8.0, device=torch_device).square().sum().item()
     except (RuntimeError, AssertionError) as error:  # a GPU that has gone, or has no memory left; none at all
-        return f"torch cannot compute on {place} ({str(error).splitlines()[0]})"
-    return "" if total == 140.0 else f"torch computes wrongly on {place}: 0 + 1 + 4 + ... + 49 is {total}"
+        return f"torch cannot compute on {torch_device} ({str(error).splitlines()[0]})"
+    return (
+        "" if total == 140.0 else f"torch computes wrongly on {torch_device}: 0 + 1 + 4 + ... + 49 is {total}"
+    )

@@ -91,7 +91,7 @@ class Plan:
             raise SettingsError(
                 f"{self.method}{words} needs the same network on every device: the run's is {self.network.name}, "
                 f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
-                f"{', '.join(name for name in mixing() if name != self.method)}"
+                f"{', '.join(name for name in methods_for_mixed_networks() if name != self.method)}"
             )
         return self._of_the_same_size(self.model(network), network)
 
@@ -112,7 +112,7 @@ class Plan:
         return hashlib.sha256(self.encode()).digest()
 
 
-def mixing() -> list[str]:
+def methods_for_mixed_networks() -> list[str]:
     """Methods whose devices may run different networks."""
     return [name for name in names() if load(name).mixed_networks]
 

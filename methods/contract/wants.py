@@ -17,9 +17,9 @@ from protofleet.protocol.wire.reasons import Problem, Reason
 OPTIONAL = "optional"
 SUM = "sum<=examples"
 ROWS = "rows<=examples"
-TWO = ">=2 where repeated: "
+AT_LEAST_TWO = ">=2 where repeated: "
 
-SLICE = 1 << 20  # numbers looked at together: an array may be a whole model, or a whole data set's features
+SLICE = 1 << 20  # numbers checked together: an array may be a whole model, or a whole data set's features
 
 Dim: TypeAlias = int | str  # a name stands for any length; equal names mean equal lengths
 
@@ -51,7 +51,7 @@ class TensorSpec:
     def rules(self) -> tuple[str, ...]:
         said = {OPTIONAL: self.optional, SUM: self.of_examples, ROWS: self.row_per_example}
         rules = tuple(rule for rule, holds in said.items() if holds)
-        return (*rules, TWO + self.repeated) if self.repeated else rules
+        return (*rules, AT_LEAST_TWO + self.repeated) if self.repeated else rules
 
     @property
     def is_float(self) -> bool:
@@ -66,11 +66,11 @@ def table_of(
     The first row whose name fits an array counts. `*` stands for any letters, and only for arrays of the broadcast.
     """
     alike = {
-        name: _row(want, norm, alike=True)
-        for name, want in wants.items()
-        if _comes_back(want, payload.get(name))
+        name: _row(spec, norm, alike=True)
+        for name, spec in wants.items()
+        if _comes_back(spec, payload.get(name))
     }
-    exact = {name: _row(want, norm, alike=False) for name, want in wants.items() if name not in alike}
+    exact = {name: _row(spec, norm, alike=False) for name, spec in wants.items() if name not in alike}
     patterns: dict[str, ArraySpec] = {}
     for prefix in sorted({name.partition(".")[0] for name in alike}):
         mine = {name: row for name, row in alike.items() if name.partition(".")[0] == prefix}
@@ -82,16 +82,16 @@ def table_of(
     )
 
 
-def _comes_back(want: TensorSpec, sent: Tensor | None) -> bool:
-    return sent is not None and (_dtype(sent), tuple(sent.shape)) == (want.dtype, want.shape)
+def _comes_back(spec: TensorSpec, sent: Tensor | None) -> bool:
+    return sent is not None and (_dtype(sent), tuple(sent.shape)) == (spec.dtype, spec.shape)
 
 
-def _row(want: TensorSpec, norm: float, alike: bool) -> ArraySpec:
-    free = any(isinstance(dim, str) for dim in want.shape)
-    bound = norm if want.is_float and math.isfinite(norm) else None
+def _row(spec: TensorSpec, norm: float, alike: bool) -> ArraySpec:
+    free = any(isinstance(dim, str) for dim in spec.shape)
+    bound = norm if spec.is_float and math.isfinite(norm) else None
     return ArraySpec(
-        "", None if alike else want.dtype, None if alike else want.shape, want.most if free else None, want.low,
-        want.high, bound, want.is_float, want.rules,
+        "", None if alike else spec.dtype, None if alike else spec.shape, spec.most if free else None, spec.low,
+        spec.high, bound, spec.is_float, spec.rules,
     )  # fmt: skip
 
 
@@ -126,17 +126,17 @@ def like(payload: Mapping[str, Tensor]) -> dict[str, TensorSpec]:
 class Sliced(Protocol):
     """A payload that may be on the disk: dtypes and shapes are known before any number is read."""
 
-    def form(self, name: str) -> tuple[str, tuple[int, ...]]: ...
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]: ...
     def flat(self, name: str, start: int, stop: int) -> Tensor: ...
 
 
 @dataclass
-class Here:
-    """Tensors in memory, looked at in the same way."""
+class InMemory:
+    """Tensors in memory, checked in the same way."""
 
     payload: Mapping[str, Tensor]
 
-    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         value = self.payload[name]
         return str(value.dtype).removeprefix("torch."), tuple(value.shape)
 
@@ -153,26 +153,26 @@ def problem_with(
     """The first thing wrong with an answer, or None. `examples` are those that its device has stated, `norm` is the
     largest Euclidean one that an array may have.
 
-    All dtypes and shapes are looked at before the first number, and numbers a slice at a time.
+    All dtypes and shapes are checked before the first number, and numbers a slice at a time.
     """
     if extra := sorted(set(payload) - set(wants)):
         return Problem(Reason.WRONG_ARRAYS, f"{extra[0][:64]} was not asked for")
-    if missing := [name for name, want in wants.items() if name not in payload and not want.optional]:
+    if missing := [name for name, spec in wants.items() if name not in payload and not spec.optional]:
         return Problem(Reason.WRONG_ARRAYS, f"no {missing[0]}")
-    sent = payload if isinstance(payload, Sliced) else Here(payload)
+    sent = payload if isinstance(payload, Sliced) else InMemory(payload)
     lengths: dict[str, int] = {}
-    here = {name: want for name, want in wants.items() if name in payload}
-    for name, want in here.items():
-        dtype, shape = sent.form(name)
-        if problem := _form_problem(name, want, dtype, shape, lengths):
+    here = {name: spec for name, spec in wants.items() if name in payload}
+    for name, spec in here.items():
+        dtype, shape = sent.dtype_and_shape(name)
+        if problem := _shape_problem(name, spec, dtype, shape, lengths):
             return problem
-        if problem := _rows_problem(name, want, shape, examples):
+        if problem := _rows_problem(name, spec, shape, examples):
             return problem
-    for name, want in here.items():
-        if problem := _numbers_problem(name, want, sent, examples, norm):
+    for name, spec in here.items():
+        if problem := _numbers_problem(name, spec, sent, examples, norm):
             return problem
-    for name, want in here.items():
-        if want.repeated and (problem := _repeated_problem(name, payload[name], want.repeated, payload)):
+    for name, spec in here.items():
+        if spec.repeated and (problem := _repeated_problem(name, payload[name], spec.repeated, payload)):
             return problem
     return None
 
@@ -186,54 +186,54 @@ def _repeated_problem(name: str, values: Tensor, other: str, payload: Mapping[st
     return Problem(Reason.BAD_CLAIM, words)
 
 
-def _form_problem(
-    name: str, want: TensorSpec, dtype: str, shape: tuple[int, ...], lengths: dict[str, int]
+def _shape_problem(
+    name: str, spec: TensorSpec, dtype: str, shape: tuple[int, ...], lengths: dict[str, int]
 ) -> Problem | None:
-    if dtype != want.dtype:
-        return Problem(Reason.WRONG_DTYPE, f"{name} is {dtype}, not {want.dtype}")
-    if len(shape) != len(want.shape):
-        return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {want.shape}")
-    for length, dim in zip(shape, want.shape, strict=True):
+    if dtype != spec.dtype:
+        return Problem(Reason.WRONG_DTYPE, f"{name} is {dtype}, not {spec.dtype}")
+    if len(shape) != len(spec.shape):
+        return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {spec.shape}")
+    for length, dim in zip(shape, spec.shape, strict=True):
         expected = lengths.setdefault(dim, length) if isinstance(dim, str) else dim
         if length != expected:
             where = f" with {dim} = {expected}" if isinstance(dim, str) else ""
-            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {want.shape}{where}")
-        if isinstance(dim, str) and length > want.most:
-            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, over the limit of {want.most} for {dim}")
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, not {spec.shape}{where}")
+        if isinstance(dim, str) and length > spec.most:
+            return Problem(Reason.WRONG_SHAPE, f"{name} is {shape}, over the limit of {spec.most} for {dim}")
     return None
 
 
 def _rows_problem(
-    name: str, want: TensorSpec, shape: tuple[int, ...], examples: int | None
+    name: str, spec: TensorSpec, shape: tuple[int, ...], examples: int | None
 ) -> Problem | None:
-    if not want.row_per_example or examples is None or shape[0] <= examples:
+    if not spec.row_per_example or examples is None or shape[0] <= examples:
         return None
     return Problem(Reason.BAD_CLAIM, f"{name} has {shape[0]} rows, of a device with {examples} examples")
 
 
 def _numbers_problem(
-    name: str, want: TensorSpec, sent: Sliced, examples: int | None, norm: float
+    name: str, spec: TensorSpec, sent: Sliced, examples: int | None, norm: float
 ) -> Problem | None:
     low, high, total, square = math.inf, -math.inf, 0, 0.0
-    size = math.prod(sent.form(name)[1])
+    size = math.prod(sent.dtype_and_shape(name)[1])
     for start in range(0, size, SLICE):
         part = sent.flat(name, start, min(start + SLICE, size))
         if part.is_floating_point():
             if not bool(part.isfinite().all()):
                 return Problem(Reason.NOT_FINITE, f"{name} is not finite")
             square += float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2
-        if want.low is not None:
+        if spec.low is not None:
             low = min(low, float(part.min()))
-        if want.high is not None:
+        if spec.high is not None:
             high = max(high, float(part.max()))
-        total += int(part.sum()) if want.of_examples else 0
-    if want.low is not None and low < want.low:
-        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {low:g}, below {want.low:g}")
-    if want.high is not None and high > want.high:
-        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {high:g}, above {want.high:g}")
+        total += int(part.sum()) if spec.of_examples else 0
+    if spec.low is not None and low < spec.low:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {low:g}, below {spec.low:g}")
+    if spec.high is not None and high > spec.high:
+        return Problem(Reason.OUT_OF_BOUNDS, f"{name} has {high:g}, above {spec.high:g}")
     if math.sqrt(square) > norm:
         return Problem(Reason.OUT_OF_BOUNDS, f"{name} has a norm of {math.sqrt(square):g}, above {norm:g}")
-    if want.of_examples and examples is not None and total > examples:
+    if spec.of_examples and examples is not None and total > examples:
         return Problem(Reason.BAD_CLAIM, f"{name} add up to {total}, of a device with {examples} examples")
     return None
 
@@ -241,4 +241,4 @@ def _numbers_problem(
 def most_bytes(wants: Mapping[str, TensorSpec]) -> int:
     """The largest body an honest answer can make, its table included."""
     table = sum(len(name) + 64 for name in wants) + 64
-    return table + sum(want.most_bytes() for want in wants.values())
+    return table + sum(spec.most_bytes() for spec in wants.values())

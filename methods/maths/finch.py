@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.liveness import report_progress
 
 Rows: TypeAlias = NDArray[np.float64]  # [n, D]
 Indices: TypeAlias = NDArray[np.int64]  # [n]
@@ -84,7 +84,7 @@ def first_neighbours(rows: Rows, block: int = BLOCK) -> Indices:
 
 def _slices(rows: Indices, columns: Indices) -> Iterator[tuple[Indices, Indices]]:
     for k in range(0, len(rows), BLOCK):
-        step_made()
+        report_progress()
         yield rows[k : k + BLOCK], columns[k : k + BLOCK]
 
 
@@ -110,7 +110,7 @@ class _Search:
         starts = range(0, len(self.units), self.block)
         for i in starts:
             for j in (start for start in starts if start >= i):
-                step_made()
+                report_progress()
                 cosines = self._rough_block(i, j)
                 wide, high = cosines.shape[0] // SEGMENT, cosines.shape[1] // SEGMENT
                 self._look(cosines, cosines.reshape(-1, high, SEGMENT).max(axis=2), i, j)
@@ -156,7 +156,7 @@ class _Search:
     def _exact_block(self, i: int, j: int) -> None:
         rows = self._block(i)
         for start in range(rows.start, rows.stop, SEGMENT):
-            step_made()
+            report_progress()
             self._exact_stripe(slice(start, min(start + SEGMENT, rows.stop)), self._block(j))
 
     def _exact_stripe(self, rows: slice, columns: slice) -> None:

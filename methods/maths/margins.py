@@ -1,4 +1,4 @@
-"""FedSA's formulas (eqs. 3, 5 to 8 and 10): margins between points, pulls to anchors, a head told its anchors.
+"""FedSA's formulas (eqs. 3, 5 to 8 and 10): margins between points, distances to anchors, a calibrated head.
 
 `anchors` are [C, D] and constant; `labels` [J] say which anchor a row [J, D] belongs to. Rows may be half floats:
 distances are taken in float32 at least, where 1e-12 is not zero.
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from protofleet.methods.maths.geometry import at_least_float32, diagonal, distances, margins
 from protofleet.methods.maths.means import ClassMeans, average_class_means, class_means, merge_class_means
-from protofleet.methods.maths.pulls import prototype_mse
+from protofleet.methods.maths.proximity import prototype_mse
 from protofleet.methods.maths.reduction import REDUCE
 
 

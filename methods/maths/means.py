@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.liveness import report_progress
 
 ClassMeans: TypeAlias = tuple[Tensor, Tensor]  # means [C, D], counts [C]
 
@@ -40,7 +40,7 @@ def merge_class_means(pieces: Iterable[ClassMeans]) -> ClassMeans:
     means, counts = next(remaining)
     dtype, sums, total = means.dtype, _weighed(means, counts), counts
     for means, counts in remaining:
-        step_made()
+        report_progress()
         sums, total = sums + _weighed(means, counts), total + counts
     return means_of(sums, total).to(dtype), total
 

@@ -76,12 +76,12 @@ def initialised_from(seed: int) -> Iterator[None]:
     Layers are made on the CPU - or on meta, where nothing is drawn.
     """
     place = "meta" if torch.empty(0).is_meta else "cpu"
-    with drawing_globally(seed), torch.device(place):
+    with seeded_globally(seed), torch.device(place):
         yield
 
 
 @contextmanager
-def drawing_globally(seed: int) -> Iterator[None]:
+def seeded_globally(seed: int) -> Iterator[None]:
     """For what draws from the CPU's global generator and takes no other: initialisers and dropout.
 
     The generator is the process's own, and devices may share a process: without the lock one puts back, in the

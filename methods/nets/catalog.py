@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from protofleet.methods.nets import cnn, flat, zoo
+from protofleet.methods.nets import cnn, zoo
 from protofleet.methods.nets.base import Image, Net, initialised_from
 from protofleet.methods.nets.mlp import fedpall_classifier
+from protofleet.methods.nets.perceptron import SMALLEST as SMALLEST_PERCEPTRON
+from protofleet.methods.nets.perceptron import perceptron
 from protofleet.methods.nets.resnet10 import SMALLEST as SMALLEST_RESNET10
 from protofleet.methods.nets.resnet10 import resnet10
 
@@ -42,7 +44,7 @@ RECIPES: Mapping[str, Recipe] = {
     "cnn_fednh_small": Recipe(cnn.fednh_small, cnn.SMALLEST),
     "cnn_fednh_conv": Recipe(cnn.fednh_backbone, cnn.SMALLEST),
     "cnn_bn": Recipe(cnn.batch_norm, cnn.SMALLEST_WITH_BATCH_NORM),
-    "mlp": Recipe(flat.perceptron, flat.SMALLEST),
+    "mlp": Recipe(perceptron, SMALLEST_PERCEPTRON),
     "resnet10": Recipe(resnet10, SMALLEST_RESNET10),
     **{name: Recipe(partial(zoo.wrapped, name), zoo.SMALLEST, zoo.CHANNELS) for name in zoo.BACKBONES},
 }

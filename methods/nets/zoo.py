@@ -1,6 +1,6 @@
-"""torchvision's networks, untrained: FedSA's mixed fleet HtFE8 and FedPall's extractor G, ResNet-50.
+"""torchvision's networks, untrained: FedSA's mixed networks HtFE8 and FedPall's extractor G, ResNet-50.
 
-The last layer gives way to the features, and with feature_size to FedSA's AdaptiveAvgPool1d. G, ResNet-50
+The last layer is replaced by the features, and with feature_size to FedSA's AdaptiveAvgPool1d. G, ResNet-50
 without its last layer, has 23,508,032 parameters.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from protofleet.methods.nets.base import Image, Net, resized
-from protofleet.methods.nets.vision import import_torchvision
+from protofleet.methods.nets.torchvision_import import import_torchvision
 
 CHANNELS = 3
 SMALLEST = 16  # pixels: they halve the image five times; GoogLeNet has none left at 14
@@ -24,7 +24,7 @@ class Backbone:
 
 
 # GoogLeNet without its two auxiliary heads, whose outputs no method reads, and with torchvision's default
-# initialisation said aloud (it warns that the default will change). No dropout: that draws from torch's
+# initialisation stated (it warns that the default will change). No dropout: that draws from torch's
 # global generator, and a training step would depend on what ran before. MobileNetV2's goes with its head.
 BACKBONES: Mapping[str, Backbone] = {
     "resnet18": Backbone("fc", 512),

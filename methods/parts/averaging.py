@@ -12,7 +12,7 @@ from torch import Tensor
 
 from protofleet.methods.contract.base import Payload, Reply
 from protofleet.methods.contract.bridge import LazyPayload
-from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.liveness import report_progress
 
 SLICE: Final = 1 << 20  # numbers summed at a time, in float64: 8 MB
 
@@ -62,7 +62,7 @@ class WeightedMean(Mapping[str, Tensor]):
 
 def flat_slice(payload: Payload, name: str, start: int, stop: int) -> Tensor:
     """Numbers [start, stop) of an array laid flat; from the disk, only they are read."""
-    step_made()
+    report_progress()
     if isinstance(payload, LazyPayload):
         return payload.flat(name, start, stop)
     return payload[name].reshape(-1)[start:stop]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from protofleet.methods.contract.base import Samples
-from protofleet.methods.nets.base import Net, drawing_globally
+from protofleet.methods.nets.base import Net, seeded_globally
 from protofleet.methods.parts.optimizers import SGD, Optimizer
 from protofleet.protocol.settings.bounds import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
 from protofleet.protocol.settings.reader import demand_within
@@ -66,7 +66,7 @@ def train(
     """
     steps = optimizers or [sgd(model.parameters(), hyper)]
     seed = int(torch.randint(1 << 62, (), generator=generator))
-    with drawing_globally(seed), _mode(model, training=True):
+    with seeded_globally(seed), _mode(model, training=True):
         for _ in range(hyper.epochs):
             if before_epoch:
                 before_epoch()

@@ -1,7 +1,7 @@
 """SGD and Adam as torch.optim computes them, to the bit, without what that imports.
 
 The first optimizer of torch.optim loads torch's compiler: 75 MB and some two seconds of a core in every device,
-for code that nothing here compiles. tests/methods/parts/test_optimizers.py holds the two beside each other.
+for code that nothing here compiles. tests/methods/parts/test_optimizers.py compares the two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.methods.contract.base import Payload
-from protofleet.methods.contract.liveness import step_made
+from protofleet.methods.contract.liveness import report_progress
 
 BETA1: Final = 0.9
 BETA2: Final = 0.999
@@ -22,11 +22,11 @@ EPS: Final = 1e-8
 
 
 class Optimizer:
-    """Steps down the gradients of its parameters. What it remembers of each is `memory`, empty before its first."""
+    """Steps down the gradients of its parameters. What it keeps of each is in `buffers`, empty before its first."""
 
     def __init__(self, parameters: Iterable[nn.Parameter] | Iterable[Tensor]) -> None:
         self.parameters: list[Tensor] = list(parameters)
-        self.memory: list[dict[str, Tensor]] = [{} for _ in self.parameters]
+        self.buffers: list[dict[str, Tensor]] = [{} for _ in self.parameters]
 
     def zero_grad(self) -> None:
         for w in self.parameters:
@@ -35,23 +35,23 @@ class Optimizer:
     @torch.no_grad()
     def step(self) -> None:
         """A parameter without a gradient took no part, and stays as it is."""
-        for w, memory in zip(self.parameters, self.memory, strict=True):
+        for w, buffers in zip(self.parameters, self.buffers, strict=True):
             if w.grad is not None:
-                self._move(w, w.grad, memory)
-        step_made()
+                self._update(w, w.grad, buffers)
+        report_progress()
 
-    def _move(self, w: Tensor, gradient: Tensor, memory: dict[str, Tensor]) -> None:
+    def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         raise NotImplementedError
 
     def forget(self) -> None:
-        self.memory = [{} for _ in self.parameters]
+        self.buffers = [{} for _ in self.parameters]
 
     def state(self, prefix: str) -> Payload:
-        """Copies of what it remembers: <prefix>.<number of the parameter>.<name>."""
+        """Copies of its buffers: <prefix>.<number of the parameter>.<name>."""
         return {
             f"{prefix}.{number}.{name}": value.clone()
-            for number, memory in enumerate(self.memory)
-            for name, value in memory.items()
+            for number, buffers in enumerate(self.buffers)
+            for name, value in buffers.items()
         }
 
     def restore(self, state: Mapping[str, Tensor], prefix: str) -> None:
@@ -60,8 +60,8 @@ class Optimizer:
         for key in state:
             if key.startswith(f"{prefix}."):
                 _, number, name = key.split(".")
-                place = self.parameters[int(number)].device
-                self.memory[int(number)][name] = state[key].clone().to(place)
+                torch_device = self.parameters[int(number)].device
+                self.buffers[int(number)][name] = state[key].clone().to(torch_device)
 
 
 class SGD(Optimizer):
@@ -75,14 +75,14 @@ class SGD(Optimizer):
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
-    def _move(self, w: Tensor, gradient: Tensor, memory: dict[str, Tensor]) -> None:
+    def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         if self.weight_decay:
             gradient = gradient.add(w, alpha=self.weight_decay)
         if self.momentum:
-            if "momentum_buffer" in memory:
-                gradient = memory["momentum_buffer"].mul_(self.momentum).add_(gradient)
+            if "momentum_buffer" in buffers:
+                gradient = buffers["momentum_buffer"].mul_(self.momentum).add_(gradient)
             else:
-                gradient = memory["momentum_buffer"] = gradient.clone()
+                gradient = buffers["momentum_buffer"] = gradient.clone()
         w.add_(gradient, alpha=-self.lr)
 
 
@@ -91,11 +91,11 @@ class Adam(Optimizer):
         super().__init__(parameters)
         self.lr = lr
 
-    def _move(self, w: Tensor, gradient: Tensor, memory: dict[str, Tensor]) -> None:
-        if not memory:
-            memory |= {"step": torch.zeros(()), "exp_avg": zeros(w), "exp_avg_sq": zeros(w)}
-        memory["step"] += 1
-        mean, square, step = memory["exp_avg"], memory["exp_avg_sq"], memory["step"].item()
+    def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
+        if not buffers:
+            buffers |= {"step": torch.zeros(()), "exp_avg": zeros(w), "exp_avg_sq": zeros(w)}
+        buffers["step"] += 1
+        mean, square, step = buffers["exp_avg"], buffers["exp_avg_sq"], buffers["step"].item()
         mean.lerp_(gradient, 1 - BETA1)
         square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         root = (square.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)

@@ -1,4 +1,4 @@
-"""What FedPall's server trains: C_g and A, on the mixed features of a whole cohort in the memory of a batch."""
+"""What FedPall's server trains: C_g and A, on the mixed features of a whole cohort, with one batch in memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from protofleet.methods.parts.averaging import flat_slice
 from protofleet.methods.parts.local import LocalHyper, sgd, train
 from protofleet.methods.parts.optimizers import SGD
 from protofleet.methods.parts.state import names_from_tensor, names_to_tensor
-from protofleet.methods.parts.weights import load_weights, place_of, weights_of
+from protofleet.methods.parts.weights import load_weights, torch_device_of, weights_of
 
 
-class Pool:
-    """Features where they lie, as Samples: x are the numbers of the rows over all replies in turn.
+class PooledFeatures:
+    """Features that stay on the disk, as Samples: x are the numbers of the rows over all replies in turn.
 
     Those of Digits are 59,000 x 2048 numbers, half a gigabyte; a batch reads its own rows alone.
     """
@@ -43,7 +43,7 @@ class Pool:
         return flat_slice(payload, "features", row * self.size, (row + 1) * self.size)
 
 
-class Pupils:
+class ServerModels:
     """C_g and A, the devices that A tells apart, and one SGD for both that goes on over rounds.
 
     Both learn from the same batches. Their weights are apart, so each learns what it would learn alone.
@@ -55,8 +55,8 @@ class Pupils:
         self.devices: list[str] = []  # output i of A is for the i-th
         self.momenta: dict[str, Tensor] = {}  # by parameter
 
-    def enrol(self, present: Iterable[str]) -> None:
-        """Whoever is new gets the next output, with fresh weights; nobody's number ever changes."""
+    def add_devices(self, present: Iterable[str]) -> None:
+        """A new device gets the next output, with fresh weights; no device's number ever changes."""
         self.devices += [device for device in sorted(present) if device not in self.devices]
         if len(self.devices) > outputs_of(self.A):
             grown = self._new_amplifier(len(self.devices))
@@ -68,20 +68,24 @@ class Pupils:
         self, replies: Sequence[Reply], hyper: LocalHyper, generator: torch.Generator
     ) -> dict[str, float]:
         """FedPall, eqs. 12 and 13: cross-entropy with labels, and with who sent what. Figures come back."""
-        pool = Pool(replies, [self.devices.index(reply.device) for reply in replies], self.size)
+        pool = PooledFeatures(replies, [self.devices.index(reply.device) for reply in replies], self.size)
         both = nn.ModuleDict({"classifier": self.C_g, "amplifier": self.A})
-        sums, place = torch.zeros(2, dtype=torch.float64), place_of(both)
+        sums, torch_device = torch.zeros(2, dtype=torch.float64), torch_device_of(both)
         optimizer = self.optimizer(both, hyper)
 
         def objective(rows: Tensor, y: Tensor) -> Tensor:
-            r, y, owner = pool.features(rows).to(place), y.to(place), pool.owner[rows].to(place)
+            r, y, owner = (
+                pool.features(rows).to(torch_device),
+                y.to(torch_device),
+                pool.owner[rows].to(torch_device),
+            )
             losses = torch.stack([F.cross_entropy(self.C_g(r), y), F.cross_entropy(self.A(r), owner)])
             sums.add_(losses.detach().cpu(), alpha=len(rows))
             return losses.sum()
 
         train(both, pool, objective, hyper, generator, before_epoch=sums.zero_, optimizers=[optimizer])
-        named = zip(both.named_parameters(), optimizer.memory, strict=True)
-        self.momenta = {name: memory["momentum_buffer"] for (name, _), memory in named}
+        named = zip(both.named_parameters(), optimizer.buffers, strict=True)
+        self.momenta = {name: buffers["momentum_buffer"] for (name, _), buffers in named}
         means = (sums / max(len(pool.y), 1)).tolist()
         return {"loss.classifier": means[0], "loss.amplifier": means[1], "features": float(len(pool.y))}
 
@@ -93,31 +97,31 @@ class Pupils:
         return {**self.weights(), **momenta, "devices": names_to_tensor(self.devices)}
 
     def restore(self, state: Payload) -> None:
-        prefix, place = "momentum.", place_of(self.C_g)
+        prefix, torch_device = "momentum.", torch_device_of(self.C_g)
         load_weights(self.C_g, state, "classifier")
         self.A = amplifier_from(state, self.A)
         kept = (name for name in state if name.startswith(prefix))
-        self.momenta = {name.removeprefix(prefix): state[name].to(place) for name in kept}
+        self.momenta = {name.removeprefix(prefix): state[name].to(torch_device) for name in kept}
         self.devices = names_from_tensor(state["devices"])
 
     def _new_amplifier(self, outputs: int) -> nn.Sequential:
         first = seeded(self.seed, "server", "amplifier", outputs).initial_seed()
-        return amplifier(self.size, outputs, seed=first).to(place_of(self.C_g))
+        return amplifier(self.size, outputs, seed=first).to(torch_device_of(self.C_g))
 
     def optimizer(self, both: nn.Module, hyper: LocalHyper) -> SGD:
-        """It goes on where it was; outputs that are new since start at rest."""
+        """It continues with the momentum that it had; outputs that are new since start with none."""
         made = sgd(both.parameters(), hyper)
-        for (name, w), memory in zip(both.named_parameters(), made.memory, strict=True):
+        for (name, w), buffers in zip(both.named_parameters(), made.buffers, strict=True):
             kept = self.momenta.get(name, torch.zeros_like(w[:0]))
-            memory["momentum_buffer"] = torch.cat([kept, torch.zeros_like(w[len(kept) :])])
+            buffers["momentum_buffer"] = torch.cat([kept, torch.zeros_like(w[len(kept) :])])
         return made
 
 
 def amplifier_from(payload: Mapping[str, Tensor], own: nn.Sequential) -> nn.Sequential:
-    """A as it came: a new network where it has another number of outputs, our own where none came."""
+    """A as it was sent: a new network where it has another number of outputs, `own` where none was sent."""
     size, last = own.get_parameter("0.weight").shape[1], f"amplifier.{len(own) - 1}.weight"
     if last in payload and len(payload[last]) != outputs_of(own):
-        own = amplifier(size, len(payload[last])).to(place_of(own))
+        own = amplifier(size, len(payload[last])).to(torch_device_of(own))
     load_weights(own, payload, "amplifier")
     return own
 

@@ -17,7 +17,7 @@ from protofleet.methods.contract.wants import TensorSpec
 from protofleet.methods.maths.geometry import margins, squared_distances
 from protofleet.methods.maths.means import ClassMeans, class_means, class_sums, means_of
 from protofleet.methods.nets.base import Net
-from protofleet.methods.parts.weights import place_of
+from protofleet.methods.parts.weights import torch_device_of
 
 LARGEST_NUMBER = 1e6  # in a feature or a prototype, of whatever network: squares of it stay far from infinity
 MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
@@ -26,9 +26,9 @@ MOST_EXAMPLES = 2**31 - 1  # of one class on one device; sums stay exact
 def table_of(payload: Payload, model: Net) -> tuple[Tensor, Tensor]:
     """[C, D] and a mask [C] from rows with labels; nothing is known of an empty payload."""
     if "prototypes" not in payload:
-        place = place_of(model)
-        unknown = torch.zeros(model.classes, dtype=torch.bool, device=place)
-        return torch.zeros(model.classes, model.embedding_size, device=place), unknown
+        torch_device = torch_device_of(model)
+        unknown = torch.zeros(model.classes, dtype=torch.bool, device=torch_device)
+        return torch.zeros(model.classes, model.embedding_size, device=torch_device), unknown
     means, counts = class_means(payload["prototypes"], payload["labels"], model.classes)
     return means, counts > 0
 
@@ -83,9 +83,9 @@ class SeenFeatures:
         self.clear()
 
     def clear(self) -> None:
-        shape, place = (self._model.classes, self._model.embedding_size), place_of(self._model)
-        self.sums = torch.zeros(shape, dtype=torch.float64, device=place)
-        self.counts = torch.zeros(shape[0], dtype=torch.int64, device=place)
+        shape, torch_device = (self._model.classes, self._model.embedding_size), torch_device_of(self._model)
+        self.sums = torch.zeros(shape, dtype=torch.float64, device=torch_device)
+        self.counts = torch.zeros(shape[0], dtype=torch.int64, device=torch_device)
 
     def add(self, z: Tensor, y: Tensor) -> None:
         sums, counts = class_sums(z, y, self._model.classes)

@@ -51,6 +51,6 @@ def weight_wants(module: nn.Module, prefix: str = "weights") -> dict[str, Tensor
     return wants
 
 
-def place_of(module: nn.Module) -> torch.device:
+def torch_device_of(module: nn.Module) -> torch.device:
     """Where a module computes; what meets its outputs has to be there too."""
     return next(module.parameters()).device

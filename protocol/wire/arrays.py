@@ -133,7 +133,7 @@ class Body(Mapping[str, Array]):
         sizes = ((kind_of(n), math.prod(s) * d.itemsize) for n, (d, s, _) in self._places.items())
         return merge_neighbours((("control", self._start), *sizes))
 
-    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """dtype and shape, without reading the array."""
         dtype, shape, _ = self._places[name]
         return dtype.name, shape

@@ -144,7 +144,7 @@ def test_every_method_of_the_papers_is_whole_in_it(engine, edge):
 import finch, sklearn.manifold, scipy.io, rich.live
 import protofleet.deploy.report.run_page, protofleet.coordinator.main, protofleet.edge_client.main
 from protofleet.methods.contract import catalog as methods
-from protofleet.methods.nets.vision import import_torchvision
+from protofleet.methods.nets.torchvision_import import import_torchvision
 import_torchvision()
 [methods.load(name) for name in methods.names()]
 import io

@@ -48,7 +48,7 @@ def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit()
             for weight in half.model.parameters():
                 weight.zero_()  # so that every class is as likely as any other
 
-    half.settle = last_fit
+    half.after_last_round = last_fit
     _, metrics = work(half, data, Ask("evaluate"), 4, "personal")
     assert metrics["loss.test.personal"] == pytest.approx(math.log(CLASSES)) != before["loss.test.personal"]
     assert metrics == evaluate(half, data, "personal")
@@ -56,7 +56,9 @@ def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit()
 
 def test_other_ways_to_predict_are_views_of_their_own():
     half, data = half_of("singleset")
-    half.ways = lambda: {"constant": lambda x: torch.eye(CLASSES)[torch.zeros(len(x), dtype=torch.int64)]}
+    half.other_predictors = lambda: {
+        "constant": lambda x: torch.eye(CLASSES)[torch.zeros(len(x), dtype=torch.int64)]
+    }
     found = evaluate(half, data, "personal")
     assert found["accuracy.test.personal-constant"] == pytest.approx(1 / 3)
     assert {"loss.test.personal-constant", "accuracy.validation.personal-constant"} <= found.keys()

@@ -140,14 +140,14 @@ def test_a_round_is_repeated_with_devices_that_left_before_the_coordinator_died(
 
 
 def fails_after_mix(monkeypatch, when):
-    fit = protofleet.methods.fedpall.Pupils.fit
+    fit = protofleet.methods.fedpall.ServerModels.fit
 
     def fails(pupils, replies, *given):
         if when(replies):
             raise ZeroDivisionError("planted")
         return fit(pupils, replies, *given)
 
-    monkeypatch.setattr(protofleet.methods.fedpall.Pupils, "fit", fails)
+    monkeypatch.setattr(protofleet.methods.fedpall.ServerModels, "fit", fails)
 
 
 @pytest.mark.slow

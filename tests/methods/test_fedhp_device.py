@@ -118,7 +118,7 @@ def test_the_last_evaluation_serves_a_device_that_never_took_part():
     late.begin(2)
     late.receive(snapshot(server.payload()))
     assert torch.equal(late.anchors, server.anchors) and torch.equal(late.prototypes, server.prototypes)
-    late.settle()
+    late.after_last_round()
     assert late.predict(late.data.x).isfinite().all()
 
 
@@ -251,7 +251,7 @@ def test_what_was_sent_does_not_move_with_the_device():
     client = client_with()
     sent = client.run(Ask("train"))["prototypes"]
     before = sent.clone()
-    client.settle()
+    client.after_last_round()
     assert torch.equal(sent, before) and not torch.equal(client.prototypes, before)
 
 
@@ -306,7 +306,7 @@ def test_settling_is_one_more_local_training():
     twin.restore(client.state())
     for half in (client, twin):
         half.begin(9)
-    client.settle()
+    client.after_last_round()
     twin.run(Ask("settle"))
     assert same(client.state(), twin.state())
 
@@ -314,5 +314,5 @@ def test_settling_is_one_more_local_training():
 def test_without_the_final_fit_settling_changes_nothing():
     client = client_with(final_fit=False)
     before = client.state()
-    client.settle()
+    client.after_last_round()
     assert same(client.state(), before)

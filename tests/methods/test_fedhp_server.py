@@ -136,7 +136,7 @@ def test_devices_with_few_classes_or_samples_take_part(labels, alone):
         play(server, clients, number)
     assert all(v.isfinite().all() for half in (server, *clients.values()) for v in half.state().values())
     odd_one = clients["device-7"]
-    odd_one.settle()
+    odd_one.after_last_round()
     assert odd_one.predict(SHARDS["device-0"].x).isfinite().all()
 
 

@@ -94,7 +94,7 @@ def test_devices_train_with_the_prototypes_of_the_round_before_whether_they_are_
     for client in clients.values():
         assert torch.equal(client.prototypes, before["prototypes"]) and client.known.all()
         client.begin(2)
-        client.receive(snapshot(server.news()))
+        client.receive(snapshot(server.payload_for_cohort()))
         assert torch.equal(client.prototypes, before["prototypes"])
 
 
@@ -102,12 +102,12 @@ def test_the_last_evaluation_brings_prototypes_and_leaves_a_devices_classifier_a
     server, clients = halves()
     play(server, clients, 1)
     client = clients["device-0"]
-    scores, way = client.predict(client.data.x), client.ways()["prototype"](client.data.x)
+    scores, way = client.predict(client.data.x), client.other_predictors()["prototype"](client.data.x)
     client.receive(snapshot(server.payload()))
-    client.settle()
+    client.after_last_round()
     assert floats(server.payload()) == {"prototypes": 3 * D, "labels": 3}
     assert torch.equal(scores, client.predict(client.data.x))
-    assert torch.equal(way, client.ways()["prototype"](client.data.x))
+    assert torch.equal(way, client.other_predictors()["prototype"](client.data.x))
 
 
 # The device's classifier
@@ -138,7 +138,7 @@ def test_the_networks_own_head_is_replaced_whole():
     told(client, C_g=nn.Linear(D, C)).run(Ask("train"))
     assert torch.equal(client.model.head.weight, client.C_g["classifier.weight"])
     server = server_of(fedpall.METHOD, replace(HYPER, classifier="network"))
-    assert floats(server.news())["classifier"] == D * C + C
+    assert floats(server.payload_for_cohort())["classifier"] == D * C + C
 
 
 def test_without_the_global_classifier_a_device_keeps_its_own():
@@ -152,14 +152,14 @@ def test_without_the_global_classifier_a_device_keeps_its_own():
 
 def test_both_halves_start_from_one_classifier_of_the_papers_shape():
     server, clients = halves()
-    first = snapshot(weights_of(server.pupils.C_g))
-    assert [tuple(w.shape) for w in server.pupils.C_g.parameters() if w.dim() == 2] == [
+    first = snapshot(weights_of(server.models.C_g))
+    assert [tuple(w.shape) for w in server.models.C_g.parameters() if w.dim() == 2] == [
         (WIDTH, D),
         (WIDTH, WIDTH),
         (C, WIDTH),
     ]
     assert all(same(first, weights_of(c.model.head)) for c in clients.values())
-    assert not same(first, weights_of(fedpall.Server(tiny(), HYPER, 8).pupils.C_g))
+    assert not same(first, weights_of(fedpall.Server(tiny(), HYPER, 8).models.C_g))
 
 
 def test_a_classifier_of_another_shape_is_refused_in_words():

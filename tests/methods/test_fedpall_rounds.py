@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from protofleet.methods import fedpall
 from protofleet.methods.parts.local import train
 from protofleet.methods.parts.state import snapshot
-from protofleet.methods.parts.weights import place_of, weights_of
+from protofleet.methods.parts.weights import torch_device_of, weights_of
 from tests.methods.fedpall_halves import (
     HYPER,
     WIDTH,
@@ -55,9 +55,9 @@ def test_a_server_restored_to_an_earlier_round_forgets_devices_and_outputs():
     play(server, only(clients, 0), 1)
     one = server.state()
     play(server, clients, 2)
-    assert server.pupils.A[6].weight.shape == (3, WIDTH)
+    assert server.models.A[6].weight.shape == (3, WIDTH)
     server.restore(one)
-    assert same(server.state(), one) and server.pupils.devices == ["device-0"]
+    assert same(server.state(), one) and server.models.devices == ["device-0"]
     server.restore(start)
     assert same(server.state(), start) and server.payload() == {} and server.latest == []
 
@@ -120,7 +120,7 @@ def test_a_cohort_of_one_device_and_a_cohort_without_samples_are_rounds_too():
     server, clients = halves()
     for number in (1, 2):
         play(server, only(clients, 1), number)
-    assert server.known.tolist() == [True, True, False] and server.pupils.A[6].weight.shape == (1, WIDTH)
+    assert server.known.tolist() == [True, True, False] and server.models.A[6].weight.shape == (1, WIDTH)
     empty = {"device-9": client_of("device-9", Shard(SHARDS["device-0"].x[:0], SHARDS["device-0"].y[:0]))}
     before = server.prototypes.clone()
     play(server, empty, 3)
@@ -128,7 +128,7 @@ def test_a_cohort_of_one_device_and_a_cohort_without_samples_are_rounds_too():
     assert all(v.isfinite().all() for v in server.state().values())
     alone, nobody = server_of(fedpall.METHOD, HYPER), client_of("device-9", empty["device-9"].data)
     play(alone, {"device-9": nobody}, 1)
-    assert alone.payload() == {} and nobody.ways() == {}
+    assert alone.payload() == {} and nobody.other_predictors() == {}
 
 
 def test_devices_of_different_networks_learn_together():
@@ -158,10 +158,10 @@ def test_without_both_losses_and_the_global_classifier_every_device_learns_alone
 
 def test_the_other_way_to_predict_is_the_nearest_prototype_by_angle():
     client = client_of()
-    assert client.ways() == {}
+    assert client.other_predictors() == {}
     told(client, torch.stack([5 * rows()[0], rows()[2]]), (0, 2))
     z = client.model.embed(client.data.x).detach()
-    scores = client.ways()["prototype"](client.data.x)
+    scores = client.other_predictors()["prototype"](client.data.x)
     for i, row in enumerate((rows()[0], None, rows()[2])):
         if row is None:
             assert (scores[:, i] == -math.inf).all()
@@ -174,9 +174,9 @@ def test_the_other_way_to_predict_is_the_nearest_prototype_by_angle():
 def test_everything_that_a_half_makes_is_where_its_model_is():
     client = fedpall.Client(tiny().to("meta"), SHARDS["device-0"], HYPER, 7, "device-0")
     server = fedpall.Server(tiny().to("meta"), HYPER, 7)
-    server.pupils.enrol("ab")
-    made = [client.H, client.A, server.pupils.C_g, server.pupils.A]
-    assert {place_of(part).type for part in made} == {"meta"}
+    server.models.add_devices("ab")
+    made = [client.H, client.A, server.models.C_g, server.models.A]
+    assert {torch_device_of(part).type for part in made} == {"meta"}
     assert {t.device.type for t in (client.prototypes, client.known, server.prototypes)} == {"meta"}
 
 

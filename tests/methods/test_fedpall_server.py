@@ -65,16 +65,16 @@ def test_a_device_that_names_a_class_twice_is_pooled():
 
 def fitted(server, replies, number=1):
     server.begin(number, [Member(r.device, r.examples) for r in replies])
-    server.pupils.enrol(r.device for r in replies)
-    server.figures = server.pupils.fit(replies, server.hyper.server, server.generator("fit"))
+    server.models.add_devices(r.device for r in replies)
+    server.figures = server.models.fit(replies, server.hyper.server, server.generator("fit"))
     return server
 
 
 def test_the_servers_training_is_that_of_each_network_alone_on_all_features():
     replies = uploads([13, 0, 8, 4])  # 25: the last batch is one sample
     server = server_of(fedpall.METHOD, replace(HYPER, server_epochs=2))
-    server.pupils.enrol(r.device for r in replies)
-    start = snapshot(server.pupils.weights())
+    server.models.add_devices(r.device for r in replies)
+    start = snapshot(server.models.weights())
     fitted(server, replies)
     x = torch.cat([r.payload["features"] for r in replies])
     y = torch.cat([r.payload["labels"] for r in replies])
@@ -94,14 +94,14 @@ def test_the_servers_training_is_that_of_each_network_alone_on_all_features():
                 F.cross_entropy(alone(x[batch]), targets[batch]).backward()
                 optimizer.step()
         for key, value in weights_of(alone, name).items():
-            assert_close(server.pupils.weights()[key], value, msg=lambda m, key=key: f"{key}: {m}")
+            assert_close(server.models.weights()[key], value, msg=lambda m, key=key: f"{key}: {m}")
 
 
 def test_the_amplifier_learns_who_sent_what_and_the_classifier_what_it_is():
     server = server_of(fedpall.METHOD, replace(HYPER, server_epochs=30))
     replies = uploads([24, 24, 24])
     fitted(server, replies)
-    C_g, A = server.pupils.C_g.eval(), server.pupils.A.eval()
+    C_g, A = server.models.C_g.eval(), server.models.A.eval()
     for i, reply in enumerate(replies):
         assert (A(reply.payload["features"]).argmax(1) == i).float().mean() > 0.9
         assert (C_g(reply.payload["features"]).argmax(1) == reply.payload["labels"]).float().mean() > 0.9
@@ -112,14 +112,14 @@ def test_the_figures_of_a_round_are_the_mean_losses_of_the_last_epoch():
     server = server_of(fedpall.METHOD, replace(HYPER, server_lr=1e-30, server_epochs=3))
     assert server.monitor() == {}
     replies = uploads([8, 8])
-    server.pupils.enrol(r.device for r in replies)
+    server.models.add_devices(r.device for r in replies)
     x, y = (torch.cat([r.payload[n] for r in replies]) for n in ("features", "labels"))
     fitted(server, replies)
     order = server.generator("fit")
     torch.randint(1 << 62, (), generator=order)
     for _ in range(3):
         batches = torch.split(torch.randperm(16, generator=order), 8)
-    C_g = server.pupils.C_g.train()
+    C_g = server.models.C_g.train()
     expected = sum(float(F.cross_entropy(C_g(x[b]), y[b]).detach()) for b in batches) / 2
     assert server.monitor()["loss.classifier"] == pytest.approx(expected, rel=1e-5)
     assert server.monitor()["features"] == 16.0
@@ -138,7 +138,7 @@ def test_figures_are_of_this_round_alone():
 @pytest.mark.parametrize("lengths", [[1], [9], [0, 0], [0, 1, 0]])
 def test_few_features_are_enough(lengths):
     server = server_of(fedpall.METHOD, HYPER)
-    before = snapshot(server.pupils.weights())
+    before = snapshot(server.models.weights())
     fitted(server, uploads(lengths))
     state = server.state()
     assert all(v.isfinite().all() for v in state.values())
@@ -174,29 +174,29 @@ def test_the_optimizer_goes_on_from_the_round_before():
 
     rolling = after(HYPER, 2)
     still = after(HYPER, 1)
-    still.pupils.momenta = {}
+    still.models.momenta = {}
     fitted(still, uploads([8, 8]), 2)
     assert not same(rolling.state(), still.state())
     fresh = after(replace(HYPER, server_momentum=0.0), 2)
-    assert not any(v.any() for v in fresh.pupils.momenta.values())
+    assert not any(v.any() for v in fresh.models.momenta.values())
 
 
 def test_a_device_that_joins_gets_a_further_output_and_numbers_stay():
     server = server_of(fedpall.METHOD, HYPER)
     b, c = (replace(r, device=name) for r, name in zip(uploads([8, 8]), "bc", strict=True))
     fitted(server, [b, c])
-    old, momentum = server.pupils.A, server.pupils.momenta["amplifier.6.weight"].clone()
+    old, momentum = server.models.A, server.models.momenta["amplifier.6.weight"].clone()
     server.begin(2, [Member("a", 3), Member("c", 8)])
     story = server.round()
     next(story)
-    grown = server.pupils.A
-    assert server.pupils.devices == ["b", "c", "a"]
+    grown = server.models.A
+    assert server.models.devices == ["b", "c", "a"]
     assert torch.equal(grown[6].weight[:2], old[6].weight) and grown[6].weight.shape == (3, WIDTH)
     assert grown[6].weight[2].abs().max() > 0
     assert same(*({k: v for k, v in weights_of(A).items() if "6." not in k} for A in (old, grown)))
-    optimizer = server.pupils.optimizer(nn.ModuleDict({"amplifier": grown}), HYPER.server)
+    optimizer = server.models.optimizer(nn.ModuleDict({"amplifier": grown}), HYPER.server)
     number = next(i for i, w in enumerate(optimizer.parameters) if w is grown[6].weight)
-    buffer = optimizer.memory[number]["momentum_buffer"]
+    buffer = optimizer.buffers[number]["momentum_buffer"]
     assert torch.equal(buffer[:2], momentum) and not buffer[2].any()
     server.hyper = replace(HYPER, server_epochs=40)
     fitted(server, [replace(b, device="a"), c], 3)
@@ -207,11 +207,11 @@ def test_a_device_that_joins_gets_a_further_output_and_numbers_stay():
 def test_the_seed_decides_the_weights_of_further_outputs():
     def grown(seed):
         server = fedpall.Server(tiny(), HYPER, seed)
-        server.pupils.enrol("ba")
+        server.models.add_devices("ba")
         torch.manual_seed(0)
-        server.pupils.enrol("acb")
-        assert server.pupils.devices == ["a", "b", "c"]
-        return server.pupils.A
+        server.models.add_devices("acb")
+        assert server.models.devices == ["a", "b", "c"]
+        return server.models.A
 
     assert same(weights_of(grown(1)), weights_of(grown(1)))
     assert not torch.equal(grown(1)[6].weight[2], grown(2)[6].weight[2])
@@ -220,9 +220,9 @@ def test_the_seed_decides_the_weights_of_further_outputs():
 def test_outputs_may_be_set_aside_for_devices_to_come():
     server, clients = halves(replace(HYPER, clients=5))
     play(server, only(clients, 0), 1)
-    assert server.pupils.A[6].weight.shape == (5, WIDTH)
+    assert server.models.A[6].weight.shape == (5, WIDTH)
     fitted(server, uploads([2] * 7), 2)  # and more than that are no error
-    assert server.pupils.A[6].weight.shape == (7, WIDTH)
+    assert server.models.A[6].weight.shape == (7, WIDTH)
 
 
 # Hostile answers
@@ -259,7 +259,7 @@ def test_the_state_stays_finite_whatever_a_device_sends(spoil, classifier):
         hostile(server, number, spoil(rows(number, 40)), labels, spoil(rows(number)))
     assert all(v.isfinite().all() for v in server.state().values())
     client = client_of(classifier=classifier)
-    client.receive(snapshot(server.news() | dict(server.payload())))
+    client.receive(snapshot(server.payload_for_cohort() | dict(server.payload())))
     z = client.model.embed(client.data.x)
     assert (
         kl_with_uniform(client.A.eval()(z)).isfinite()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from protofleet.methods.contract.base import Reply
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import unit
-from protofleet.methods.maths.pulls import prototype_mse, proximal
+from protofleet.methods.maths.proximity import prototype_mse, proximal
 from protofleet.methods.parts.averaging import weighted_mean
 
 CASES = {c["id"]: c for c in json.loads((Path(__file__).parent / "oracles.json").read_text())["cases"]}

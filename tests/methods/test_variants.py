@@ -149,7 +149,7 @@ def test_the_last_fit_is_one_more_training_from_what_came_last(method):
     start = {name: v.clone() for name, v in weights_of(client.model).items()}
     for each in (client, twin):
         each.begin(9)
-        each.settle()
+        each.after_last_round()
     assert same(weights_of(twin.model), start)
     load_weights(twin.model, start)
     twin.generator = lambda phase: type(twin).generator(twin, "settle")

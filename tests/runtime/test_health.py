@@ -26,7 +26,7 @@ HANGING = """\
 import queue, sys, time, torch
 from protofleet.methods.parts.averaging import weighted_mean
 from protofleet.methods.contract.base import Reply
-from protofleet.methods.contract.liveness import on_every_step
+from protofleet.methods.contract.liveness import on_progress
 from protofleet.methods.parts.local import LocalHyper, train
 from protofleet.methods.maths.finch import partition
 from protofleet.methods.parts.hyperspheres import spread
@@ -38,7 +38,7 @@ from protofleet.runtime.health import Heartbeats, watchdog
 
 how = sys.argv[1]
 heartbeats, inbox = Heartbeats(), queue.SimpleQueue()
-on_every_step(lambda: heartbeats.beat_if_working("work"))
+on_progress(lambda: heartbeats.beat_if_working("work"))
 
 class App:
     finished, wake_at = False, float("inf")

@@ -82,7 +82,7 @@ def worked_out(half: ClientHalf, ask: Ask, number: int) -> Payload:
     half.begin(number)
     half.receive(ask.payload)
     if ask.phase == EVALUATE:
-        half.settle()
+        half.after_last_round()
         return {}
     return half.run(ask)
 

@@ -14,7 +14,7 @@ from protofleet.edge_client.data.shard import load_shard
 from protofleet.edge_client.data.sources import fashion, mnist, svhn, usps
 from protofleet.edge_client.data.sources.cifar import unpickled
 from protofleet.edge_client.data.sources.idx import read_idx
-from protofleet.methods.nets.vision import import_torchvision
+from protofleet.methods.nets.torchvision_import import import_torchvision
 from tests.edge_client.data.files import write_idx, write_mnist, write_svhn, write_usps
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from protofleet.methods.contract.catalog import load, names
-from protofleet.methods.contract.plan import Network, Plan, mixing, read_plan
+from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks, read_plan
 from protofleet.protocol.settings.reader import SettingsError
 
 OWN = Network("cnn4", 64)
@@ -46,7 +46,7 @@ def test_who_may_mix_is_who_sends_no_weights():
         server = plan.server_half()
         downloads = {key.partition(".")[0] for key in server.payload()}
         assert not (load(name).mixed_networks and "weights" in downloads)
-    assert set(mixing()) <= set(names())
+    assert set(methods_for_mixed_networks()) <= set(names())
 
 
 def test_a_deep_head_is_fedpall_s_classifier():

@@ -25,7 +25,7 @@ from protofleet.protocol.wire.tables import wanted_rows
 CLASSES, EXAMPLES, NORM = 5, 40, 1e6
 ROOM = 1024  # bytes that a table may take
 WEIGHING = ("fedavg", "fedprox")  # others say the same of weights; FedLSA thinks long about its anchors
-TWO = ">=2 where repeated: "
+AT_LEAST_TWO = ">=2 where repeated: "
 
 
 def rounds_of(plan):
@@ -83,7 +83,7 @@ class Client:
         for row in mine:
             if "sum<=examples" in row["rules"]:
                 limits.append(
-                    EXAMPLES // 2 if any(rule.startswith(TWO) for rule in row["rules"]) else EXAMPLES
+                    EXAMPLES // 2 if any(rule.startswith(AT_LEAST_TWO) for rule in row["rules"]) else EXAMPLES
                 )
             if "rows<=examples" in row["rules"]:
                 limits.append(EXAMPLES)
@@ -109,7 +109,7 @@ class Client:
         )
         if "sum<=examples" in row["rules"]:
             most = EXAMPLES // max(1, math.prod(shape))
-            two = any(rule.startswith(TWO) for rule in row["rules"])
+            two = any(rule.startswith(AT_LEAST_TWO) for rule in row["rules"])
             return self.dice.integers(2 if two else 1, most + 1, shape).astype(dtype)
         if not dtype.startswith("float"):
             return self.dice.integers(int(low), int(min(high, 1000)) + 1, shape).astype(dtype)
@@ -140,8 +140,8 @@ class Client:
                 if not isinstance(dim, str) or len([n for n in good if dim in self.form(n)[1]]) > 1:
                     yield f"length {at} of {name}", longer
             for rule in row["rules"]:
-                if rule.startswith(TWO):
-                    other = rule.removeprefix(TWO)
+                if rule.startswith(AT_LEAST_TWO):
+                    other = rule.removeprefix(AT_LEAST_TWO)
                     ones, same = np.ones_like(value), np.zeros_like(good[other])
                     yield f"{rule} of {name}", {**good, name: ones, other: same}
         for axis in self.axes():

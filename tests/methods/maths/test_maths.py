@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from protofleet.methods.maths.anchors import anchor_cross_entropy, compactness, separation
 from protofleet.methods.maths.geometry import distances, margins, squared_distances, unit
 from protofleet.methods.maths.means import class_means
-from protofleet.methods.maths.pulls import prototype_mse, proximal
+from protofleet.methods.maths.proximity import prototype_mse, proximal
 from tests.methods.tiny import normal, tiny
 
 # Distances and directions

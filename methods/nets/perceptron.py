@@ -1,4 +1,4 @@
-"""A perceptron over pixels: the smallest network with all three pieces. For smoke tests and tiny boards."""
+"""A perceptron over pixels: the smallest network with all three pieces. For smoke tests and very small devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchvision beside any torch: also where its compiled operators do not load.
+"""Importing torchvision beside any torch, also where its compiled operators do not load.
 
 A torchvision built for another torch (a CUDA wheel beside a CPU-only or a vendor's torch) tolerates that its
 extension does not load, and then describes `torchvision::nms` all the same, which fails: "operator

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protofleet.methods.nets import catalog as nets
-from protofleet.methods.nets.vision import import_torchvision
+from protofleet.methods.nets.torchvision_import import import_torchvision
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,7 +49,7 @@ def test_a_torchvision_without_its_operators_imports_from_many_threads(tmp_path)
         """
         from concurrent.futures import ThreadPoolExecutor
         import torch
-        from protofleet.methods.nets.vision import import_torchvision
+        from protofleet.methods.nets.torchvision_import import import_torchvision
         with ThreadPoolExecutor(8) as pool:
             modules = {id(f.result()) for f in [pool.submit(import_torchvision) for _ in range(8)]}
         assert modules == {id(import_torchvision())}
@@ -63,7 +63,7 @@ def test_a_torchvision_that_imports_by_itself_is_left_alone(monkeypatch):
     intact = ModuleType("torchvision")
     monkeypatch.setitem(sys.modules, "torchvision", intact)
     monkeypatch.setattr(
-        "protofleet.methods.nets.vision.declare_operators", lambda: pytest.fail("it was touched")
+        "protofleet.methods.nets.torchvision_import.declare_operators", lambda: pytest.fail("it was touched")
     )
     assert import_torchvision() is intact
 
@@ -91,7 +91,7 @@ def test_any_other_fault_of_torchvision_is_not_hidden(tmp_path, monkeypatch, bro
     for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("protofleet.methods.nets.vision.declare_operators", lambda: None)
+    monkeypatch.setattr("protofleet.methods.nets.torchvision_import.declare_operators", lambda: None)
     with pytest.raises(raised, match=told):
         import_torchvision()
 
