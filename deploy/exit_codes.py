@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protofleet.coordinator.server.diverged import DivergedError
-from protofleet.coordinator.spool.spool import RunMismatchError
+from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.deploy.errors import DIVERGED, FAILED, MISUSED, RunError
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.state.device import TakenOverError

@@ -15,7 +15,8 @@ from typing import Any
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.observe.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
 from protofleet.coordinator.observe.metrics import Metrics
-from protofleet.coordinator.observe.summary import summarise, write_summary
+from protofleet.coordinator.observe.summary import summarise
+from protofleet.coordinator.observe.summary_file import write_summary
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.older_copies import require_newest
 from protofleet.runtime.health import Check

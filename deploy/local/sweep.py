@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from protofleet.coordinator.observe.summary import read_summary
+from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.class_check import agreed_names

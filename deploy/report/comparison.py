@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from protofleet.coordinator.observe.summary import curve, with_mean
+from protofleet.coordinator.observe.curves import curve, with_mean
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.finished_run import Rounds, read_run, require_keys
 from protofleet.protocol.settings.reader import read_toml

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.observe.rounds_file import copy_of, finite, whole_lines
-from protofleet.coordinator.observe.summary import read_summary
+from protofleet.coordinator.observe.summary_file import read_summary
 from protofleet.deploy.errors import RunError
 from protofleet.protocol.storage.store import DamagedError
 

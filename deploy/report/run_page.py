@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from protofleet.coordinator.observe.summary import curve
+from protofleet.coordinator.observe.curves import curve
 from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
 from protofleet.deploy.report.feature_sections import feature_sections
 from protofleet.deploy.report.finished_run import FinishedRun, Rounds, read_run, require_keys

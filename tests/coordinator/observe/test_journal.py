@@ -12,11 +12,12 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
+from protofleet.coordinator.observe.curves import best, curve, totals
 from protofleet.coordinator.observe.journal import RoundFile, RoundRecord, read_rounds
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import copy_of
-from protofleet.coordinator.observe.summary import best, curve, summarise, totals
+from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import row_checksum
 from protofleet.coordinator.spool.traffic import read_traffic

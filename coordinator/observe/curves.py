@@ -1,0 +1,61 @@
+"""What a whole run has come to, out of the lines of rounds.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from protofleet.protocol.link.meter import DOWN, UP
+
+Lines = Sequence[Mapping[str, Any]]
+Points = list[dict[str, float]]  # by domain; the place in the list is the number of rounds behind it
+
+
+def views(lines: Lines) -> list[str]:
+    """Whose accuracy was measured: "global", "personal", "personal-classifier" ..."""
+    return sorted({view for line in lines for view in line["accuracy"]})
+
+
+def measured(lines: Lines, view: str) -> dict[str, Any]:
+    """One view over the run. `pooled` is all devices' correct answers over all their test samples."""
+    points = curve(lines, view, "accuracy")
+    pooled = [line["pooled"][view] for line in lines if view in line.get("pooled", {})]
+    return {
+        "start": with_mean(points[0] if points else {}),
+        "final": with_mean(points[-1] if points else {}),
+        "pooled": pooled[-1] if pooled else None,
+        "best_by_validation": best(points, curve(lines, view, "validation")),
+    }
+
+
+def curve(lines: Lines, view: str, measure: str) -> Points:
+    """Values by domain after 0, 1, 2 ... rounds (global), or after 1, 2 ... (personal).
+
+    A global model is measured at the beginning of a round, so the line of round r holds the point r - 1.
+    """
+    return [line[measure][view] for line in lines if line[measure].get(view)]
+
+
+def with_mean(by_domain: Mapping[str, float]) -> dict[str, float]:
+    """The unweighted mean over domains stands beside them, as the papers report it."""
+    if not by_domain:
+        return {}
+    return {**by_domain, "mean": sum(by_domain.values()) / len(by_domain)}
+
+
+def best(test: Points, validation: Points) -> dict[str, Any]:
+    """Chosen by validation, never by test: the first round whose validation mean is highest."""
+    if not validation or len(validation) != len(test):
+        return {}
+    means = [with_mean(point)["mean"] for point in validation]
+    chosen = means.index(max(means))
+    return {"point": chosen, "validation_mean": means[chosen], **with_mean(test[chosen])}
+
+
+def totals(lines: Lines, name: str) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {UP: {}, DOWN: {}}
+    for line in lines:
+        for way, kinds in line[name].items():
+            for kind, size in kinds.items():
+                found[way][kind] = found[way].get(kind, 0) + size
+    return found
