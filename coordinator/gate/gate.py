@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from protofleet.coordinator.devices.limits import Limits, update_problem
+from protofleet.coordinator.gate.reservations import Reservations
 from protofleet.coordinator.gate.shares import Offer, who_yields
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.round.reader import MachineReader
@@ -62,15 +63,14 @@ class Gate:
         self._most = 0  # bytes that an answer may have
         self._cohort = 1  # devices that were asked
         self._stored = 0  # bytes of answers on the disk when the question was opened
-        self._reserved: dict[str, int] = {}  # bytes for the answers to it
-        self._complete: set[str] = set()  # devices whose answer is on the disk
+        self._reserved = Reservations()
         self._turned_away: set[str] = set()  # devices that have found no room on the disk
         self._refused: dict[str, Problem] = {}  # devices whose answer can never be used, and why
 
     def open(self, ask: Ask, cohort: int) -> None:
         self._most = min(most_bytes(ask.wants), self.limits.answer_bytes)
-        self._refused, self._reserved, self._cohort = {}, {}, max(1, cohort)
-        self._complete, self._turned_away = set(), set()
+        self._refused, self._reserved, self._cohort = {}, Reservations(), max(1, cohort)
+        self._turned_away = set()
         self._stored = self._spool.bytes_of_answers()
 
     def asks(self, update: Update) -> bool:
@@ -96,13 +96,12 @@ class Gate:
 
     def completed(self, device: str) -> None:
         """Its answer is fetched: from now on it keeps its space."""
-        self._complete.add(device)
+        self._reserved.completed(device)
 
     def refused(self, device: str, problem: Problem) -> None:
         """Its answer can never be used: its space is free again."""
         self._refused[device] = problem
-        self._reserved.pop(device, None)
-        self._complete.discard(device)
+        self._reserved.free(device)
 
     def _problem_with(self, update: Update, size: int) -> Problem | None:
         if refused := self._refused.get(update.device):
@@ -115,31 +114,30 @@ class Gate:
         """Without space the frame is rejected, and the device says its answer again later."""
         if self._lacking(device, size) > 0:
             self._spool.free_space()
-            self._stored = max(0, self._spool.bytes_of_answers() - sum(self._reserved.values()))
+            self._stored = max(0, self._spool.bytes_of_answers() - self._reserved.total)
         if (lacking := self._lacking(device, size)) > 0:
             unfinished = {d: Offer(n, self._transfers.is_silent(d)) for d, n in self._coming(device).items()}
             for other in who_yields(size, lacking, self._share, unfinished):
                 self._transfers.give_up(other)
-                del self._reserved[other]
+                self._reserved.free(other)
         if self._lacking(device, size) > 0:
             raise self._no_room(device, size)
-        self._reserved[device] = size
+        self._reserved.reserve(device, size)
         self._turned_away.discard(device)
 
-    def _coming(self, device: str = "") -> dict[str, int]:
+    def _coming(self, device: str) -> dict[str, int]:
         """Bytes reserved for other devices, whose answers are not complete."""
-        return {d: n for d, n in self._reserved.items() if d != device and d not in self._complete}
+        return {d: n for d, n in self._reserved.unfinished.items() if d != device}
 
     def _lacking(self, device: str, size: int) -> int:
         """Bytes that are missing for it, on the disk or in what the limit leaves of it; none: 0 or less."""
         spare, room = self._spare(device), self._room
-        if min(spare, room - sum(self._coming(device).values())) >= size:
+        if min(spare, room - self._reserved.unfinished_beside(device)) >= size:
             return 0  # without a look at what has come of each
         return size - min(spare, self._free(device))
 
     def _spare(self, device: str) -> int:
-        others = sum(n for d, n in self._reserved.items() if d != device)
-        return self.limits.spool_bytes - self._stored - others
+        return self.limits.spool_bytes - self._stored - self._reserved.beside(device)
 
     def _free(self, device: str) -> int:
         """Less what others have promised, and what the round's end will write; with what came of its own."""
@@ -155,8 +153,8 @@ class Gate:
     @property
     def _share(self) -> int:
         """Of each device that was asked, in what there is for all of their answers."""
-        written = sum(self._spool.bytes_of_unfinished(d) for d in self._coming())
-        on_disk = self._room + written + sum(self._reserved[d] for d in self._complete)
+        written = sum(self._spool.bytes_of_unfinished(d) for d in self._reserved.unfinished)
+        on_disk = self._room + written + self._reserved.complete
         return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort
 
     def _no_room(self, device: str, size: int) -> Rejected:

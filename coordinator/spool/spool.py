@@ -489,10 +489,13 @@ class Spool:
         """Delete the objects that no row names any more."""
         self.snapshots.keep({bytes.fromhex(row[5]) for row in self._checkpoints()})
         oldest = min((row[1] for row in self._checkpoints()), default=0)
-        rows = self._db.execute("SELECT object FROM accepted WHERE round >= ?", (oldest,))
-        kept = {bytes(row[0]) for row in rows}
+        kept: dict[str, set[bytes]] = {}
+        for device, name in self._db.execute(
+            "SELECT device, object FROM accepted WHERE round >= ?", (oldest,)
+        ):
+            kept.setdefault(device, set()).add(bytes(name))
         for folder in (self.folder / "updates").glob("*"):
-            self.store(folder.name).keep(kept)
+            self.store(folder.name).keep(kept.get(folder.name, set()))
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:

@@ -106,13 +106,7 @@ class Broadcast:
 
     def wake(self, now: float) -> None:
         """Publish what everybody waits for, and what has waited long enough."""
-        waiting = [d for d, last in self._last.items() if now - last < INACTIVE_SECONDS]
-        due = [
-            i
-            for i, latest in self._pending.items()
-            if now >= latest
-            or (i not in self._published and not self._expected and all(i in self._asked[d] for d in waiting))
-        ]
+        due = {i for i, latest in self._pending.items() if now >= latest} | self._asked_for_by_all(now)
         for i in sorted(due):
             del self._pending[i]
             with self._error_scope(self._requested_by.pop(i)):
@@ -121,6 +115,14 @@ class Broadcast:
         if due and now >= min(self._since.values()) + LINGER_SECONDS:
             self._expected.clear()
         self.wake_at = min(self._pending.values(), default=float("inf"))
+
+    def _asked_for_by_all(self, now: float) -> set[int]:
+        """Of the blocks that wait for the cohort. All of it is looked at only once nobody is expected any more."""
+        fresh = self._pending.keys() - self._published.keys()
+        if self._expected or not fresh:
+            return set()
+        waiting = [d for d, last in self._last.items() if now - last < INACTIVE_SECONDS]
+        return {i for i in fresh if all(i in self._asked[d] for d in waiting)}
 
     def _emit(self, device: str | None, index: int) -> None:
         self._send(device, index, index not in self._ever)

@@ -6,6 +6,7 @@ import pytest
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.methods.contract.base import Member
 from tests.crash.platter import FrailDisk, Platter
+from tests.support.steps import steps_of
 
 DEVICES = ("device-0", "device-1")
 MEMBERS = {name: Member(name, 5, ()) for name in DEVICES}
@@ -148,3 +149,18 @@ def test_whether_an_answer_contradicts_an_accepted_one_costs_the_same_however_ma
         needed.append(steps(spool, lambda d=device: spool.has_other_answer(1, "train", d, BASE, names[0])))
     assert needed[-1] == needed[0] > 0
     spool.close()
+
+
+def test_a_save_costs_each_device_no_more_where_many_have_answered(tmp_path):
+    def steps_each(number):
+        spool = Spool(tmp_path / str(number), durable=False)
+        for i in range(number):
+            name = spool.store(f"device-{i:03}").put({"w": np.full(3, i)}).object
+            spool.accept(1, "train", Accepted(f"device-{i:03}", BASE, name, 5, {}))
+        steps = steps_of(lambda: save(spool, 1))
+        kept = all(len(spool.store(f"device-{i:03}").names()) == 1 for i in range(number))
+        spool.close()
+        assert kept
+        return steps / number
+
+    assert steps_each(300) < 1.2 * steps_each(30)

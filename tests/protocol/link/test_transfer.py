@@ -21,6 +21,7 @@ from protofleet.protocol.wire.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 from tests.protocol.objects import ARRAYS, BLOCK, block
+from tests.support.steps import steps_of
 
 BLOCKS = 8
 
@@ -272,6 +273,19 @@ def test_no_more_blocks_wait_for_a_cohort_than_are_fetched_at_a_time():
         server.asks("a", 0.0, ((start, start + MAX_ASKED),))
     assert len(server.wakes(LINGER_SECONDS)) == MAX_PENDING
     assert server.asks("a", 1.0, ((4000, 4001),)), "what was passed over can be asked for again"
+
+
+def test_what_a_device_asks_for_costs_no_more_where_many_are_waited_for():
+    def steps_of_one(number):
+        names = [f"device-{i:03}" for i in range(number)]
+        server = Server(*names)
+        for device in names[:-2]:
+            assert server.asks(device, 0.1) == []
+        steps = steps_of(lambda: server.asks(names[-2], 0.2))
+        assert server.asks(names[-1], 0.2) == TO_ALL
+        return steps
+
+    assert steps_of_one(500) < 1.2 * steps_of_one(50)
 
 
 def test_a_device_that_holds_the_object_is_not_waited_for():

@@ -1,0 +1,50 @@
+"""Bytes of the disk that are reserved for answers. Each answer needs the sums of the others, so they are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Reservations:
+    def __init__(self) -> None:
+        self._unfinished: dict[str, int] = {}  # by device
+        self._complete: dict[str, int] = {}
+        self._unfinished_bytes = self._complete_bytes = 0
+
+    def reserve(self, device: str, size: int) -> None:
+        complete = device in self._complete
+        self.free(device)
+        self._unfinished[device], self._unfinished_bytes = size, self._unfinished_bytes + size
+        if complete:
+            self.completed(device)
+
+    def completed(self, device: str) -> None:
+        """Its answer is on the disk."""
+        if (size := self._unfinished.pop(device, None)) is not None:
+            self._unfinished_bytes -= size
+            self._complete[device], self._complete_bytes = size, self._complete_bytes + size
+
+    def free(self, device: str) -> None:
+        self._unfinished_bytes -= self._unfinished.pop(device, 0)
+        self._complete_bytes -= self._complete.pop(device, 0)
+
+    @property
+    def total(self) -> int:
+        return self._unfinished_bytes + self._complete_bytes
+
+    @property
+    def complete(self) -> int:
+        return self._complete_bytes
+
+    def beside(self, device: str) -> int:
+        """Bytes of all others."""
+        return self.total - self._unfinished.get(device, 0) - self._complete.get(device, 0)
+
+    def unfinished_beside(self, device: str) -> int:
+        """Bytes of all others whose answers are not complete."""
+        return self._unfinished_bytes - self._unfinished.get(device, 0)
+
+    @property
+    def unfinished(self) -> Mapping[str, int]:
+        """By device."""
+        return self._unfinished
