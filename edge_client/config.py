@@ -50,17 +50,14 @@ class DeviceSettings:
     threads: Threads = 0  # for torch; 0 leaves it to torch
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported
     trainer_memory_bytes: Bytes = 0  # most that it may take of its own; 0: as much as there is
-    trainer_seconds: PositiveSeconds = (
-        10_800.0  # longest piece of work of a child; then it is ended and begun again
-    )
-    hottest_celsius: Celsius = (
-        0.0  # takes no new work while a zone of the board is hotter; 0: whatever its heat
-    )
+    # Longest piece of work of a child; then it is ended and begun again.
+    trainer_seconds: PositiveSeconds = 10_800.0
+    # Takes no new work while a zone of the board is hotter; 0: whatever its heat.
+    hottest_celsius: Celsius = 0.0
     metrics_port: OptionalPort = 0  # 0: no metrics
     metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
-    watchdog_seconds: Watchdog = (
-        900.0  # without a sign of life, after which the process ends itself; 0: no watch
-    )
+    # Without a sign of life, after which the process ends itself; 0: no watch.
+    watchdog_seconds: Watchdog = 900.0
     status: str = ""  # file, best in memory, that says how it goes; empty: none
     tuning: str = ""  # file with settings for some time, signed by the root; empty: none are looked for
     stays: bool = True  # wait for the next run when one is over

@@ -20,18 +20,16 @@ from protofleet.protocol.settings.bounds import Rounds, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.storage.disk import Disk
 
-LARGEST: Final = (
-    1 << 20
-)  # bytes of an array of the exchange that is kept: prototypes, not everybody's features
+# Bytes of an array of the exchange that is kept: prototypes, not everybody's features.
+MAX_ARRAY_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Snapshots:
     """The [pictures] table."""
 
-    samples: Annotated[int, Within(0, 1_000_000_000)] = (
-        0  # training samples whose embedding is kept; 0: no pictures
-    )
+    # Training samples whose embedding is kept; 0: no pictures.
+    samples: Annotated[int, Within(0, 1_000_000_000)] = 0
     rounds: tuple[Rounds, ...] = ()  # after whose training; the last evaluation is always one
 
     def __post_init__(self) -> None:
@@ -62,4 +60,6 @@ def save_snapshot(
 def _small(way: str, payload: Payload) -> Mapping[str, np.ndarray]:
     """Arrays with a name of one word: the weights of a module have dots in theirs."""
     chosen = {name: payload[name] for name in payload if "." not in name}
-    return {f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= LARGEST}
+    return {
+        f"{way}.{name}": value for name, value in to_numpy(chosen).items() if value.nbytes <= MAX_ARRAY_BYTES
+    }

@@ -34,9 +34,8 @@ class Limits:
     memory_bytes: Bytes = 0  # that a network takes while it learns; 0: what the machine, or its GPU, has
     disk_bytes: PositiveBytes = 8 << 30  # of the state that the device keeps, and an answer beside it
     epochs: Epochs = 1000  # over its own samples, in one piece of work
-    work_seconds: WorkSeconds = (
-        86_400.0  # of one piece of work inside the agent; then it is ended and begun again
-    )
+    # Of one piece of work inside the agent; then it is ended and begun again.
+    work_seconds: WorkSeconds = 86_400.0
 
     def __post_init__(self) -> None:
         demand_within(self)

@@ -13,7 +13,7 @@ from protofleet.deploy.local.experiment import Experiment, read_tables
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import class_names, stated
+from protofleet.edge_client.data.shard import class_names, configured_class_names
 from protofleet.protocol.settings.reader import SettingsError, decode_file
 from protofleet.protocol.wire.class_names import Names, difference, listed, normalized
 from protofleet.protocol.wire.names import COORDINATOR
@@ -90,4 +90,6 @@ def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
     federation = str(fleet.device.get("federation", "protofleet"))
     for name, host in fleet.hosts.items():
         data = settings_of(fleet, federation, name).data
-        yield Participant(name, normalized(stated(data)), data, elsewhere=f"at {host.address}")
+        yield Participant(
+            name, normalized(configured_class_names(data)), data, elsewhere=f"at {host.address}"
+        )

@@ -117,8 +117,8 @@ def narrowed(domain: Domain, classes: tuple[str, ...]) -> Domain:
 def pooled(name: str, domains: Sequence[Domain]) -> Domain:
     for other in domains[1:]:
         here, there = domains[0].name, other.name
-        if words := difference(here, domains[0].classes, there, other.classes):
-            raise DataError(f"the domains of {name} have other classes: {words}; name data.classes")
+        if problem := difference(here, domains[0].classes, there, other.classes):
+            raise DataError(f"the domains of {name} have other classes: {problem}; name data.classes")
     if len(domains) == 1:
         return domains[0]
     train, test = Pooled([d.train for d in domains]), Pooled([d.test for d in domains])

@@ -11,14 +11,14 @@ from protofleet.protocol.settings.bounds import LARGEST_COUNT, LARGEST_FACTOR, C
 from protofleet.protocol.settings.reader import demand_within
 
 CHANNELS = (1, 3)
-LEAST = 2  # training samples: BatchNorm cannot learn from one
+MIN_TRAINING_SAMPLES = 2  # training samples: BatchNorm cannot learn from one
 ROUNDING = 1e-9  # 3 * (1 / 3) may be a little more than 1
-MOST = 1_000_000_000  # samples
+MAX_SAMPLES = 1_000_000_000  # samples
 
 Parts = Annotated[int, Within(1, LARGEST_COUNT)]
 OwnTest = Annotated[float, Within(0, 0.9, above=True)]
 Fraction = Annotated[float, Within(0, 1, above=True)]
-Samples = Annotated[int, Within(LEAST, MOST)]
+Samples = Annotated[int, Within(MIN_TRAINING_SAMPLES, MAX_SAMPLES)]
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,13 @@ class DataSettings:
     split: str = "domain"  # domain: every share has the same mix of classes; dirichlet; iid: drawn at random
     part: Annotated[int, Within(0, LARGEST_COUNT - 1)] = 0  # which share this client has,
     parts: Parts = 1  # of so many. All clients that share must agree on everything but `part`
-    beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = (
-        0.3  # of the Dirichlet draw: the smaller, the more skewed
-    )
-    fraction: Fraction | None = (
-        None  # for each client, of the domain's training samples; None: its whole share
-    )
+    # Of the Dirichlet draw: the smaller, the more skewed.
+    beta: Annotated[float, Within(0.001, LARGEST_FACTOR)] = 0.3
+    # For each client, of the domain's training samples; None: its whole share.
+    fraction: Fraction | None = None
     samples: Samples | None = None  # at most so many for training and validation together
     own_test: OwnTest | None = None  # of the client's own samples, for its test; None: the published test set
-    test_samples: Annotated[int, Within(1, MOST)] | None = None  # at most so many for the test
+    test_samples: Annotated[int, Within(1, MAX_SAMPLES)] | None = None  # at most so many for the test
     validation: Annotated[float, Within(0, 0.9)] = 0.1  # the share of the training samples that is held out
     size: Pixels = 32  # images are brought to size x size
     channels: Channels = 3  # and to 3, or to 1: shades of grey

@@ -14,12 +14,12 @@ from torch import Tensor
 from protofleet.edge_client.data.cache import default_folder
 from protofleet.edge_client.data.catalog import find
 from protofleet.edge_client.data.domain import Collection, Domain, Pooled, narrowed, pooled, take
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
-from protofleet.edge_client.data.settings import LEAST, DataSettings
-from protofleet.edge_client.data.shares import SPLITS, Thin
+from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
+from protofleet.edge_client.data.shares import SPLITS, Subsampler
+from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.wire.class_names import Names, normalized, problem_with
 
 log = logging.getLogger("protofleet.device")
@@ -28,7 +28,7 @@ log = logging.getLogger("protofleet.device")
 # that federated methods are compared on.
 SCALE: Final = (2 * np.arange(256) - 255).astype(np.float32) / np.float32(255)
 
-NONE: Final = np.empty(0, np.int64)
+NO_INDICES: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -56,33 +56,37 @@ def load_shard(settings: DataSettings) -> Shard:
     domain = _domain(settings)
     where = (settings.seed, settings.source, domain.name)
     own = (*where, settings.parts, settings.part)
-    train, test = _share(domain, settings, Draws(*where, "shares"), Draws(*own, "own test"))
-    thin = SPLITS[settings.split].thin
-    train = _so_much(settings, train, Draws(*own, "fraction"))
-    train = _at_most(settings.samples, thin, train, Draws(*own, "samples"))
+    train, test = _share(domain, settings, StableRandom(*where, "shares"), StableRandom(*own, "own test"))
+    subsample = SPLITS[settings.split].subsample
+    train = _fraction_of_domain(settings, train, StableRandom(*own, "fraction"))
+    train = _at_most(settings.samples, subsample, train, StableRandom(*own, "samples"))
     # Without a test of their own, clients that share a domain report on the same samples.
-    test = _at_most(settings.test_samples, thin, test, Draws(*where, "test samples"))
-    train, validation = _held_out(settings.validation, train, Draws(*own, "validation"))
-    _check(train, test, settings, domain)
-    mixed = Draws(*own, "order").order(len(train.labels))
-    some = (_part(part, settings.size, settings.channels) for part in (take(train, mixed), validation, test))
+    test = _at_most(settings.test_samples, subsample, test, StableRandom(*where, "test samples"))
+    train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
+    _check_sizes(train, test, settings, domain)
+    mixed = StableRandom(*own, "order").permutation(len(train.labels))
+    some = (
+        _to_tensors(part, settings.size, settings.channels) for part in (take(train, mixed), validation, test)
+    )
     learnt, held, tested = some
-    return Shard(domain.name, len(domain.classes), learnt, held, tested, _said(domain.classes))
+    return Shard(domain.name, len(domain.classes), learnt, held, tested, _comparable(domain.classes))
 
 
 def class_names(settings: DataSettings) -> Names:
     """What its classes are called; no picture is read for it. None where nobody can tell."""
     domain = settings.domain or settings.source
-    return _said(stated(settings) or find(settings.source).called(_folder(settings), domain))
+    return _comparable(
+        configured_class_names(settings) or find(settings.source).class_names(_folder(settings), domain)
+    )
 
 
-def stated(settings: DataSettings) -> Names:
+def configured_class_names(settings: DataSettings) -> Names:
     """What its classes are called as far as the settings say it, wherever the data are."""
-    return settings.classes or find(settings.source).classes
+    return settings.classes or find(settings.source).default_classes
 
 
-def _said(classes: tuple[str, ...]) -> Names:
-    """As others are told them, if they can be."""
+def _comparable(classes: tuple[str, ...]) -> Names:
+    """In the form in which devices compare them, where they have one."""
     names = normalized(classes)
     if problem := problem_with(names):
         log.warning("%s; so nobody is told what the classes are called, and nobody can compare", problem)
@@ -100,48 +104,53 @@ def _domain(settings: DataSettings) -> Domain:
     folder = _folder(settings)
     whole = settings.domain in ("", settings.source)
     names = (source.domains or (settings.source,)) if whole else (settings.domain,)
-    return pooled(settings.source, [narrowed(source.read(folder, name), stated(settings)) for name in names])
+    return pooled(
+        settings.source,
+        [narrowed(source.read(folder, name), configured_class_names(settings)) for name in names],
+    )
 
 
-def _share(domain: Domain, settings: DataSettings, draws: Draws, own: Draws) -> tuple[Collection, Collection]:
+def _share(
+    domain: Domain, settings: DataSettings, rng: StableRandom, own: StableRandom
+) -> tuple[Collection, Collection]:
     """What this client may learn from, and what it is tested on."""
-    s, train, test, deal = settings, domain.train, domain.test, SPLITS[settings.split].deal
+    s, train, test, partition = settings, domain.train, domain.test, SPLITS[settings.split].partition
     if s.own_test is not None:
-        train, test = Pooled([train, test]), take(test, NONE)
+        train, test = Pooled([train, test]), take(test, NO_INDICES)
     if not len(train.labels) or not (len(test.labels) or s.own_test):
         raise DataError(
             f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
             f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
         )
-    mine, tested = deal(train.labels, test.labels, s.parts, s.beta, draws)[s.part]
+    mine, tested = partition(train.labels, test.labels, s.parts, s.beta, rng)[s.part]
     if s.own_test is not None:
-        return _held_out(s.own_test, take(train, mine), own)
+        return _split_off(s.own_test, take(train, mine), own)
     return take(train, mine), take(test, tested)
 
 
-def _so_much(settings: DataSettings, share: Collection, draws: Draws) -> Collection:
+def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
     """`fraction` is of the domain, of which the share is one part of `parts` on the average. The mix stays."""
     if settings.fraction is None:
         return share
     wanted = round(settings.fraction * settings.parts * len(share.labels))
-    return _at_most(wanted, stratified, share, draws)
+    return _at_most(wanted, stratified, share, rng)
 
 
-def _at_most(most: int | None, thin: Thin, some: Collection, draws: Draws) -> Collection:
-    return some if most is None or most >= len(some.labels) else take(some, thin(some.labels, most, draws))
+def _at_most(most: int | None, subsample: Subsampler, some: Collection, rng: StableRandom) -> Collection:
+    return some if most is None or most >= len(some.labels) else take(some, subsample(some.labels, most, rng))
 
 
-def _held_out(fraction: float, some: Collection, draws: Draws) -> tuple[Collection, Collection]:
+def _split_off(fraction: float, some: Collection, rng: StableRandom) -> tuple[Collection, Collection]:
     """What is left, and what is held out."""
-    held = stratified(some.labels, round(fraction * len(some.labels)), draws)
+    held = stratified(some.labels, round(fraction * len(some.labels)), rng)
     return take(some, without(len(some.labels), held)), take(some, held)
 
 
-def _check(train: Collection, test: Collection, settings: DataSettings, domain: Domain) -> None:
-    if len(train.labels) < LEAST:
+def _check_sizes(train: Collection, test: Collection, settings: DataSettings, domain: Domain) -> None:
+    if len(train.labels) < MIN_TRAINING_SAMPLES:
         raise DataError(
             f"{domain.name} leaves client {settings.part} of {settings.parts} {len(train.labels)} training "
-            f"samples, it takes {LEAST}; take fewer parts, a smaller validation or more samples"
+            f"samples, it takes {MIN_TRAINING_SAMPLES}; take fewer parts, a smaller validation or more samples"
         )
     if not len(test.labels):
         raise DataError(
@@ -150,15 +159,14 @@ def _check(train: Collection, test: Collection, settings: DataSettings, domain: 
         )
 
 
-def _part(some: Collection, size: int, channels: int) -> TensorSamples:
+def _to_tensors(some: Collection, size: int, channels: int) -> TensorSamples:
     pixels = some.pixels(np.arange(len(some.labels)), size)
     if channels == 1:
         pixels = grey(pixels)
     pixels = pixels.transpose(0, 3, 1, 2)
     x = np.empty(pixels.shape, np.float32)
-    for image, found in zip(
-        x, pixels, strict=True
-    ):  # all at once would take eight times the memory for a moment
+    # All at once would take eight times the memory for a moment.
+    for image, found in zip(x, pixels, strict=True):
         image[:] = SCALE[found]
     return TensorSamples(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))
 

@@ -1,4 +1,4 @@
-"""How clients share data. All of them draw the same shares and each takes its own, without a word between them."""
+"""How clients share data: all of them draw the same shares and each takes its own, so they exchange no message."""
 
 from __future__ import annotations
 
@@ -10,80 +10,83 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.edge_client.data.domain import Indices, Labels
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.sampling import balanced, stratified
+from protofleet.edge_client.data.stable_random import StableRandom
 
-LEAST_SKEWED: Final = 10  # training samples that a Dirichlet draw must leave everyone, as is the custom
+# Training samples that a Dirichlet draw must leave everyone, as is the custom.
+MIN_SAMPLES_IF_SKEWED: Final = 10
 ATTEMPTS: Final = 100
 
 Share = tuple[Indices, Indices]  # of the training samples and of the test samples
-Deal = Callable[[Labels, Labels, int, float, Draws], list[Share]]  # train, test, parts, beta, draws
-
-Thin = Callable[[Labels, int, Draws], Indices]
+# From the labels for training and for the test, the number of shares, beta, and the random numbers.
+Partitioner = Callable[[Labels, Labels, int, float, StableRandom], list[Share]]
+Subsampler = Callable[[Labels, int, StableRandom], Indices]
 
 
 @dataclass(frozen=True)
 class Split:
-    """`thin` cuts a share down to so many samples: a skew that was asked for is kept."""
+    """`subsample` takes so many samples of a share: a skew that was asked for is kept."""
 
-    deal: Deal
-    thin: Thin
+    partition: Partitioner
+    subsample: Subsampler
 
 
-def same_mix(train: Labels, test: Labels, parts: int, beta: float, draws: Draws) -> list[Share]:
+def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
     """Every share has the same mix of classes. All have the whole test set: it measures the domain."""
-    order = draws.order(len(train))
+    order = rng.permutation(len(train))
     order = order[np.argsort(train[order], kind="stable")]
     return [(order[i::parts], np.arange(len(test))) for i in range(parts)]
 
 
-def shuffled(train: Labels, test: Labels, parts: int, beta: float, draws: Draws) -> list[Share]:
-    """Shares drawn without a look at the class. All have the whole test set."""
-    order = draws.order(len(train))
+def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
+    """Shares drawn whatever the class. All have the whole test set."""
+    order = rng.permutation(len(train))
     return [(order[i::parts], np.arange(len(test))) for i in range(parts)]
 
 
-def dirichlet(train: Labels, test: Labels, parts: int, beta: float, draws: Draws) -> list[Share]:
+def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
     """Each class goes to the clients in proportions drawn from Dirichlet(beta), and its test samples in the
-    same ones: everybody is tested on what it learns from. A draw that starves somebody is drawn again. Without
+    same ones: everybody is tested on what it learns from. A draw that leaves somebody too few is drawn again. Without
     test samples nobody gets any."""
     classes = int(np.concatenate([train, test]).max()) + 1
     tested = min(len(test), 1)  # at least, for everybody
     sizes = [np.bincount(labels, minlength=classes) for labels in (train, test)]
-    if len(train) >= LEAST_SKEWED * parts and len(test) >= tested * parts:
+    if len(train) >= MIN_SAMPLES_IF_SKEWED * parts and len(test) >= tested * parts:
         for _ in range(ATTEMPTS):
-            cuts = _cuts(classes, parts, beta, draws)
-            ends = [_ends(cuts, counts) for counts in sizes]
-            if _least(ends[0]) >= LEAST_SKEWED and _least(ends[1]) >= tested:
-                return list(zip(_cut(train, ends[0], draws), _cut(test, ends[1], draws), strict=True))
+            cuts = _cumulative_shares(classes, parts, beta, rng)
+            ends = [_partition_ends(cuts, counts) for counts in sizes]
+            if _smallest(ends[0]) >= MIN_SAMPLES_IF_SKEWED and _smallest(ends[1]) >= tested:
+                return list(
+                    zip(_split_classes(train, ends[0], rng), _split_classes(test, ends[1], rng), strict=True)
+                )
     raise DataError(
-        f"{len(train)} training and {len(test)} test samples cannot be dealt to {parts} clients with beta "
-        f"{beta}: in {ATTEMPTS} draws somebody always had fewer than {LEAST_SKEWED} for training or none for "
-        "the test; take a larger beta, fewer parts or more data"
+        f"{len(train)} training and {len(test)} test samples cannot be split among {parts} clients with beta "
+        f"{beta}: in {ATTEMPTS} draws somebody always had fewer than {MIN_SAMPLES_IF_SKEWED} for training or none "
+        "for the test; take a larger beta, fewer parts or more data"
     )
 
 
-def _cuts(classes: int, parts: int, beta: float, draws: Draws) -> NDArray[np.float64]:
+def _cumulative_shares(classes: int, parts: int, beta: float, rng: StableRandom) -> NDArray[np.float64]:
     """[classes, parts]: the share of clients 0 .. i together. A logarithm's last bit, which may differ between
     machines, would move a sample once in some 10^12 cuts."""
-    logs = np.array([[draws.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])
+    logs = np.array([[rng.log_gamma_draw(beta) for _ in range(parts)] for _ in range(classes)])
     weights = np.exp(logs - logs.max(1, keepdims=True))
     sums = weights.cumsum(1)
     return np.asarray(sums / sums[:, -1:], np.float64)
 
 
-def _ends(cuts: NDArray[np.float64], counts: Labels) -> Indices:
+def _partition_ends(cuts: NDArray[np.float64], counts: Labels) -> Indices:
     """[classes, parts]: where each client's samples end in the row of its class."""
     return np.floor(cuts * counts[:, None] + 0.5).astype(np.int64)
 
 
-def _least(ends: Indices) -> int:
+def _smallest(ends: Indices) -> int:
     return int(np.diff(ends, axis=1, prepend=0).sum(0).min())
 
 
-def _cut(labels: Labels, ends: Indices, draws: Draws) -> list[Indices]:
-    order = draws.order(len(labels))
+def _split_classes(labels: Labels, ends: Indices, rng: StableRandom) -> list[Indices]:
+    order = rng.permutation(len(labels))
     rows = [np.split(order[labels[order] == c], row[:-1]) for c, row in enumerate(ends)]
     return [np.concatenate(pieces) for pieces in zip(*rows, strict=True)]
 

@@ -45,10 +45,8 @@ class DeviceState:
         self._half_before = found.half_before  # of the generation before this one
         self._own = self.saved.boot  # another one on the disk is of a process that has taken over
         self.holders = read_holders(folder)
-        self.renewed, self.started_last = (
-            False,
-            0,
-        )  # the boot before this one: a time that this clock has said
+        self.renewed = False  # its keys have a new record since the last start
+        self.started_last = 0  # the boot before this one: a time that this clock has said
 
     def boot(self, clock: int, holder: str = "") -> int:
         """The number of this start, above every earlier one of its holder even if the clock went back."""

@@ -40,9 +40,8 @@ class StateFile:
     half: str = ""  # object with the half's state
     broadcast: str = ""  # last one that is here in full
     answers: list[Answer] = field(default_factory=list)
-    lost: Answer | None = (
-        None  # given after all this, and not here any more: it is worked out before all else
-    )
+    # Given after all this, and not here any more: it is worked out before all else.
+    lost: Answer | None = None
 
 
 def encode_state_file(saved: StateFile) -> bytes:

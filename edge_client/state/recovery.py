@@ -45,9 +45,8 @@ def recover(files: Files, store: ObjectStore) -> Recovered:
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return Recovered(StateFile())
     fault = _fault(files.newest, newest)
-    least = (
-        previous.boot if isinstance(previous, StateFile) else 0
-    )  # an earlier version has left its second copy behind
+    # A copy with a lower boot is one that an earlier version has left.
+    least = previous.boot if isinstance(previous, StateFile) else 0
     whole = (found for found in (newest, *copies) if isinstance(found, StateFile))
     saved = next((found for found in whole if found.boot >= least), None)
     if newer := _of_a_later_version(saved, newest, *copies, previous):

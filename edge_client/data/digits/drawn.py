@@ -14,19 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.edge_client.data.domain import Labels
-from protofleet.edge_client.data.draws import Draws, Integers
 from protofleet.edge_client.data.images.paint import (
+    AffineLimits,
     Canvas,
-    Slant,
     blend,
     blurred,
     per_image,
-    speckled,
     to_pixels,
     warped,
+    with_noise,
 )
 from protofleet.edge_client.data.images.photos import crops, draw_places
 from protofleet.edge_client.data.images.resize import Pixels
+from protofleet.edge_client.data.stable_random import Integers, StableRandom
 
 GLYPHS: Final = Path(__file__).with_name("glyphs.npz")
 TEST_FONTS: Final = ("STIX", "cmss")  # families of which training sees nothing
@@ -36,20 +36,20 @@ CHUNK: Final = 250  # images at a time; another number would give other images
 TRIES: Final = 16  # colours to choose from
 
 
-def mnistm(digits: Pixels, photos: list[Pixels], test: bool, draws: Draws) -> Pixels:
+def mnistm(digits: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
     """|photo - digit|"""
-    behind = crops(photos, draw_places(len(digits), draws), SIDE, test).astype(np.int32)
+    behind = crops(photos, draw_places(len(digits), rng), SIDE, test).astype(np.int32)
     return to_pixels(np.abs(behind - digits))
 
 
-def synth(labels: Labels, test: bool, draws: Draws) -> Pixels:
+def synth(labels: Labels, test: bool, rng: StableRandom) -> Pixels:
     glyphs = read_glyphs(test)
-    return _in_chunks(labels, lambda part: _synth(part, glyphs, draws))
+    return _in_chunks(labels, lambda part: _synth(part, glyphs, rng))
 
 
-def street(labels: Labels, photos: list[Pixels], test: bool, draws: Draws) -> Pixels:
+def street(labels: Labels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
     glyphs = read_glyphs(test)
-    return _in_chunks(labels, lambda part: _street(part, glyphs, photos, test, draws))
+    return _in_chunks(labels, lambda part: _street(part, glyphs, photos, test, rng))
 
 
 def read_glyphs(test: bool) -> Pixels:
@@ -65,35 +65,35 @@ def _in_chunks(labels: Labels, paint: Callable[[Labels], Pixels]) -> Pixels:
     return np.concatenate([paint(labels[i : i + CHUNK]) for i in range(0, len(labels), CHUNK)])
 
 
-def _synth(labels: Labels, glyphs: Pixels, draws: Draws) -> Pixels:
+def _synth(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     n = len(labels)
-    shapes = glyphs[draws.below(len(glyphs), n), labels]
+    shapes = glyphs[rng.below(len(glyphs), n), labels]
     # A digit is 54 of its box's 64 pixels high; 666 to 1111 makes that 18 to 30 of 32.
-    mask = warped(shapes, Slant(turn=180, shear=250, scale=(666, 1111), shift=5), draws)
-    paper, ink = _colours(n, 60, draws)
-    image = blend(paper + _ramp(n, draws), ink, mask[..., None].astype(np.int32))
-    image = blurred(image, np.maximum(draws.between(-16, 16, n), 0))
-    return to_pixels(speckled(image, draws.between(0, 12, n), draws))
+    mask = warped(shapes, AffineLimits(turn=180, shear=250, scale=(666, 1111), shift=5), rng)
+    paper, ink = _colours(n, 60, rng)
+    image = blend(paper + _ramp(n, rng), ink, mask[..., None].astype(np.int32))
+    image = blurred(image, np.maximum(rng.between(-16, 16, n), 0))
+    return to_pixels(with_noise(image, rng.between(0, 12, n), rng))
 
 
-def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, draws: Draws) -> Pixels:
+def _street(labels: Labels, glyphs: Pixels, photos: list[Pixels], test: bool, rng: StableRandom) -> Pixels:
     n = len(labels)
-    signs = _with_neighbours(labels, glyphs, draws)
-    mask = warped(signs, Slant(turn=72, shear=150, scale=(720, 1080), shift=4), draws).astype(np.int32)
-    mask = mask[..., None] * per_image(draws.between(166, 256, n)) >> 8  # paint lets the wall through
-    wall = _wall(crops(photos, draw_places(n, draws), SIDE, test), draws)
-    image = blend(wall, _paint_on(wall, 45, draws), mask)
-    contrast, light = per_image(draws.between(128, 256, n)), per_image(draws.between(-30, 30, n))
+    signs = _with_neighbours(labels, glyphs, rng)
+    mask = warped(signs, AffineLimits(turn=72, shear=150, scale=(720, 1080), shift=4), rng).astype(np.int32)
+    mask = mask[..., None] * per_image(rng.between(166, 256, n)) >> 8  # paint lets the wall through
+    wall = _wall(crops(photos, draw_places(n, rng), SIDE, test), rng)
+    image = blend(wall, _ink_for(wall, 45, rng), mask)
+    contrast, light = per_image(rng.between(128, 256, n)), per_image(rng.between(-30, 30, n))
     image = ((image - 128) * contrast >> 8) + 128 + light
-    image = speckled(image, draws.between(0, 8, n), draws)
-    return to_pixels(blurred(image, draws.between(2, 16, n)))
+    image = with_noise(image, rng.between(0, 8, n), rng)
+    return to_pixels(blurred(image, rng.between(2, 16, n)))
 
 
-def _with_neighbours(labels: Labels, glyphs: Pixels, draws: Draws) -> Pixels:
+def _with_neighbours(labels: Labels, glyphs: Pixels, rng: StableRandom) -> Pixels:
     """[N, BOX, 2 BOX]: the digit in the middle and, three times in five, another one of its font at each side."""
     n = len(labels)
-    fonts, strangers = draws.below(len(glyphs), n), draws.below(10, n, 2)
-    there, gap, drop = draws.below(5, n, 2) < 3, draws.between(40, 52, n), draws.between(-4, 4, n, 2)
+    fonts, strangers = rng.below(len(glyphs), n), rng.below(10, n, 2)
+    there, gap, drop = rng.below(5, n, 2) < 3, rng.between(40, 52, n), rng.between(-4, 4, n, 2)
     signs = np.zeros((n, BOX, 2 * BOX), np.uint8)
     signs[:, :, BOX // 2 : BOX // 2 + BOX] = glyphs[fonts, labels]
     for i, side in np.argwhere(there):
@@ -105,23 +105,23 @@ def _with_neighbours(labels: Labels, glyphs: Pixels, draws: Draws) -> Pixels:
     return signs
 
 
-def _wall(photo: Pixels, draws: Draws) -> Canvas:
+def _wall(photo: Pixels, rng: StableRandom) -> Canvas:
     """A photograph washed with one colour, so that it is a wall and not a scene."""
     n = len(photo)
-    tint = draws.below(256, n, 1, 1, 3).astype(np.int32)
-    return blend(tint, photo.astype(np.int32), per_image(draws.between(64, 178, n)))
+    tint = rng.below(256, n, 1, 1, 3).astype(np.int32)
+    return blend(tint, photo.astype(np.int32), per_image(rng.between(64, 178, n)))
 
 
-def _paint_on(wall: Canvas, gap: int, draws: Draws) -> Canvas:
+def _ink_for(wall: Canvas, gap: int, rng: StableRandom) -> Canvas:
     """[N, 1, 1, 3]: a colour at least so many grey levels from the wall's mean brightness."""
     mean = wall.sum((1, 2, 3)) // (SIDE * SIDE)  # of the three channels together
-    inks = draws.below(256, len(wall), TRIES, 3)
+    inks = rng.below(256, len(wall), TRIES, 3)
     return _first(inks, np.abs(inks.sum(2) - mean[:, None]) >= 3 * gap)
 
 
-def _colours(n: int, gap: int, draws: Draws) -> tuple[Canvas, Canvas]:
+def _colours(n: int, gap: int, rng: StableRandom) -> tuple[Canvas, Canvas]:
     """Paper and ink, [N, 1, 1, 3] each, that differ in brightness by so many grey levels."""
-    papers, inks = draws.below(256, n, TRIES, 3), draws.below(256, n, TRIES, 3)
+    papers, inks = rng.below(256, n, TRIES, 3), rng.below(256, n, TRIES, 3)
     far = np.abs(papers.sum(2) - inks.sum(2)) >= 3 * gap
     return _first(papers, far), _first(inks, far)
 
@@ -132,11 +132,11 @@ def _first(colours: Integers, good: NDArray[np.bool_]) -> Canvas:
     return chosen.astype(np.int32).reshape(-1, 1, 1, 3)
 
 
-def _ramp(n: int, draws: Draws) -> Canvas:
+def _ramp(n: int, rng: StableRandom) -> Canvas:
     """[N, SIDE, SIDE, 3]: light that falls from one side, up to 40 grey levels at a corner."""
     axis = (2 * np.arange(SIDE) + 1 - SIDE).astype(np.int32)
-    across, down = per_image(draws.between(-20, 20, n)), per_image(draws.between(-20, 20, n))
-    colour = draws.below(257, n, 1, 1, 3).astype(np.int32)
+    across, down = per_image(rng.between(-20, 20, n)), per_image(rng.between(-20, 20, n))
+    colour = rng.below(257, n, 1, 1, 3).astype(np.int32)
     slope: Canvas = across * axis[None, None, :, None] + down * axis[None, :, None, None]
     slope = slope * colour // (256 * SIDE)
     return slope

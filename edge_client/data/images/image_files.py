@@ -61,8 +61,6 @@ def _picture(path: Path, size: int) -> Pixels:
     try:
         with reading(path, WAY_OUT), Image.open(path) as image:
             return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
-    except (
-        SyntaxError,
-        Image.DecompressionBombError,
-    ) as error:  # Pillow raises the first for some broken PNGs
+    # Pillow raises a SyntaxError for some broken PNGs.
+    except (SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read ({error}); {WAY_OUT}") from error

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.edge_client.data.draws import NOISE_ONE, Draws, Integers
 from protofleet.edge_client.data.images.resize import Pixels
+from protofleet.edge_client.data.stable_random import NOISE_ONE, Integers, StableRandom
 
 Canvas = NDArray[np.int32]  # pixel values on their way, 0..255 unless someone overshoots
 
@@ -22,7 +22,7 @@ TURN: Final = 1024  # a half-angle tangent of 1.0
 
 
 @dataclass(frozen=True)
-class Slant:
+class AffineLimits:
     """The limits from which a warp is drawn: symmetric but for the scale."""
 
     turn: int  # tangent of half the angle, in 1/TURN: 90 is 10 degrees
@@ -31,10 +31,10 @@ class Slant:
     shift: int  # pixels of the window
 
 
-def warped(images: Pixels, slant: Slant, draws: Draws) -> Pixels:
+def warped(images: Pixels, slant: AffineLimits, rng: StableRandom) -> Pixels:
     """Grey images [N, h, w] turned, sheared, scaled and shifted about their centre, then halved to
     [N, h/2, h/2]: four samples a pixel keep the edges smooth. What lies outside is black."""
-    matrix, shift = maps(len(images), slant, draws)
+    matrix, shift = affine_maps(len(images), slant, rng)
     side = images.shape[1]
     fine = _sampled(images, matrix, shift, side)
     sums: Canvas = fine.reshape(-1, side // 2, 2, side // 2, 2).sum((2, 4), dtype=np.int32)
@@ -56,9 +56,9 @@ def blurred(images: Canvas, strength: Integers) -> Canvas:
     return mixed
 
 
-def speckled(images: Canvas, deviation: Integers, draws: Draws) -> Canvas:
+def with_noise(images: Canvas, deviation: Integers, rng: StableRandom) -> Canvas:
     """Independent noise on each value; the deviation is per image, in grey levels."""
-    return images + draws.noise(*images.shape) * per_image(deviation) // NOISE_ONE
+    return images + rng.noise(*images.shape) * per_image(deviation) // NOISE_ONE
 
 
 def per_image(values: Integers) -> Canvas:
@@ -70,14 +70,14 @@ def to_pixels(images: Canvas) -> Pixels:
     return images.clip(0, 255).astype(np.uint8)
 
 
-def maps(n: int, slant: Slant, draws: Draws) -> tuple[Canvas, Canvas]:
+def affine_maps(n: int, slant: AffineLimits, rng: StableRandom) -> tuple[Canvas, Canvas]:
     """From a point of the result to one of the source: [N, 4] (xx, xy, yx, yy) in 1/ONE and [N, 2] (x, y) in
     half pixels. Cosine and sine come from the tangent t of half the angle, (1 - t^2, 2 t) / (1 + t^2), and
     are exact so: no machine's sine is asked."""
-    turn = draws.between(-slant.turn, slant.turn, n)
-    shear = draws.between(-slant.shear, slant.shear, n)
-    scale = draws.between(*slant.scale, n)
-    shift = draws.between(-2 * slant.shift, 2 * slant.shift, n, 2)
+    turn = rng.between(-slant.turn, slant.turn, n)
+    shear = rng.between(-slant.shear, slant.shear, n)
+    scale = rng.between(*slant.scale, n)
+    shift = rng.between(-2 * slant.shift, 2 * slant.shift, n, 2)
     whole = TURN * TURN + turn * turn
     cosine, sine = (TURN * TURN - turn * turn) * ONE // whole, 2 * turn * TURN * ONE // whole
     xx, xy = cosine, cosine * shear // 1000 - sine

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from protofleet.edge_client.data.draws import Draws, Integers
 from protofleet.edge_client.data.errors import reading
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.packages import REINSTALL, checked, package_file
+from protofleet.edge_client.data.stable_random import Integers, StableRandom
 
 PHOTOS: Final = {  # file -> fingerprint of its pixels
     "astronaut": "7605af19ba2b975845037d479d9429d3fbc334ff78c7b51f67f112d50f85ed65",
@@ -33,9 +33,9 @@ def read_photos() -> list[Pixels]:
     return [_photo(name, expected) for name, expected in PHOTOS.items()]
 
 
-def draw_places(n: int, draws: Draws) -> Integers:
+def draw_places(n: int, rng: StableRandom) -> Integers:
     """[n, 4], where crops come from: photograph, across, down, mirrored."""
-    return draws.below(1 << 20, n, 4)
+    return rng.below(1 << 20, n, 4)
 
 
 def crops(photos: list[Pixels], places: Integers, side: int, test: bool) -> Pixels:

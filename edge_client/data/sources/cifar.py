@@ -109,5 +109,5 @@ def unpickled(path: Path) -> dict[str, Any]:
     return table
 
 
-CIFAR10 = Source(_cifar10, ("cifar10",), called=_names10)
-CIFAR100 = Source(_cifar100, ("cifar100",), called=_names100)
+CIFAR10 = Source(_cifar10, ("cifar10",), class_names=_names10)
+CIFAR100 = Source(_cifar100, ("cifar100",), class_names=_names100)

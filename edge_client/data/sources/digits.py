@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protofleet.edge_client.data.cache import cached
-from protofleet.edge_client.data.digits.recipe import RECIPES, SEALS, build
+from protofleet.edge_client.data.digits.recipe import CHECKSUMS, RECIPES, build
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory
 from protofleet.edge_client.data.sources.source import Source
 
@@ -22,8 +22,8 @@ CLASSES = tuple(str(digit) for digit in range(10))
 
 def read(folder: Path, domain: str) -> Domain:
     """From the folder, where it is put when it is first asked for."""
-    expected = SEALS[domain]
-    # The seal in its name keeps releases of this package apart that share a folder.
+    expected = CHECKSUMS[domain]
+    # The checksum in its name keeps releases of this package apart that share a folder.
     path = folder / f"{domain}-{expected[:8]}.npz"
     arrays = cached(path, expected, lambda: build(domain))
     train = ImagesInMemory(arrays["x_train"], arrays["y_train"].astype("int64"))

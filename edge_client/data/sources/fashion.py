@@ -16,12 +16,12 @@ from typing import Final
 import numpy as np
 
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory, Indices, Labels
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.images.paint import Canvas, blend, to_pixels
 from protofleet.edge_client.data.images.photos import crops, draw_places, read_photos
 from protofleet.edge_client.data.images.resize import Pixels, resize
 from protofleet.edge_client.data.sources.idx import read_pair
 from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.stable_random import StableRandom
 
 DEBIAN: Final = Path("/usr/share/datasets/fashion-mnist")  # where the package dataset-fashion-mnist puts it
 CLASSES: Final = (
@@ -64,17 +64,17 @@ def _plain(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
 
 
 def _photo(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
-    draws = Draws("fashion", "photo", test)
-    places = draw_places(n, draws)[chosen]
-    colour = draws.between(96, 255, n, 1, 1, 3)[chosen].astype(np.int32)
+    rng = StableRandom("fashion", "photo", test)
+    places = draw_places(n, rng)[chosen]
+    colour = rng.between(96, 255, n, 1, 1, 3)[chosen].astype(np.int32)
     behind = crops(read_photos(), places, SIDE, test).astype(np.int32)
     cloth = colour * (288 - grey) // 288
     return to_pixels(blend(behind, cloth, np.minimum(grey * 6, 255)))
 
 
 def _sketch(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
-    draws = Draws("fashion", "sketch", test)
-    paper = draws.between(200, 255, n, 1, 1, 1)[chosen].astype(np.int32)
+    rng = StableRandom("fashion", "sketch", test)
+    paper = rng.between(200, 255, n, 1, 1, 1)[chosen].astype(np.int32)
     framed = np.pad(grey, ((0, 0), (1, 1), (1, 1), (0, 0)))
     edges = np.abs(framed[:, 1:-1, 2:] - framed[:, 1:-1, :-2])
     edges = edges + np.abs(framed[:, 2:, 1:-1] - framed[:, :-2, 1:-1])
@@ -82,9 +82,9 @@ def _sketch(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
 
 
 def _print(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
-    draws = Draws("fashion", "print", test)
-    ink = draws.between(0, 128, n, 1, 1, 3)[chosen]
-    paper = draws.between(160, 255, n, 1, 1, 3)[chosen]
+    rng = StableRandom("fashion", "print", test)
+    ink = rng.between(0, 128, n, 1, 1, 3)[chosen]
+    paper = rng.between(160, 255, n, 1, 1, 3)[chosen]
     screen = np.tile(SCREEN, (SIDE // 4, SIDE // 4))[None, :, :, None] * 16 + 8
     return np.where(grey > screen, ink, paper).astype(np.uint8)
 

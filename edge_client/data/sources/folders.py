@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from protofleet.edge_client.data.domain import Collection, Domain, Indices, take
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.image_files import class_folders, subfolders
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.sources.source import Source
+from protofleet.edge_client.data.stable_random import StableRandom
 
 WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
 OWN_WAY_OUT = (
@@ -26,15 +26,15 @@ def _office_caltech(folder: Path, domain: str) -> Domain:
     """Of every ten pictures the last two are for the test, as RethinkFL (FPL) and FedLSA have it."""
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     test = np.flatnonzero(np.arange(len(pictures.labels)) % 10 >= 8)
-    return _parted(domain, classes, pictures, test)
+    return _split(domain, classes, pictures, test)
 
 
 def _pacs(folder: Path, domain: str) -> Domain:
     """70/30, the test set rounded up: 501, 615, 704 and 1,179, the sizes in FedLSA's tables."""
     classes, pictures = class_folders(folder / domain, WAY_OUT)
     n = len(pictures.labels)
-    return _parted(
-        domain, classes, pictures, stratified(pictures.labels, -(-3 * n // 10), Draws("pacs", domain))
+    return _split(
+        domain, classes, pictures, stratified(pictures.labels, -(-3 * n // 10), StableRandom("pacs", domain))
     )
 
 
@@ -45,7 +45,9 @@ def _own(folder: Path, domain: str) -> Domain:
         return _halves(domain, *(place / name for name in sorted(found, key="train".__ne__)))
     classes, pictures = class_folders(place, OWN_WAY_OUT)
     n = len(pictures.labels)
-    return _parted(domain, classes, pictures, stratified(pictures.labels, n // 5, Draws("folder", domain)))
+    return _split(
+        domain, classes, pictures, stratified(pictures.labels, n // 5, StableRandom("folder", domain))
+    )
 
 
 def _own_names(folder: Path, domain: str) -> tuple[str, ...]:
@@ -70,7 +72,7 @@ def _halves(domain: str, train: Path, test: Path) -> Domain:
     return Domain(domain, classes, learnt, tested)
 
 
-def _parted(domain: str, classes: tuple[str, ...], pictures: Collection, test: Indices) -> Domain:
+def _split(domain: str, classes: tuple[str, ...], pictures: Collection, test: Indices) -> Domain:
     train = without(len(pictures.labels), test)
     return Domain(domain, classes, take(pictures, train), take(pictures, np.sort(test)))
 
@@ -88,4 +90,4 @@ PACS = Source(
     ("art_painting", "cartoon", "photo", "sketch"),
     ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
 )
-FOLDER = Source(_own, (), called=_own_names)
+FOLDER = Source(_own, (), class_names=_own_names)

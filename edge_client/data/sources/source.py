@@ -12,11 +12,11 @@ from protofleet.edge_client.data.domain import Domain
 DIGITS: Final = tuple(str(digit) for digit in range(10))
 
 
-def digits(folder: Path, domain: str) -> tuple[str, ...]:
+def digit_names(folder: Path, domain: str) -> tuple[str, ...]:
     return DIGITS
 
 
-def unnamed(folder: Path, domain: str) -> tuple[str, ...]:
+def no_class_names(folder: Path, domain: str) -> tuple[str, ...]:
     return ()
 
 
@@ -24,5 +24,6 @@ def unnamed(folder: Path, domain: str) -> tuple[str, ...]:
 class Source:
     read: Callable[[Path, str], Domain]  # from the data's folder, one domain
     domains: tuple[str, ...]  # none: the folder decides
-    classes: tuple[str, ...] = ()  # that are kept unless the settings name others; none: all
-    called: Callable[[Path, str], tuple[str, ...]] = unnamed  # what all are called; no picture is read for it
+    default_classes: tuple[str, ...] = ()  # that are kept unless the settings name others; none: all
+    # All of them by their labels; no picture is read for it.
+    class_names: Callable[[Path, str], tuple[str, ...]] = no_class_names

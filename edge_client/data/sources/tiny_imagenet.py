@@ -44,4 +44,4 @@ def _validation(folder: Path, classes: tuple[str, ...]) -> ImageFiles:
     return ImageFiles([folder / "images" / name for name, _ in rows], labels)
 
 
-SOURCE = Source(read, ("tiny_imagenet",), called=names)
+SOURCE = Source(read, ("tiny_imagenet",), class_names=names)

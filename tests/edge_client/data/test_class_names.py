@@ -20,8 +20,8 @@ def settings(root, **more):
 def test_every_source_says_names_without_its_pictures_or_knows_them_from_its_files():
     for name in names():
         source = SOURCES[name]
-        reads = source.called.__module__ != "protofleet.edge_client.data.sources.source"
-        assert source.classes or reads or source.called(None, name) == DIGITS, name
+        reads = source.class_names.__module__ != "protofleet.edge_client.data.sources.source"
+        assert source.default_classes or reads or source.class_names(None, name) == DIGITS, name
 
 
 @pytest.mark.parametrize("source", ["digits", "mnist", "usps", "svhn"])

@@ -12,11 +12,11 @@ import torch
 from protofleet.edge_client.data.cache import checksum
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.digits import drawn, fonts, recipe, scans
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.photos import crops, read_photos
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import load_shard
+from protofleet.edge_client.data.stable_random import StableRandom
 
 ROOT = Path(__file__).parents[3]
 SIZES = {
@@ -80,7 +80,7 @@ def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training(
     assert len(train) == 16 and len(test) == 5 and not train & test
     photo = np.zeros((40, 100, 3), np.uint8)
     photo[:] = np.arange(100)[None, :, None]  # a pixel says where it lies
-    places = Draws("places").below(1 << 20, 500, 4)
+    places = StableRandom("places").below(1 << 20, 500, 4)
     training, testing = (crops([photo], places, 8, test) for test in (False, True))
     assert training.max() == 79 and testing.min() == 80 and testing.max() == 99 and training.min() == 0
 
@@ -88,8 +88,8 @@ def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training(
 def test_mnistm_is_the_difference_of_a_photograph_and_the_same_digit(all_digits):
     images, labels = scans.mnist()
     digits = images[:50]
-    painted = drawn.mnistm(digits, read_photos(), False, Draws("m")).astype(int)
-    behind = crops(read_photos(), Draws("m").below(1 << 20, 50, 4), 32, False).astype(int)
+    painted = drawn.mnistm(digits, read_photos(), False, StableRandom("m")).astype(int)
+    behind = crops(read_photos(), StableRandom("m").below(1 << 20, 50, 4), 32, False).astype(int)
     assert (painted == np.abs(behind - digits)).all()
     assert sorted(shard(all_digits, "mnistm").train.y.tolist()) == sorted(
         shard(all_digits, "mnist").train.y.tolist()
@@ -181,9 +181,9 @@ def test_the_kept_glyphs_are_those_of_matplotlibs_fonts():
     assert (bits != again).mean() < 0.01  # FreeType's releases differ at the edges
 
 
-def test_another_seal_is_another_file_so_releases_can_share_a_folder(all_digits):
+def test_another_checksum_is_another_file_so_releases_can_share_a_folder(all_digits):
     names = {path.name for path in all_digits.glob("*.npz")}
-    assert names == {f"{domain}-{recipe.SEALS[domain][:8]}.npz" for domain in domains("digits")}
+    assert names == {f"{domain}-{recipe.CHECKSUMS[domain][:8]}.npz" for domain in domains("digits")}
 
 
 def test_a_seal_covers_every_value_and_every_shape():

@@ -18,7 +18,7 @@ def shard(source, root, **more):
 
 
 def test_of_ten_office_pictures_the_last_two_are_for_the_test(tmp_path):
-    counts = dict.fromkeys(OFFICE_CALTECH.classes, 7)
+    counts = dict.fromkeys(OFFICE_CALTECH.default_classes, 7)
     write_class_folders(tmp_path / "dslr", counts)
     found = shard("office_caltech", tmp_path, domain="dslr")
     everything = [(c, i, 0) for c in range(10) for i in range(7)]

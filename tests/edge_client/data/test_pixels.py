@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofleet.edge_client.data.draws import Draws
-from protofleet.edge_client.data.images.paint import ONE, Slant, blend, blurred, maps, warped
+from protofleet.edge_client.data.images.paint import ONE, AffineLimits, affine_maps, blend, blurred, warped
 from protofleet.edge_client.data.images.resize import resize
+from protofleet.edge_client.data.stable_random import StableRandom
 
 
 def pictures(n, *shape):
@@ -40,15 +40,17 @@ def test_more_images_than_a_chunk_resize_like_one_by_one():
 
 def test_an_unmoved_warp_is_the_mean_of_four_pixels():
     images = pictures(4, 64, 64)
-    still = warped(images, Slant(turn=0, shear=0, scale=(1000, 1000), shift=0), Draws("still"))
+    still = warped(images, AffineLimits(turn=0, shear=0, scale=(1000, 1000), shift=0), StableRandom("still"))
     means = images.reshape(4, 32, 2, 32, 2).astype(int).sum((2, 4))
     assert (still == (means + 2) // 4).all()
 
 
 def test_a_warp_reads_where_the_map_points():
-    images, slant = pictures(3, 16, 24), Slant(turn=180, shear=250, scale=(700, 1200), shift=3)
-    plain = np.stack([naive_warp(*each) for each in zip(images, *maps(3, slant, Draws("warp")), strict=True)])
-    difference = np.abs(warped(images, slant, Draws("warp")) - plain)
+    images, slant = pictures(3, 16, 24), AffineLimits(turn=180, shear=250, scale=(700, 1200), shift=3)
+    plain = np.stack(
+        [naive_warp(*each) for each in zip(images, *affine_maps(3, slant, StableRandom("warp")), strict=True)]
+    )
+    difference = np.abs(warped(images, slant, StableRandom("warp")) - plain)
     assert difference.max() < 3  # 1/256 of a pixel between black and white, and rounding
 
 
@@ -79,7 +81,9 @@ def naive_warp(image, matrix, shift):
 
 
 def test_a_warps_map_is_a_turn_a_shear_and_a_scale():
-    matrices, _ = maps(200, Slant(turn=180, shear=0, scale=(800, 800), shift=0), Draws("turn"))
+    matrices, _ = affine_maps(
+        200, AffineLimits(turn=180, shear=0, scale=(800, 800), shift=0), StableRandom("turn")
+    )
     turns = matrices.reshape(-1, 2, 2) * 0.8 / ONE
     assert np.abs(turns @ turns.transpose(0, 2, 1) - np.eye(2)).max() < 1e-3
     angles = np.degrees(np.arctan2(turns[:, 1, 0], turns[:, 0, 0]))

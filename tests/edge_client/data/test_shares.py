@@ -1,4 +1,4 @@
-"""Clients of one domain share it without a word: nothing twice, nothing left over, the same for everyone."""
+"""Clients of one domain share it without a message: nothing twice, nothing left over, the same for everyone."""
 
 import math
 from fractions import Fraction
@@ -8,25 +8,25 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protofleet.edge_client.data.draws import Draws
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.sampling import balanced, stratified, without
-from protofleet.edge_client.data.shares import LEAST_SKEWED, SPLITS
+from protofleet.edge_client.data.shares import MIN_SAMPLES_IF_SKEWED, SPLITS
+from protofleet.edge_client.data.stable_random import StableRandom
 
 LABELS = st.lists(st.integers(0, 4), min_size=1, max_size=80).map(np.array)
 QUICK = settings(max_examples=60, deadline=None)
 
 
-def dealt(split, train, test, parts, beta=1.0, seed=0):
-    return SPLITS[split].deal(train, test, parts, beta, Draws(seed))
+def shares_of(split, train, test, parts, beta=1.0, seed=0):
+    return SPLITS[split].partition(train, test, parts, beta, StableRandom(seed))
 
 
 @pytest.mark.parametrize("split", SPLITS)
 @given(st.integers(0, 1000), st.integers(1, 6), st.floats(0.2, 50))
 @QUICK
 def test_shares_are_disjoint_and_cover_everything(split, seed, parts, beta):
-    train, test = Draws(seed, "train").below(4, 300), Draws(seed, "test").below(4, 90)
-    shares = dealt(split, train, test, parts, beta, seed)
+    train, test = StableRandom(seed, "train").below(4, 300), StableRandom(seed, "test").below(4, 90)
+    shares = shares_of(split, train, test, parts, beta, seed)
     assert len(shares) == parts
     assert sorted(np.concatenate([mine for mine, _ in shares]).tolist()) == list(range(300))
 
@@ -34,19 +34,19 @@ def test_shares_are_disjoint_and_cover_everything(split, seed, parts, beta):
 @given(st.integers(0, 1000), st.integers(1, 6))
 @QUICK
 def test_skewed_clients_share_the_test_samples_too_and_the_others_all_have_them_all(seed, parts):
-    train, test = Draws(seed, "train").below(4, 300), Draws(seed, "test").below(4, 90)
-    skewed = np.concatenate([tested for _, tested in dealt("dirichlet", train, test, parts)])
+    train, test = StableRandom(seed, "train").below(4, 300), StableRandom(seed, "test").below(4, 90)
+    skewed = np.concatenate([tested for _, tested in shares_of("dirichlet", train, test, parts)])
     assert sorted(skewed.tolist()) == list(range(90))
     for split in ("domain", "iid"):
         assert all(
-            sorted(tested.tolist()) == list(range(90)) for _, tested in dealt(split, train, test, parts)
+            sorted(tested.tolist()) == list(range(90)) for _, tested in shares_of(split, train, test, parts)
         )
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_same_seed_deals_the_same_shares_and_another_one_others(split):
     train, test = np.arange(300) % 5, np.arange(100) % 5
-    first, again, other = (dealt(split, train, test, 4, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (shares_of(split, train, test, 4, seed=seed) for seed in (1, 1, 2))
     assert all((a[0] == b[0]).all() and (a[1] == b[1]).all() for a, b in zip(first, again, strict=True))
     assert any(a[0].tolist() != b[0].tolist() for a, b in zip(first, other, strict=True))
 
@@ -54,7 +54,9 @@ def test_the_same_seed_deals_the_same_shares_and_another_one_others(split):
 @given(LABELS, st.integers(1, 6))
 @QUICK
 def test_a_domains_shares_have_the_same_mix_of_classes(labels, parts):
-    counts = [np.bincount(labels[mine], minlength=5) for mine, _ in dealt("domain", labels, labels, parts)]
+    counts = [
+        np.bincount(labels[mine], minlength=5) for mine, _ in shares_of("domain", labels, labels, parts)
+    ]
     assert (np.ptp(counts, axis=0) <= 1).all()
     assert np.ptp(np.sum(counts, axis=1)) <= 1
 
@@ -62,7 +64,7 @@ def test_a_domains_shares_have_the_same_mix_of_classes(labels, parts):
 @given(LABELS, st.integers(1, 6))
 @QUICK
 def test_random_shares_are_equally_large(labels, parts):
-    assert np.ptp([len(mine) for mine, _ in dealt("iid", labels, labels, parts)]) <= 1
+    assert np.ptp([len(mine) for mine, _ in shares_of("iid", labels, labels, parts)]) <= 1
 
 
 def skew(beta):
@@ -70,7 +72,7 @@ def skew(beta):
     labels = np.arange(2000) % 10
     found = []
     for seed in range(5):
-        for mine, _ in dealt("dirichlet", labels, labels, 5, beta, seed):
+        for mine, _ in shares_of("dirichlet", labels, labels, 5, beta, seed):
             found.append(np.abs(np.bincount(labels[mine], minlength=10) / len(mine) - 0.1).sum())
     return np.mean(found)
 
@@ -85,7 +87,7 @@ def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
     shares = [
         len(mine) / 1000
         for seed in range(150)
-        for mine, _ in dealt("dirichlet", labels, labels, parts, beta, seed)
+        for mine, _ in shares_of("dirichlet", labels, labels, parts, beta, seed)
     ]
     assert np.mean(shares) == pytest.approx(1 / parts)
     variance = (
@@ -96,7 +98,7 @@ def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
 
 def test_a_client_is_tested_on_the_classes_that_it_learns_from():
     labels = np.arange(2000) % 10
-    for mine, tested in dealt("dirichlet", labels, labels, 5, 0.1):
+    for mine, tested in shares_of("dirichlet", labels, labels, 5, 0.1):
         learnt, asked = (np.bincount(labels[chosen], minlength=10) for chosen in (mine, tested))
         assert np.abs(learnt - asked).max() <= 1
 
@@ -104,8 +106,8 @@ def test_a_client_is_tested_on_the_classes_that_it_learns_from():
 def test_nobody_is_left_with_almost_nothing():
     labels = np.arange(600) % 10
     for seed in range(20):
-        shares = dealt("dirichlet", labels, labels[:60], 8, 0.2, seed)
-        assert min(len(mine) for mine, _ in shares) >= LEAST_SKEWED
+        shares = shares_of("dirichlet", labels, labels[:60], 8, 0.2, seed)
+        assert min(len(mine) for mine, _ in shares) >= MIN_SAMPLES_IF_SKEWED
         assert min(len(tested) for _, tested in shares) >= 1
 
 
@@ -114,7 +116,7 @@ def test_what_cannot_be_dealt_says_why_and_what_to_do(n, parts, beta):
     with pytest.raises(
         DataError, match=rf"{n} training.*{parts} clients.*beta {beta}.*larger beta, fewer parts"
     ):
-        dealt("dirichlet", np.arange(n) % 4, np.arange(n) % 4, parts, beta)
+        shares_of("dirichlet", np.arange(n) % 4, np.arange(n) % 4, parts, beta)
 
 
 def fair(counts, k):
@@ -129,7 +131,7 @@ def fair(counts, k):
 @given(LABELS, st.integers(0, 90), st.integers())
 @QUICK
 def test_balanced_picks_are_as_even_as_the_classes_allow(labels, k, seed):
-    chosen = balanced(labels, k, Draws(seed))
+    chosen = balanced(labels, k, StableRandom(seed))
     assert len(set(chosen.tolist())) == len(chosen) == min(k, len(labels))
     even, counts = (np.bincount(some, minlength=5).tolist() for some in (labels[chosen], labels))
     assert sorted(even) == fair(counts, k)
@@ -147,7 +149,7 @@ def one_share_for_all(given, counts):
 @QUICK
 def test_stratified_picks_take_one_fraction_of_every_class_rounded(labels, fraction, seed):
     k = round(fraction * len(labels))
-    chosen = stratified(labels, k, Draws(seed))
+    chosen = stratified(labels, k, StableRandom(seed))
     assert len(set(chosen.tolist())) == len(chosen) == k
     classes, counts = np.unique(labels, return_counts=True)
     given = [int((labels[chosen] == c).sum()) for c in classes]
@@ -158,8 +160,8 @@ def test_stratified_picks_take_one_fraction_of_every_class_rounded(labels, fract
 @QUICK
 def test_more_stratified_picks_are_the_same_ones_and_others(labels, few, more, seed):
     few, more = sorted((few, more))
-    picks = stratified(labels, more, Draws(seed)).tolist()
-    assert stratified(labels, few, Draws(seed)).tolist() == picks[:few]
+    picks = stratified(labels, more, StableRandom(seed)).tolist()
+    assert stratified(labels, few, StableRandom(seed)).tolist() == picks[:few]
 
 
 def test_the_others_are_all_but_the_chosen():

@@ -19,11 +19,11 @@ Integers = NDArray[np.int64]
 NOISE_ONE: Final = 148  # one standard deviation of `noise`: sqrt(4 (256^2 - 1) / 12) = 147.8
 
 
-class Draws:
-    """A stream of draws, named by what it is for: Draws(seed, "mnist", "validation")."""
+class StableRandom:
+    """A stream of random numbers, named by what it is for: StableRandom(seed, "mnist", "validation")."""
 
     def __init__(self, *purpose: object) -> None:
-        name = "/".join(str(word) for word in purpose).encode()
+        name = "/".join(str(part) for part in purpose).encode()
         self._bits = np.random.PCG64(int.from_bytes(hashlib.sha256(name).digest()[:16], "big"))
 
     def below(self, limit: int, *shape: int) -> Integers:
@@ -36,7 +36,7 @@ class Draws:
         """low .. high, both included."""
         return low + self.below(high - low + 1, *shape)
 
-    def order(self, n: int) -> Integers:
+    def permutation(self, n: int) -> Integers:
         """A permutation of 0 .. n-1."""
         return np.argsort(self.raw(n), kind="stable").astype(np.int64)
 
