@@ -38,6 +38,8 @@ OWN_RECORD: Final = "identity.record"
 ROOTS_FILE: Final = "roots"
 REVOKED_FILE: Final = "revoked"
 
+LOOK_SECONDS: Final = 1.0  # between looks at the files of one name
+
 log = logging.getLogger(__name__)
 
 
@@ -96,10 +98,11 @@ def _mark(path: Path) -> tuple[int, int] | None:
 
 
 class KnownRecords(Mapping[str, Record]):
-    """A folder of `<name>.record` files as a mapping: only those that hold at the moment of asking.
+    """A folder of `<name>.record` files as a mapping: only those that hold, as they were a second ago at most.
 
-    A record that is added or replaced while a run goes on is found at the next question. So are later roots and
-    revocations that are installed in `follow`, the folder of the party that asks.
+    A frame asks for its sender a dozen times, so files are looked at once a second and name. A record that is added
+    while a run goes on is found at the next question; one that is replaced or revoked within the second. So are later
+    roots and revocations that are installed in `follow`, the folder of the party that asks.
     """
 
     def __init__(
@@ -114,9 +117,15 @@ class KnownRecords(Mapping[str, Record]):
         self._follow, self._installed = follow, _mark(follow / CURRENT) if follow else None
         self._folder, self._role, self._clock = folder, role, clock
         self._seen: dict[str, tuple[tuple[int, int], Record]] = {}
+        self._admitted: dict[str, tuple[float, Record]] = {}  # when, and what holds from then for a second
         self._told: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Record:
+        at, known = self._admitted.get(name, (0.0, None))
+        if (
+            known is not None and 0.0 <= self._clock() - at < LOOK_SECONDS
+        ):  # less than 0: the clock was set back
+            return known
         try:
             return self.admitted(name)
         except (StatementError, KeyFileError) as error:
@@ -142,7 +151,13 @@ class KnownRecords(Mapping[str, Record]):
         return sum(1 for _ in self)
 
     def admitted(self, name: str) -> Record:
-        """The record, or StatementError with the reason why there is none that holds."""
+        """The record as it is now, or StatementError with the reason why there is none that holds."""
+        self._admitted.pop(name, None)
+        now, record = self._clock(), self._looked_up(name)
+        self._admitted[name] = (now, record)
+        return record
+
+    def _looked_up(self, name: str) -> Record:
         self._look_at_what_is_installed()
         try:
             path = self._file(name)

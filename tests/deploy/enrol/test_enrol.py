@@ -15,7 +15,13 @@ from protofleet.deploy.enrol.approval import APPROVAL
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
 from protofleet.deploy.enrol.local_federation import enrol, enrol_federation
 from protofleet.deploy.enrol.request import REQUEST, read_request
-from protofleet.protocol.security.enrolment import KnownRecords, load_coordinator, load_enrolled, load_trust
+from protofleet.protocol.security.enrolment import (
+    LOOK_SECONDS,
+    KnownRecords,
+    load_coordinator,
+    load_enrolled,
+    load_trust,
+)
 from protofleet.protocol.security.keyfiles import KeyFileError, private_pem
 from protofleet.protocol.security.statements import StatementError, StatementFault, armoured, read_armoured
 from protofleet.protocol.settings.reader import SettingsError
@@ -240,7 +246,26 @@ def test_records_that_change_while_a_run_goes_on_are_seen(tmp_path):
     now[0] += 31 * DAY
     assert list(known) == ["d1"] and why(known.admitted, "d2") == StatementFault.EXPIRED
     (fleet.root / "records/d1.record").write_text("hello")
+    now[0] += LOOK_SECONDS
     assert "d1" not in known
+
+
+def test_files_are_looked_at_once_a_second_and_name_and_at_once_where_the_clock_was_set_back(tmp_path):
+    fleet = enrol_federation(tmp_path, FEDERATION, ["d1", "d2"])
+    folder, now = fleet.folder_of("coordinator"), [time.time()]
+    trust = load_trust(folder / "current")
+    known = KnownRecords(fleet.root / "records", trust, clock=lambda: now[0], follow=folder)
+    first = known["d1"]
+    (fleet.root / "records/d1.record").unlink()
+    now[0] += LOOK_SECONDS / 2
+    assert known["d1"] is first and "d2" in known
+    now[0] += LOOK_SECONDS / 2
+    assert "d1" not in known and "d2" in known
+    assert why(known.admitted, "d1") == StatementFault.WRONG_NAME
+    (fleet.root / "records/d2.record").unlink()
+    assert "d2" in known
+    now[0] -= 3600.0
+    assert "d2" not in known
 
 
 def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_path):
