@@ -31,7 +31,7 @@ if Path(protofleet.protocol.__file__).parent.parent != ROOT:
 # A shell without job control starts background jobs with SIGINT ignored, and our children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW_ROOMS = ("hostile",)  # of tests/: real processes in every test, two or three seconds a start
+SLOW_ROOMS = ("hostile",)  # of tests/: real processes in every test, and waiting for their time-outs
 QUICK_SECONDS = 10.0  # of a test in `make test`, on a machine with other work as well
 PATIENCE = 20.0  # seconds; how long a loaded machine may take for what takes milliseconds
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)

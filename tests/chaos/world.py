@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Protocol
 
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls
 from protofleet.deploy.enrol.local_federation import BROKER, enrol_federation
@@ -29,6 +30,19 @@ DISK = 24 << 20  # of a device
 PAUSE = 0.3  # seconds before somebody who has ended by himself is started again
 
 
+class Child(Protocol):
+    """What is used of a subprocess.Popen."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
 @dataclass
 class Process:
     """A party. Whoever ends before the run does is started again, as a service manager would."""
@@ -37,7 +51,7 @@ class Process:
     command: list[str]
     log: Path
     out: int | None = None  # where its standard output goes, if not to the log
-    child: subprocess.Popen[bytes] | None = None
+    child: Child | None = None
     held: bool = False  # killed, and not to be started yet
     starts: int = 0
     deaths: list[str] = field(default_factory=list)  # not by our hand: the last words
@@ -47,8 +61,12 @@ class Process:
         self.held = False
         if self.runs():
             return
+        self.child = self.spawn()
+        self.starts += 1
+
+    def spawn(self) -> Child:
         with self.log.open("ab") as log:
-            self.child = subprocess.Popen(
+            return subprocess.Popen(
                 self.command,
                 stdout=log if self.out is None else self.out,
                 stderr=log,
@@ -56,7 +74,6 @@ class Process:
                 start_new_session=True,
                 cwd=ROOT,
             )
-        self.starts += 1
 
     def runs(self) -> bool:
         return self.child is not None and self.child.poll() is None

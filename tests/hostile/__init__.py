@@ -1,6 +1,8 @@
 """What strangers do to real processes: devices that speak bytes of their own, brokers that were taken over.
 
-A coordinator and devices run as `protofleet` starts them, behind a Mosquitto with certificates and access rules.
+A coordinator and devices are the real programs, behind a Mosquitto with certificates and access rules. They are
+forked from a process that has imported them (tests/support/forked_program.py); with a planted fault, another clock
+or a small disk, each starts as from a shell.
 `wire` and `device` are written from docs/protocol.md and import nothing of the project, so what our own sender would
 never say is as easy to say as anything else. `federation` starts everybody; `proxy` is the broker that was taken
 over. Every fault that came over the wire has a scenario here; a new one begins as a scenario.

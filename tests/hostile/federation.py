@@ -28,6 +28,7 @@ from tests.chaos.world import Process
 from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
 from tests.hostile.proxy import TakenOver
 from tests.support.events import events_in
+from tests.support.forked_program import ForkedProgram
 from tests.support.secured_broker import free_port, start_enrolled
 
 RUN = "run"
@@ -47,17 +48,25 @@ program()
 """
 
 
+class ForkedProcess(Process):
+    """Its command are the arguments of `protofleet`."""
+
+    def spawn(self) -> ForkedProgram:
+        return ForkedProgram(self.command, self.log)
+
+
 class Federation:
     """`settings` go to every coordinator; what `coordinator` and `device` are given beside stands above them.
 
     With `taken_over`, everybody meets at a broker in hostile hands, which is `proxy`. `broker` are further
-    lines of its settings.
+    lines of its settings. Unless `forked`, each process starts as from a shell.
     """
 
     def __init__(
-        self, folder: Path, *devices: str, taken_over: bool = False, broker: Sequence[str] = (), **settings: Any
+        self, folder: Path, *devices: str, taken_over: bool = False, broker: Sequence[str] = (), forked: bool = True,
+        **settings: Any,
     ) -> None:  # fmt: skip
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.forked = folder, settings, forked
         made = start_enrolled(folder / "enrolled", *devices, more=broker)
         self.name: str = made.federation
         self.fleet: LocalFederation = made.fleet
@@ -222,9 +231,13 @@ class Federation:
             key: value for key, value in settings.items() if value != []
         }  # other checkouts may not know it
         file.write_text(write_toml(said))
-        program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "protofleet"]
-        program = ["-c", PLANTED, planted] if planted else program
-        made = Process(name, [*through, sys.executable, *program, job, str(file), *options], log, out)
+        arguments = [job, str(file), *options]
+        if self.forked and not (ahead or planted or through or out is not None):
+            made: Process = ForkedProcess(name, arguments, log)
+        else:
+            program = ["-c", AHEAD, str(ahead)] if ahead else ["-m", "protofleet"]
+            program = ["-c", PLANTED, planted] if planted else program
+            made = Process(name, [*through, sys.executable, *program, *arguments], log, out)
         self.processes.append(made)
         made.start()
         return made

@@ -30,7 +30,7 @@ def cost(tmp_path_factory):
         try:
             made = Federation(
                 tmp_path_factory.mktemp("f"), *NEW, OLD, taken_over=True, policy=TOGETHER, rounds=ROUNDS,
-                name="spring", network=Network("mlp", embedding_size=WIDTH), method={"name": "fedproto"},
+                name="spring", network=Network("mlp", embedding_size=WIDTH), method={"name": "fedproto"}, forked=False
             )  # fmt: skip
         except BrokerError as error:
             missing(error)

@@ -1,0 +1,41 @@
+"""What a test may take a forked program for: a process of its own, that has all imports behind it."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.forked_program import ForkedProgram
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    """It opens its settings, which nobody writes."""
+    os.mkfifo(tmp_path / "settings.toml")
+    made = ForkedProgram(["device", str(tmp_path / "settings.toml")], tmp_path / "log")
+    yield made
+    made.kill()
+
+
+def test_it_has_its_own_log_and_its_exit_code_is_told(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    made = ForkedProgram(["coordinator", str(tmp_path / "nowhere.toml")], log)
+    assert (made.wait(60.0), made.poll()) == (2, 2)
+    first, second = log.read_text().splitlines()
+    assert first == "before" and "nowhere.toml" in second
+
+
+def test_it_runs_in_a_session_of_its_own_with_torch_in_its_memory(waiting):
+    while os.getsid(waiting.pid) != waiting.pid:  # what it does first
+        assert waiting.poll() is None
+        time.sleep(0.01)
+    assert "libtorch" in Path(f"/proc/{waiting.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_ends_it_and_is_told(waiting, number):
+    waiting.send_signal(number)
+    assert waiting.wait(60.0) == -number
