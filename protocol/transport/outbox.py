@@ -50,6 +50,7 @@ class Outbox:
         self._bytes = 0
         self._executed = True  # all that was ever put; an order just taken may still be under way
         self._in_flight: dict[int, str] = {}  # packet id -> topic, until it is acknowledged
+        self._woken = False  # a byte is on its way that nobody has read
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -58,12 +59,22 @@ class Outbox:
         return self._wake_reader.fileno()
 
     def wake(self) -> None:
+        """Once for all that is put until it is heard, as each byte sent hands the interpreter to the other thread."""
+        if self._woken:
+            return
+        self._woken = True
         with contextlib.suppress(OSError):  # full: it is readable already; closed: nobody waits any more
             self._wake_writer.send(b"\0")
 
     def clear_wake(self) -> None:
+        """Before orders are taken.
+
+        The byte is read first: a `wake` between the two is silent, and its order, which was put before it, is taken
+        after this. The other way round its byte would be read here and its flag stay, and no later `wake` be heard.
+        """
         with contextlib.suppress(OSError):
             self._wake_reader.recv(4096)
+        self._woken = False
 
     def close(self) -> None:
         self._wake_reader.close()
