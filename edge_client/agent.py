@@ -148,7 +148,7 @@ class Agent:
             for received in self.link.arrived(topic, frame, now):
                 self._received(received, now)
         except NoRoom as fault:  # the next hello brings the task again
-            self.tasks.disk_space.short(str(fault))
+            self.tasks.disk_space.ran_out(str(fault))
         except Rejected as fault:
             self._context.warn("rejected on %.100s: %s", topic, fault)
             if fault.reason is Reason.STALE_ROUND:
@@ -199,12 +199,12 @@ class Agent:
 
     def take_receipt(self, receipt: Receipt) -> None:
         if self.tasks.delivery.received(receipt):
-            self._context.keep_last_heard(lasting=False)
+            self._context.keep_last_heard(durable=False)
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_ended(self, run: str, now: float) -> None:
-        """A session or a broker may have kept the word since another run."""
+        """A session or a broker may have kept the message since another run."""
         known, over = self.state.saved.run, self._context.heard_file.last.over
         if self._run_end.heard(run, known, self.run.plan is not None, over, now):
             self._finish_run()
@@ -220,5 +220,5 @@ class Agent:
 
 
 def says_run_is_over(message: Message) -> bool:
-    """Either word for the end of a run: the one said to this device may have been lost."""
+    """To this device alone or to all: the first may have been lost."""
     return isinstance(message, Finished) or message == State(False, "finished")

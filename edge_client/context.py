@@ -46,13 +46,13 @@ class DeviceContext:
         for observer in self.observers:
             observer.happened(what, **figures)
 
-    def keep_last_heard(self, lasting: bool) -> None:
-        self.heard_file.note_message(*self.link.last_heard(COORDINATOR), lasting)
+    def keep_last_heard(self, durable: bool) -> None:
+        self.heard_file.note_message(*self.link.last_heard(COORDINATOR), durable)
 
     def say_goodbye(self, reason: str) -> None:
         self.link.send(Bye(reason))
         self.link.say(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
 
     def end(self, problem: str) -> None:
-        self.keep_last_heard(lasting=True)
+        self.keep_last_heard(durable=True)
         self.problem, self.finished = problem, True

@@ -59,7 +59,9 @@ class HalfBuilder:
         stored, most = weights + state, limits.disk_bytes
         demand(f"{stored:,} bytes of disk", stored <= most, f"disk_bytes = {most:,}", "a smaller network")
         half = plan.client_half(self.train, self.name, self.network, self.place)
-        self._demand_memory(COPIES * weights + features + self._batch(plan) * per_sample(half, self.train.x))
+        self._demand_memory(
+            COPIES * weights + features + self._batch(plan) * activation_bytes(half, self.train.x)
+        )
         return half
 
     def _sizes(self, plan: Plan) -> tuple[int, int, int]:
@@ -70,7 +72,7 @@ class HalfBuilder:
             with meta:
                 half = plan.client_half(self.train, self.name, self.network, meta)
                 features = FLOAT * len(self.train.y) * half.model.embedding_size
-                return size_of(weights_of(half.model)), size_of(half.state()), features
+                return bytes_of(weights_of(half.model)), bytes_of(half.state()), features
         except SettingsError:
             raise
         except (RuntimeError, ValueError, TypeError, OverflowError) as error:
@@ -80,9 +82,9 @@ class HalfBuilder:
         return min(int(plan.settings().batch), len(self.train.y))
 
     def _demand_memory(self, size: int) -> None:
-        most = self.limits.memory_bytes or memory_of(self.place)
-        words = f"memory_bytes = {most:,}"
-        demand(f"{size:,} bytes of memory", size <= most, words, "a smaller network or batch")
+        most = self.limits.memory_bytes or total_memory(self.place)
+        limit = f"memory_bytes = {most:,}"
+        demand(f"{size:,} bytes of memory", size <= most, limit, "a smaller network or batch")
 
 
 def demand(takes: str, holds: bool, limit: str, other: str) -> None:
@@ -93,7 +95,7 @@ def demand(takes: str, holds: bool, limit: str, other: str) -> None:
         )
 
 
-def per_sample(half: ClientHalf, x: Tensor) -> int:
+def activation_bytes(half: ClientHalf, x: Tensor) -> int:
     """Bytes that one sample's pass leaves for the way back; a network that does not take these images is refused."""
     if not len(x):
         return 0
@@ -122,16 +124,16 @@ def per_sample(half: ClientHalf, x: Tensor) -> int:
     return sum(kept.values())
 
 
-def size_of(payload: Payload) -> int:
+def bytes_of(payload: Payload) -> int:
     return sum(value.numel() * value.element_size() for value in payload.values())
 
 
-def memory_of(place: torch.device) -> int:
+def total_memory(place: torch.device) -> int:
     if place.type == "cuda":
         return int(torch.cuda.get_device_properties(place).total_memory)
     try:
         lines = (line.split() for line in MEMINFO.read_text().splitlines())
-        return 1024 * sum(int(words[1]) for words in lines if words[0] in ("MemTotal:", "SwapTotal:"))
+        return 1024 * sum(int(fields[1]) for fields in lines if fields[0] in ("MemTotal:", "SwapTotal:"))
     except (OSError, ValueError, IndexError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

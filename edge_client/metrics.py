@@ -18,7 +18,7 @@ from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCol
 
 
 class DeviceSeries:
-    """What a device counts and measures, each with the words that Prometheus and docs/metrics.md give for it."""
+    """What a device counts and measures, each with the text that Prometheus and docs/metrics.md show for it."""
 
     def __init__(self, r: CollectorRegistry) -> None:
         self.round = Gauge(f"{PREFIX}round", "The last round it worked in", registry=r)

@@ -47,7 +47,7 @@ class TaskHandler:
     @property
     def drained(self) -> bool:
         """It takes nothing more, and what it had in hand has its receipt."""
-        return self.draining and not self.queue.busy and self.delivery.waiting is None
+        return self.draining and not self.queue.busy and self.delivery.pending is None
 
     def change_run(self, run: str) -> None:
         """Nothing of another run is sent, counted or learned in this one: not even what is being worked out.
@@ -103,11 +103,11 @@ class TaskHandler:
         elif problem := self._state.cannot_answer(question.name):
             self._context.say_goodbye(f"{DisconnectReason.DAMAGED.value}: {problem}")
             self._context.end(problem)
-        elif not self.queue.busy and self.disk_space.for_answer(question.broadcast):
+        elif not self.queue.busy and self.disk_space.has_room_for_answer(question.broadcast):
             self._begin(self.run.job, question)
 
     def deliver(self, answer: Answer) -> None:
-        self.delivery.begin(answer, self._context.now)
+        self.delivery.start(answer, self._context.now)
         self.resend()
 
     def deliver_last_again(self) -> None:
@@ -115,17 +115,17 @@ class TaskHandler:
         saved = self._state.saved
         if self.run.job is None or self.run.name != self._link.run:
             return  # what is saved is of another run
-        at_rest = not (self.queue.busy or self.delivery.waiting)
+        at_rest = not (self.queue.busy or self.delivery.pending)
         if self._link.epoch > saved.epoch and saved.answers and at_rest:
             self.deliver(saved.answers[-1])
 
     def knows(self, asked: tuple[int, str]) -> bool:
         """Whether the question of this round and phase has come here and is not done with."""
-        return asked == self._link.asked or self.queue.knows(asked) or self.delivery.holds(*asked)
+        return asked == self._link.asked or self.queue.knows(asked) or self.delivery.is_pending(*asked)
 
     def resend(self) -> None:
         """The answer that waits for its receipt."""
-        self.delivery.say(self.run.is_welcome(self._link.run, self._link.epoch), self._context.now)
+        self.delivery.send(self.run.is_welcome(self._link.run, self._link.epoch), self._context.now)
 
     def _begin_plan(self, plan: Plan) -> None:
         run, epoch = self.run.name, self._link.epoch
@@ -169,7 +169,7 @@ class TaskHandler:
         self.deliver(answer)
         self._context.notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
         following = self.queue.take_next()
-        self._state.tidy(self._link.served | ({following.broadcast} if following else set()))
+        self._state.keep_only(self._link.served | ({following.broadcast} if following else set()))
         if following:
             self.take(following)
 
@@ -189,7 +189,7 @@ class TaskHandler:
         if isinstance(error, TrainerDiedError):
             self._ask_later(error)
         elif is_full(error):
-            self.disk_space.short(str(error))
+            self.disk_space.ran_out(str(error))
         else:
             raise error
         self.queue.done()

@@ -61,7 +61,7 @@ class AgentView:
     @property
     def awaits_receipt(self) -> bool:
         """An answer is on its way."""
-        return self._tasks.delivery.waiting is not None
+        return self._tasks.delivery.pending is not None
 
     @property
     def receipts(self) -> Mapping[str, int]:
@@ -99,7 +99,7 @@ class AgentView:
     @property
     def disk_full(self) -> bool:
         """No work is taken on for want of room."""
-        return bool(self._tasks.disk_space.full)
+        return bool(self._tasks.disk_space.problem)
 
     @property
     def disk_free_bytes(self) -> int:

@@ -150,7 +150,7 @@ class Robot:
             self.hello()
         if self.answered and now >= self.held_until:
             self.held_until = float("inf")
-            self.delivery.begin(self.answered, now)
+            self.delivery.start(self.answered, now)
         if now >= self.delivery.wake_at:
             self._say(now)
 
@@ -217,7 +217,7 @@ class Robot:
     def _asked(self, task: Task, received: Received, now: float) -> None:
         if self.answered and (self.answered.round, self.answered.phase) == (task.round, task.phase):
             if self.held_until == float("inf"):
-                self.delivery.begin(self.answered, now)
+                self.delivery.start(self.answered, now)
                 self._say(now)
             return
         name = self.link.store.put(self._arrays(task)).object
@@ -231,7 +231,7 @@ class Robot:
         if self.wish.hold_seconds:
             self.held_until = now + self.wish.hold_seconds
             return
-        self.delivery.begin(self.answered, now)
+        self.delivery.start(self.answered, now)
         self._say(now)
 
     def _arrays(self, task: Task) -> dict[str, Any]:
@@ -245,8 +245,8 @@ class Robot:
         }
 
     def _say(self, now: float) -> None:
-        self.counts["answers said"] += self.delivery.waiting is not None
-        self.delivery.say(self.welcomed_by == self.link.epoch, now)
+        self.counts["answers said"] += self.delivery.pending is not None
+        self.delivery.send(self.welcomed_by == self.link.epoch, now)
 
     def _leave(self) -> None:
         if not self.finished:

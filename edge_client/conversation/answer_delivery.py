@@ -1,4 +1,4 @@
-"""An answer on its way: it is said again until the coordinator says what became of it."""
+"""An answer on its way: it is sent again until the coordinator says what became of it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from protofleet.protocol.wire.messages import Receipt, Update
 
 log = logging.getLogger("protofleet.device")
 
-RESEND_SECONDS: Final = 5.0  # before an answer without receipt is said again; doubles up to the longest
+RESEND_SECONDS: Final = 5.0  # before an answer without receipt is sent again; doubles up to the longest
 LONGEST_RESEND_SECONDS: Final = 60.0
 
 
 @dataclass
-class Outgoing:
+class PendingAnswer:
     """An answer that waits for its receipt."""
 
     answer: Answer
-    again_at: float
-    patience: float = RESEND_SECONDS
+    resend_at: float
+    pause_seconds: float = RESEND_SECONDS
 
     @property
     def asked(self) -> tuple[int, str]:
@@ -35,56 +35,56 @@ class Outgoing:
         a = self.answer
         return Update(device, a.round, a.phase, a.examples, bytes.fromhex(a.base), {}, a.metrics)
 
-    def said(self, now: float) -> None:
-        self.again_at = now + self.patience
-        self.patience = min(2 * self.patience, LONGEST_RESEND_SECONDS)
+    def sent(self, now: float) -> None:
+        self.resend_at = now + self.pause_seconds
+        self.pause_seconds = min(2 * self.pause_seconds, LONGEST_RESEND_SECONDS)
 
 
 class AnswerDelivery:
     def __init__(self, link: DeviceLink) -> None:
         self._link = link
-        self.waiting: Outgoing | None = None
+        self.pending: PendingAnswer | None = None
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
 
     @property
     def wake_at(self) -> float:
-        return self.waiting.again_at if self.waiting else float("inf")
+        return self.pending.resend_at if self.pending else float("inf")
 
-    def holds(self, round: int, phase: str) -> bool:
-        return self.waiting is not None and self.waiting.asked == (round, phase)
+    def is_pending(self, round: int, phase: str) -> bool:
+        return self.pending is not None and self.pending.asked == (round, phase)
 
     @property
     def largest_object(self) -> int:
         """Bytes of what the coordinator may fetch for the answer that waits; 0 where it has no arrays."""
-        name = bytes.fromhex(self.waiting.answer.object) if self.waiting else b""
+        name = bytes.fromhex(self.pending.answer.object) if self.pending else b""
         return self._link.store.size(name) if name else 0
 
-    def begin(self, answer: Answer, now: float) -> None:
-        self.waiting = Outgoing(answer, now)
+    def start(self, answer: Answer, now: float) -> None:
+        self.pending = PendingAnswer(answer, now)
 
-    def say(self, plan_is_known: bool, now: float) -> None:
+    def send(self, plan_is_known: bool, now: float) -> None:
         """Only to a coordinator whose plan is known: it may be of another run, or plan, under the same name."""
-        if self.waiting is None:
+        if self.pending is None:
             return
         if not plan_is_known:
-            self.waiting.again_at = now + RESEND_SECONDS
+            self.pending.resend_at = now + RESEND_SECONDS
             return
-        a = self.waiting.answer
+        a = self.pending.answer
         log.info("round %d %s: answer %s", a.round, a.phase, a.object)
         try:
-            self._link.send_update(self.waiting.update(self._link.me.name), bytes.fromhex(a.object))
+            self._link.send_update(self.pending.update(self._link.me.name), bytes.fromhex(a.object))
         except BrokerError as error:
             self._link.reject_connection(error)
-        self.waiting.said(now)
+        self.pending.sent(now)
 
     def received(self, receipt: Receipt) -> bool:
         """Whether that is the receipt of the answer that waits."""
-        if self.waiting is None or not self.holds(receipt.round, receipt.phase):
+        if self.pending is None or not self.is_pending(receipt.round, receipt.phase):
             return False
-        self._link.forget(bytes.fromhex(self.waiting.answer.object))
-        self.waiting = None
+        self._link.forget(bytes.fromhex(self.pending.answer.object))
+        self.pending = None
         self.receipts[receipt.verdict] += 1
         return True
 
     def cancel(self) -> None:
-        self.waiting = None
+        self.pending = None

@@ -74,6 +74,6 @@ def plan_for(data: Splits, text: bytes, names: tuple[str, ...] = ()) -> Plan:
     plan = read_plan(text)
     if plan.classes != data.classes:
         raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")
-    if words := difference("this device's data", data.names, "the run", names):
-        raise SettingsError(f"its classes have other names: {words}")
+    if problem := difference("this device's data", data.names, "the run", names):
+        raise SettingsError(f"its classes have other names: {problem}")
     return plan

@@ -65,9 +65,11 @@ class HelloExchange:
 
     def refused(self, refusal: Refusal) -> None:
         """With a boot it says itself whether it is meant for this process."""
-        self._context.keep_last_heard(lasting=True)
+        self._context.keep_last_heard(durable=True)
         now, boot, mine = self._context.now, refusal.boot, self._context.link.me.boot
-        counts = self._context.state.outranked(boot, mine) if boot else self._refusals.counts(refusal, now)
+        counts = (
+            self._context.state.is_superseded(boot, mine) if boot else self._refusals.counts(refusal, now)
+        )
         if counts and refusal.answers and self._sender.by_hash:
             self._send_in_full_at(now)
         elif counts:

@@ -1,4 +1,4 @@
-"""Whether a refusal, or the word that a run is over, counts: a broker or a session may have kept an old one."""
+"""Whether a refusal, or the message that a run is over, counts: a broker or a session may have kept an old one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from protofleet.protocol.wire.messages import Refusal
 
 CONFIRM_SECONDS: Final = 2.0  # what a broker had kept has come by then
-# Without another word, after which a run counts as over that an earlier start took part in.
+# Without another message, after which a run counts as over that an earlier start took part in.
 OVER_SECONDS: Final = 30.0
 
 
@@ -40,11 +40,11 @@ class RefusalCheck:
 
 
 class RunEndCheck:
-    """When the word counts that a run is over.
+    """When the message counts that a run is over.
 
     At once where this process holds the run's plan. Not where its end is known already: whoever is started after that
-    waits for the next run. Where an earlier start took part in it and never heard of its end, the word may be an old
-    one that somebody kept, so a while is left in which another may come.
+    waits for the next run. Where an earlier start took part in it and never heard of its end, the message may be an
+    old one that somebody kept, so a while is left in which another may come.
     """
 
     def __init__(self) -> None:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.edge_client.config import Celsius
+from protofleet.edge_client.host.version_file import VersionFile
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
-from protofleet.protocol.security.keyfiles import KeyFileError, write_file
+from protofleet.protocol.security.keyfiles import KeyFileError
 from protofleet.protocol.security.signed_settings import TUNING, SignedTuning, read_tuning
 from protofleet.protocol.security.statements import StatementError, StatementFault, read_armoured
 from protofleet.protocol.settings.bounds import Bytes, Seconds
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, parse_toml
 
 LONGEST_SECONDS: Final = 30 * 86_400
-SEEN: Final = "tuning.version"
+VERSION_FILE: Final = "tuning.version"  # in the state folder
 
 log = logging.getLogger("protofleet.device")
 
@@ -54,27 +55,28 @@ class OverridesFile:
     clock: Callable[[], float] = time.time
     current: Overrides = field(default_factory=Overrides)
     _until: float = 0.0
-    _version_seen: tuple[int, int] | None = None  # of the file, as the file system tells them apart
+    _last_read: tuple[int, int] | None = None  # of the file, as the file system tells them apart
 
     def check(self) -> None:
         if self.current != Overrides() and self.clock() >= self._until:
-            log.info("tuning is over; all is as it was")
+            log.info("tuning has ended; the device goes on by its own settings")
             self._set(Overrides(), 0.0)
         try:
             status = self.path.stat()
         except OSError:
             return
-        if (found := (status.st_mtime_ns, status.st_ino)) == self._version_seen:
+        if (found := (status.st_mtime_ns, status.st_ino)) == self._last_read:
             return
-        self._version_seen = found
+        self._last_read = found
+        followed = VersionFile(self.folder / VERSION_FILE)
         try:
             signed, overrides = verified_overrides(
-                self.path, self.enrolled, self.name, self.clock(), self._highest_version()
+                self.path, self.enrolled, self.name, self.clock(), followed.highest()
             )
         except (StatementError, SettingsError, KeyFileError) as error:
             log.warning("tuning is not followed: %s", error)
             return
-        write_file(self.folder / SEEN, f"{signed.version}\n".encode())
+        followed.note(signed.version)
         left = (signed.until - self.clock()) / 3600
         log.info("tuning for %.1f hours: %s", left, overrides)
         self._set(overrides, float(signed.until))
@@ -82,11 +84,6 @@ class OverridesFile:
     def _set(self, overrides: Overrides, until: float) -> None:
         self.current, self._until = overrides, until
         self.apply(overrides)
-
-    def _highest_version(self) -> int:
-        place = self.folder / SEEN
-        text = place.read_text().strip() if place.exists() else ""
-        return int(text) if text.isdigit() else 0
 
 
 def verified_overrides(

@@ -1,6 +1,6 @@
 """The board's sensors: heat, power, memory and disk, read from the kernel's own files at each scrape.
 
-What a board does not have is not told. A Jetson's INA3221 says what each rail draws; nvpmodel keeps its mode in a
+What a board does not have is not reported. A Jetson's INA3221 says what each rail draws; nvpmodel keeps its mode in a
 file.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 PREFIX: Final = "protofleet_device_"
-MOST: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
+MAX_SERIES: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
 FANS: Final = re.compile("fan", re.IGNORECASE)  # that turn faster; everything else that cools is slower work
 GPU_LOAD: Final = (
     "sys/devices/platform/gpu.0/load",
@@ -32,7 +32,7 @@ class Sensors:
 
     @staticmethod
     def describe() -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """What a board that has everything would tell, without a value."""
+        """What a board that has everything would report, without a value."""
         return [
             _gauge("temperature_celsius", "Of each thermal zone that can be read", "zone"),
             _gauge(
@@ -77,7 +77,7 @@ class Sensors:
             yield name, [("", value)]
 
     def temperatures(self) -> Iterator[tuple[str, float]]:
-        for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MOST]:
+        for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MAX_SERIES]:
             with contextlib.suppress(OSError, ValueError):  # some zones answer only now and then
                 yield f"{zone.name}:{_text(zone / 'type')}", int(_text(zone / "temp")) / 1000
 
@@ -86,18 +86,18 @@ class Sensors:
         return max((value for _, value in self.temperatures()), default=float("-inf"))
 
     def coolers(self) -> Iterator[tuple[str, float]]:
-        for cooler in sorted(self._root.glob("sys/class/thermal/cooling_device*"))[:MOST]:
+        for cooler in sorted(self._root.glob("sys/class/thermal/cooling_device*"))[:MAX_SERIES]:
             with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
                 level = int(_text(cooler / "cur_state")) / int(_text(cooler / "max_state"))
                 yield f"{cooler.name}:{_text(cooler / 'type')}", level
 
     def rails(self) -> Iterator[tuple[str, float]]:
         found = 0
-        for place in sorted(self._root.glob("sys/class/hwmon/hwmon*")):
-            for name, watts in (*_measured(place), *_multiplied(place)):
-                if (found := found + 1) > MOST:
+        for chip in sorted(self._root.glob("sys/class/hwmon/hwmon*")):
+            for name, watts in (*_measured(chip), *_multiplied(chip)):
+                if (found := found + 1) > MAX_SERIES:
                     return
-                yield f"{place.name}:{name}", watts
+                yield f"{chip.name}:{name}", watts
 
     def _single(self) -> Iterator[tuple[str, float]]:
         memory = dict(self._memory())
@@ -145,8 +145,8 @@ def _multiplied(place: Path) -> Iterator[tuple[str, float]]:
             yield label, int(_text(path)) * int(_text(place / f"in{number}_input")) / 1e6
 
 
-def _gauge(name: str, words: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"{PREFIX}{name}", words, labels=labels)
+def _gauge(name: str, description: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}{name}", description, labels=labels)
 
 
 def _text(path: Path) -> str:

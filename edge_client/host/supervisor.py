@@ -38,7 +38,7 @@ class Supervisor:
             self._overrides_file.check()
         self._check_heat()
         if self._overrides.paused:
-            self._agent.hold("told so")
+            self._agent.hold("the operator has paused it")
         elif self._hot:
             self._agent.hold(f"{self._sensors.hottest():.0f} degrees")
         else:

@@ -1,4 +1,4 @@
-"""Tells the machine that its agent lives: systemd's watchdog, and the status file.
+"""Reports to the host that the agent runs: to systemd's watchdog, and in the status file.
 
 systemd restarts a process that has not notified it for WatchdogSec. We notify from the one loop that does everything,
 so whatever hangs it ends in a restart, and the question in hand is asked again.
@@ -32,8 +32,8 @@ class NotifySocket:
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-            door.sendto("\n".join(lines).encode(), address)
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.sendto("\n".join(lines).encode(), address)
 
 
 class SystemdNotifier:

@@ -79,7 +79,7 @@ class DeviceState:
         with self._locked():
             self._save_holders(replace(self.holders, coordinator=coordinator))
 
-    def outranked(self, boot: int, mine: int) -> bool:
+    def is_superseded(self, boot: int, mine: int) -> bool:
         """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
         with self._locked():
             # What a later process of this very folder has written there is its own.
@@ -142,7 +142,7 @@ class DeviceState:
         known = [self.store.size(bytes.fromhex(name)) for name in (self.saved.half, last) if name]
         return 2 * max([self.store.size(base) if base else 0, *known])
 
-    def tidy(self, needed: set[bytes]) -> None:
+    def keep_only(self, needed: set[bytes]) -> None:
         """Forget all objects but those of the two generations and those that are still needed."""
         kept = {self._half_before, *self._named()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
@@ -151,7 +151,7 @@ class DeviceState:
     def _locked(self) -> Iterator[None]:
         """Processes on one folder, and threads of this one, look and write one after the other.
 
-        The loop hears that it is outranked while the worker writes an answer down.
+        The loop is told that another process is in its place while the worker writes an answer down.
         """
         handle = os.open(self.folder, os.O_RDONLY)
         try:

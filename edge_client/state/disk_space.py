@@ -13,23 +13,23 @@ log = logging.getLogger("protofleet.device")
 class DiskSpaceCheck:
     def __init__(self, state: DeviceState) -> None:
         self._state = state
-        self.full = ""  # why no work is taken on
+        self.problem = ""  # why no work is taken on
 
-    def for_answer(self, base: bytes) -> bool:
+    def has_room_for_answer(self, base: bytes) -> bool:
         """An answer and the state behind it are about as large as the last ones, or as what is asked about."""
         needs, free = self._state.next_bytes(base), self._state.disk.room(self._state.folder)
         if free < needs:
-            self.short(f"{needs} bytes are needed for an answer, {free} are free")
+            self.ran_out(f"{needs} bytes are needed for an answer, {free} are free")
             return False
-        if self.full:
+        if self.problem:
             log.warning("there is room again on the disk that holds %s; work goes on", self._state.folder)
-            self.full = ""
+            self.problem = ""
         return True
 
-    def short(self, why: str) -> None:
-        if not self.full:
+    def ran_out(self, why: str) -> None:
+        if not self.problem:
             log.error(
                 "the disk that holds %s is full (%s): no work is taken on %s",
                 self._state.folder, why, PAUSED,
             )  # fmt: skip
-        self.full = why
+        self.problem = why

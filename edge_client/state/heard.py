@@ -1,6 +1,6 @@
 """What has been heard of the coordinator, so that a later start of this device takes no old message for a new one.
 
-A broker may keep a refusal, or the word that a run is over, and say it again to every later start. The file stands
+A broker may keep a refusal, or the message that a run is over, and send it again to each later start. The file stands
 beside device.json, whose form older versions read too. Where it is lost, old messages may count once more.
 """
 
@@ -45,10 +45,10 @@ class HeardFile:
         self.last = self._read()
         self.clock = clock if renewed else clock.after(self._seen)
 
-    def note_message(self, epoch: int, sequence: int, lasting: bool) -> None:
-        """`lasting`: before something is done about it; else a power cut may take it back."""
+    def note_message(self, epoch: int, sequence: int, durable: bool) -> None:
+        """`durable`: before something is done about it; else a power cut may take it back."""
         if (epoch, sequence) > (self.last.epoch, self.last.sequence):
-            self._save(replace(self.last, epoch=epoch, sequence=sequence), lasting)
+            self._save(replace(self.last, epoch=epoch, sequence=sequence), durable)
 
     def note_time(self) -> None:
         """Something is about to be written down that a clock behind this time shall not judge."""
@@ -62,14 +62,14 @@ class HeardFile:
         if run != self.last.over:
             self._save(replace(self.last, over=run), True)
 
-    def _save(self, last: LastHeard, lasting: bool) -> None:
+    def _save(self, last: LastHeard, durable: bool) -> None:
         self.last = last
         if self.clock.is_believable:
             self._seen = int(self.clock.now())
         table, seen = asdict(last), {"seal": checksum(self._seen), "time": self._seen}
         text = json.dumps({"seal": checksum(table), "heard": table, "seen": seen})
         try:
-            self._disk.replace(self._path, text.encode(), durable=lasting)
+            self._disk.replace(self._path, text.encode(), durable=durable)
         except OSError as error:  # the device can do without, until it is started again
             if not is_full(error):
                 raise
@@ -85,7 +85,9 @@ class HeardFile:
             return LastHeard()
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             log.warning(
-                "%s is damaged (%.80s); old words of the coordinator may be news once", self._path, error
+                "%s is damaged (%.80s); an old message of the coordinator may count once more",
+                self._path,
+                error,
             )
             return LastHeard()
         return last

@@ -43,7 +43,7 @@ def main(number: int) -> int:
         except DataError as error:
             send(connection, {"data": str(error)})
             return 1
-        server.greet()
+        server.describe_data()
         while True:
             server.answer(*receive(connection))
     return 0
@@ -56,10 +56,10 @@ class JobServer:
         self._connection, self._trainer = connection, trainer
         self._job: LocalJob
 
-    def greet(self) -> None:
+    def describe_data(self) -> None:
         data = self._trainer.data
-        told = {"domain": data.domain, "classes": data.classes, "names": data.names}
-        send(self._connection, told, {"labels": data.train.y.cpu().numpy()})
+        description = {"domain": data.domain, "classes": data.classes, "names": data.names}
+        send(self._connection, description, {"labels": data.train.y.cpu().numpy()})
 
     def answer(self, message: dict[str, Any], arrays: Arrays) -> None:
         try:

@@ -136,15 +136,15 @@ class ChildTrainer:
         except ClosedError:
             raise self._died() from None
         match message:
-            case {"unfit": str(told)}:
-                raise ValueError(told)
-            case {"data": str(told)}:
-                raise DataError(told)
-            case {"no_memory": str(told)}:
+            case {"unfit": str(reason)}:
+                raise ValueError(reason)
+            case {"data": str(reason)}:
+                raise DataError(reason)
+            case {"no_memory": str(reason)}:
                 self.stop()
-                raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, told)
-            case {"raised": str(told)}:
-                raise TrainingError(told)
+                raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, reason)
+            case {"raised": str(reason)}:
+                raise TrainingError(reason)
         return message, arrays
 
     def _ensure_process(self) -> bool:

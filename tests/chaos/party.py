@@ -25,7 +25,7 @@ def tell(number: int, frame: object) -> None:
 def agent(a: Agent) -> list[str]:
     return [
         f"connected {a.view.connected}, at work on {a.tasks.queue.busy_with[:8] or 'nothing'}, "
-        f"next {a.tasks.queue.next}, waiting {a.tasks.delivery.waiting}",
+        f"next {a.tasks.queue.next}, waiting {a.tasks.delivery.pending}",
         f"fetching {fetch(a.link._fetch)} for {a.link._waiting}; wakes in {a.wake_at - time.monotonic():.1f} s",
         *line(a.link),
     ]

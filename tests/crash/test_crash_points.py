@@ -76,7 +76,7 @@ def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, st
     ]
     for answer in answers[:2]:
         memory.remember(answer, {})
-    memory.tidy({bytes.fromhex(answers[2].object)})
+    memory.keep_only({bytes.fromhex(answers[2].object)})
     what, name = step.split()
     disk.blows_at = what, platter.folder / name
     with pytest.raises(PowerCut):

@@ -45,7 +45,7 @@ def test_another_plan_under_the_same_name_takes_the_place_of_the_job(following):
     following.tasks.take(following.question())
     following.worker.finish()
     following.tasks.welcomed(following.welcome(plan("fedprox")), EPOCH)
-    assert following.run.job is None and following.tasks.delivery.waiting is None
+    assert following.run.job is None and following.tasks.delivery.pending is None
     following.worker.finish()
     assert following.run.plan == plan("fedprox")
 
@@ -132,7 +132,7 @@ def test_a_death_of_the_trainer_is_said_at_once_and_work_is_asked_for_after_a_pa
 def test_without_room_for_its_answer_a_device_keeps_its_run_and_drops_the_job(following):
     following.tasks.take(following.question())
     following.worker.finish(FULL)
-    assert following.tasks.disk_space.full and following.run.job is None and following.run.name == RUN
+    assert following.tasks.disk_space.problem and following.run.job is None and following.run.name == RUN
     assert not following.context.finished
 
 
@@ -150,7 +150,7 @@ def test_what_was_worked_on_for_another_run_is_dropped_and_work_is_asked_for(fol
     following.link.kinds()
     following.worker.finish(result)
     assert following.link.kinds() == ["Hello"] and not following.tasks.queue.busy
-    assert following.tasks.delivery.waiting is None and not following.context.finished
+    assert following.tasks.delivery.pending is None and not following.context.finished
 
 
 def test_an_error_of_ours_is_raised_even_in_work_for_another_run(following):

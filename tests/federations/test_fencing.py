@@ -51,35 +51,36 @@ class At(Disk):
 
 
 @pytest.mark.parametrize(
-    ("step", "name"), [("rename", "objects/*.body"), ("sync", "device.new"), ("rename", "device.json")]
+    ("step", "name"),
+    [("rename", "objects/*.body"), ("sync", ".device.json.*.new"), ("rename", "device.json")],
 )
-def test_a_device_that_is_outranked_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
+def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
     """The loop hears the refusal of its name while the worker is anywhere in its writing."""
     memory, threads = DeviceState(tmp_path, durable=False), []
     memory.boot(5)
     memory.begin("spring", HASH)
     worked = answer(memory)
 
-    def outranked():
-        threads.append(threading.Thread(target=memory.outranked, args=(9, 5)))
+    def supersede():
+        threads.append(threading.Thread(target=memory.is_superseded, args=(9, 5)))
         threads[0].start()
         threads[0].join(0.3)  # it may have to wait until the worker has written
 
-    memory.disk = memory.store.disk = At(step, name, outranked)
+    memory.disk = memory.store.disk = At(step, name, supersede)
     memory.remember(worked, {"weights.w": np.ones(3, np.float32)})
     threads[0].join()
     for found in (memory, DeviceState(tmp_path, durable=False)):
         assert found.saved.boot == 9 and found.saved.answers == [worked]
 
 
-def test_a_device_that_is_outranked_by_a_process_on_its_own_folder_leaves_the_folder_to_it(tmp_path):
+def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_folder_to_it(tmp_path):
     old = DeviceState(tmp_path, durable=False)
     old.boot(5)
     old.begin("spring", HASH)
     new = DeviceState(tmp_path, durable=False)
     new.boot(5)
     new.remember(answer(new), {})
-    assert old.outranked(6, 5)
+    assert old.is_superseded(6, 5)
     with pytest.raises(TakenOverError, match="boot number 6; this one, 5, stops"):
         old.remember(answer(old, 2), {})
     found = DeviceState(tmp_path, durable=False).saved

@@ -12,7 +12,7 @@ import numpy as np
 
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.edge_client.agent import Agent
-from protofleet.edge_client.conversation.answer_delivery import Outgoing
+from protofleet.edge_client.conversation.answer_delivery import PendingAnswer
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from protofleet.methods.contract.base import Member
@@ -286,9 +286,9 @@ def observed_agent(base: type[Agent], history: History) -> type[Agent]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def take_receipt(self, receipt: Receipt) -> None:
             delivery = self.tasks.delivery
-            waiting: Outgoing | None = delivery.waiting
+            waiting: PendingAnswer | None = delivery.pending
             super().take_receipt(receipt)
-            if waiting is None or delivery.waiting is not None or receipt.verdict != "accepted":
+            if waiting is None or delivery.pending is not None or receipt.verdict != "accepted":
                 return
             a, me = waiting.answer, self.link.me.name
             where = f"{me} let go of its answer to round {a.round} {a.phase}"

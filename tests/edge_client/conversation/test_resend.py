@@ -2,18 +2,18 @@
 
 import numpy as np
 
-from protofleet.edge_client.conversation.answer_delivery import LONGEST_RESEND_SECONDS, Outgoing
+from protofleet.edge_client.conversation.answer_delivery import LONGEST_RESEND_SECONDS, PendingAnswer
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from tests.support.small_federation import assert_same, simulation
 
 
 def test_an_answer_is_said_again_ever_more_rarely():
-    outgoing, now, pauses = Outgoing(Answer("", 1, "train", "", "", 5, {}), 0.0), 0.0, []
+    pending, now, pauses = PendingAnswer(Answer("", 1, "train", "", "", 5, {}), 0.0), 0.0, []
     for _ in range(7):
-        outgoing.said(now)
-        pauses.append(outgoing.again_at - now)
-        now = outgoing.again_at
+        pending.sent(now)
+        pauses.append(pending.resend_at - now)
+        now = pending.resend_at
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, LONGEST_RESEND_SECONDS]
 
 

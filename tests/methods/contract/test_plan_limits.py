@@ -8,7 +8,7 @@ import torch
 
 from protofleet.deploy.local.experiment import read_experiment
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.limits import HalfBuilder, Limits, memory_of, per_sample
+from protofleet.edge_client.limits import HalfBuilder, Limits, activation_bytes, total_memory
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.errors import TrainerDiedError
 from protofleet.methods.contract.catalog import names
@@ -58,7 +58,7 @@ def test_whatever_else_is_beyond_all_bounds_is_refused_in_one_line(change):
 def test_a_batch_takes_no_more_memory_than_there_are_samples():
     many = plan("fedavg", batch=10**9)
     train = part(200, 1, 0.0)
-    one = per_sample(many.client_half(train, "a"), train.x)
+    one = activation_bytes(many.client_half(train, "a"), train.x)
     model = many.model()
     least = 4 * sum(value.nbytes for value in model.state_dict().values()) + 200 * (one + 4 * 16)
     assert one >= 4 * (32 + 16) and builder(Limits(memory_bytes=least), train).build(many)
@@ -98,7 +98,7 @@ def test_limits_are_a_table_of_the_device_s_settings():
     for wrong in ({"epochs": 0}, {"memory_bytes": -1}, {"work_seconds": 0.0}, {"disk_bytes": 0}):
         with pytest.raises(ValueError, match=r"\w+ is .*, it must be at least"):
             Limits(**wrong)
-    assert memory_of(CPU) > 1 << 28
+    assert total_memory(CPU) > 1 << 28
 
 
 def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():

@@ -1,0 +1,21 @@
+"""The highest version of something signed that a device has followed: no earlier one is from then on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofleet.protocol.security.keyfiles import write_file
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFile:
+    path: Path
+
+    def highest(self) -> int:
+        """0 where nothing has been followed yet."""
+        text = self.path.read_text().strip() if self.path.exists() else ""
+        return int(text) if text.isdigit() else 0
+
+    def note(self, version: int) -> None:
+        write_file(self.path, f"{version}\n".encode())
