@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,32 @@ class RunningStack:
         """kill -9 of what runs in it. Not `docker kill`: after that no restart policy holds."""
         self.kill_process(self.state(container)["State"]["Pid"])
 
+    @contextlib.contextmanager
+    def held(self, beside: str = "") -> Iterator[None]:
+        """No round ends meanwhile: of three devices, of which two have to answer, two are stopped (SIGSTOP)."""
+        devices = [name for name in self.containers() if "-device-" in name and name != beside][:2]
+        found = [
+            line for name in devices for line in self.engine.docker("top", name, "-eo", "pid").splitlines()
+        ]
+        numbers = [int(line) for line in found if line.strip().isdecimal()]
+        self.signal("STOP", *numbers)  # `docker pause` needs a freezer, which not every kernel has
+        try:
+            yield
+        finally:
+            self.signal("CONT", *numbers)
+
     def processes(self, container: str, device: str) -> list[int]:
         """The engine's process ids of one device in a container of many."""
         lines = self.engine.docker("top", container, "-eo", "pid,args").splitlines()
         return [int(line.split()[0]) for line in lines if f" device /protofleet/devices/{device}/" in line]
 
     def kill_process(self, number: int) -> None:
-        self.engine.docker("run", "--rm", "--pid=host", self.engine.debian, "sh", "-c", f"kill -9 {number}")
+        self.signal("KILL", number)
+
+    def signal(self, name: str, *numbers: int) -> None:
+        """To processes by the engine's ids."""
+        command = " ".join(("kill", "-s", name, *map(str, numbers)))
+        self.engine.docker("run", "--rm", "--pid=host", self.engine.debian, "sh", "-c", command)
 
     def wait(self, what: str, until: Callable[[], bool], seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds

@@ -23,7 +23,7 @@ from tests.deploy.fleet.boards import jetson_files
 from tests.support.secured_broker import free_port
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(3600)]
-ROUNDS = 90  # long enough for several scrapes before and after the kill: 30 took 15 s
+ROUNDS = 90  # long enough for several scrapes after the last kill: 30 took 15 s
 VARIABLES = ("device", "domain", "view", "method")
 
 
@@ -81,9 +81,12 @@ def live_through(stack, hot):
 
 
 def kill_and_see_it_return(stack, name):
-    before, started = len(stack.rounds()), stack.state(name)["State"]["StartedAt"]
-    stack.kill(name)
-    stack.wait(f"return of {name}", lambda: stack.state(name)["State"]["StartedAt"] != started)
+    started = stack.state(name)["State"]["StartedAt"]
+    with stack.held(beside=name):  # else the run is over before everything was killed
+        stack.kill(name)
+        stack.wait(f"return of {name}", lambda: stack.state(name)["State"]["StartedAt"] != started)
+        before = len(stack.rounds())
+    assert before < ROUNDS, f"the run was over before {name} was killed"
     stack.wait(f"round after {name} was killed", lambda: len(stack.rounds()) > before)
     return name
 
