@@ -1,6 +1,7 @@
-"""What tests may do: ask what is public, and wait for what happens."""
+"""What tests may do: ask what is public, wait for what happens, and fail."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ INSIDE = {
     "simulator/federation.py": "plays the system that closes a dead process's files, and audits what is still open",
     "chaos/party.py": "tells where a live process stands that does not come to its end",
 }
+ANY_MISTAKE = {"Exception", "BaseException", "ValueError", "TypeError", "RuntimeError", "OSError", "LookupError",
+               "KeyError", "AttributeError", "AssertionError"}  # fmt: skip
 OTHERS = {"_exit", "_Pickler", "_replace", "_make"}  # Python's own, and public for all their underscore
 
 
@@ -43,6 +46,65 @@ def sleeps(text: str) -> Iterator[str]:
     for call in calls:
         if ast.unparse(call.func) == "time.sleep" and "  # " not in lines[call.lineno - 1]:
             yield f"line {call.lineno}: {ast.unparse(call)}"
+
+
+def name_of(node: ast.AST) -> str:
+    match node:
+        case ast.Call(ast.Name(name) | ast.Attribute(_, name)):
+            return name
+    return ""
+
+
+def calls(function: ast.AST) -> frozenset[str]:
+    """What it calls, by name; and "assert" where it asserts or raises by itself."""
+    names = {
+        "assert" if isinstance(node, ast.Assert | ast.Raise) else name_of(node) for node in ast.walk(function)
+    }
+    return frozenset("assert" if name.startswith(("assert", "raises")) else name for name in names if name)
+
+
+@functools.cache
+def asserting() -> frozenset[str]:
+    """Names of all functions here that assert something, or call one that does."""
+    trees = [ast.parse(path.read_text()) for path in FILES]
+    functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    called = [(one.name, calls(one)) for one in functions]
+    found = frozenset({"assert"})
+    while (more := found | {name for name, names in called if names & found}) != found:
+        found = more
+    return found
+
+
+def without_assertion(tree: ast.Module, helpers: frozenset[str]) -> list[str]:
+    tests = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name[:5] == "test_"
+    ]
+    return [test.name for test in tests if not calls(test) & helpers]
+
+
+def unspecific(tree: ast.AST) -> Iterator[str]:
+    """Errors that any mistake of ours raises too, and whose words nobody looks at."""
+    for item in (item for node in ast.walk(tree) if isinstance(node, ast.With) for item in node.items):
+        match item.context_expr:
+            case ast.Call(ast.Attribute(ast.Name("pytest"), "raises"), [ast.Name(name)], []) as call:
+                if name in ANY_MISTAKE and item.optional_vars is None:
+                    yield f"line {call.lineno}: {ast.unparse(call)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(HERE)) for path in FILES])
+def test_a_test_can_fail_and_only_for_what_it_names(path):
+    tree = ast.parse(path.read_text())
+    assert without_assertion(tree, asserting()) == [], "assert what the name says"
+    assert not list(unspecific(tree)), "match the error's words"
+
+
+def test_a_test_without_an_assertion_is_found_and_so_is_an_error_of_any_words():
+    empty, helped = ast.parse("def test_a(): go()"), ast.parse("def test_a(): checked(go())")
+    assert without_assertion(empty, frozenset({"checked"})) == ["test_a"]
+    assert without_assertion(helped, frozenset({"checked"})) == []
+    assert list(unspecific(ast.parse("with pytest.raises(ValueError): go()")))
+    assert not list(unspecific(ast.parse("with pytest.raises(ValueError, match='no'): go()")))
+    assert not list(unspecific(ast.parse("with pytest.raises(ValueError) as error: go()")))
 
 
 @pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(HERE)) for path in FILES])

@@ -115,12 +115,8 @@ def test_a_round_that_nobody_can_go_on_from_is_repeated_without_its_outlier(tmp_
         replace_coordinator_in_the_repeated_round(run, file)
     run.run()
     assert run.service.finished and not run.service.run.diverged
-    clean, _ = attacked(tmp_path / "clean", "fedavg", 1.0, rounds=(), outlier=0.0)
-    clean.run()
-    states = [{k: v for k, v in final_state(r).items() if k.startswith("server")} for r in (run, clean)]
-    assert all(
-        v.isfinite().all() and v.abs().max() < 1e2 for v in states[0].values() if v.is_floating_point()
-    )
+    state = [v for k, v in final_state(run).items() if k.startswith("server") and v.is_floating_point()]
+    assert state and all(v.isfinite().all() and v.abs().max() < 1e2 for v in state)
     assert [line["round"] for line in file.records] == [1, 2, 3, 4, 5]
     if not crash:
         assert "round 2 was repeated without it" in file.records[2]["aside"]["device-2"]
@@ -132,7 +128,8 @@ def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=policy, hyper={"lr": 1000.0, "momentum": 0.99, "epochs": 40})
     run.run()
     assert run.service.finished and "not finite" in run.service.run.diverged
-    assert all(agent.finished for agent in run.agents.values()) or run.world.now < 1e5
+    run.run(until=lambda: all(agent.finished for agent in run.agents.values()), limit=60.0)
+    assert all(agent.finished for agent in run.agents.values())
     run.boot_coordinator()
     before = run.world.now
     run.run()

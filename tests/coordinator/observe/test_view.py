@@ -39,7 +39,7 @@ def changeable(value, seen=""):
 
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read_of_a_run_cannot_be_assigned_to_and_is_itself_unchangeable(run, name):
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=name):
         setattr(run.view, name, None)
     assert name in COPIES or changeable(getattr(run.view, name), name) == []
 

@@ -1,6 +1,7 @@
 """How lists of class names are compared, hashed and shown."""
 
 import hashlib
+import re
 import unicodedata
 
 import msgpack
@@ -78,23 +79,22 @@ def test_two_spellings_of_one_letter_are_one_name():
 def test_what_cannot_be_said_is_told_in_words_that_can_be_printed(names, words):
     fault = problem_with(names)
     assert fault.isprintable()
-    with pytest.raises(AssertionError, match=words):
-        raise AssertionError(fault)
+    assert re.search(words, fault)
 
 
 def test_what_is_heard_has_the_same_bounds_as_what_is_said():
     most = tuple(f"{i:04}" + "x" * (MAX_LETTERS - 4) for i in range(MAX_NAMES))
     assert not problem_with(most) and class_names([*most]) == most
-    for bad in (
-        [""],
-        ["x" * (MAX_LETTERS + 1)],
-        ["a\nb"],
-        ["a\x1b"],
-        ["a\u202eb"],
-        [*most, "z"],
-        [1],
-        "abc",
-        [b"a"],
+    for bad, words in (
+        ([""], "no name of a class"),
+        (["x" * (MAX_LETTERS + 1)], "at most, of 64 letters"),
+        (["a\nb"], "no name of a class"),
+        (["a\x1b"], "no name of a class"),
+        (["a\u202eb"], "no name of a class"),
+        ([*most, "z"], "4097 texts; 4096 at most"),
+        ([1], "no str"),
+        ("abc", "no array"),
+        ([b"a"], "no str"),
     ):
-        with pytest.raises(TypeError):
+        with pytest.raises(TypeError, match=words):
             class_names(bad)
