@@ -12,8 +12,8 @@ from protofleet.coordinator.observe.view import RunView
 from tests.support.small_federation import simulation
 
 READ = [name for name, what in vars(RunView).items() if isinstance(what, property)]
-ASKED = {"answers": (2, "train"), "traffic": (), "traffic_before": (2,), "missing": ()}
-COPIES = ("traffic", "missing", "departures", "traffic_before")  # may be changed, and change nothing
+ASKED = {"answers": (2, "train"), "traffic": (), "earlier_traffic": (2,), "missing": ()}
+COPIES = ("traffic", "missing", "departures", "earlier_traffic")  # may be changed, and change nothing
 
 
 @pytest.fixture(scope="module")
