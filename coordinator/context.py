@@ -45,7 +45,7 @@ class ProcessContext:
         return sum(device != COORDINATOR for device in self.link.keyring)
 
     def announce(self, state: State) -> None:
-        self.link.say(self.link.topics.coord_state, state, retain=True)
+        self.link.publish(self.link.topics.coord_state, state, retain=True)
 
     def announce_the_end(self, told: set[str]) -> None:
         """`told`: the devices that confirm it."""

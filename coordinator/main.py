@@ -68,7 +68,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
     context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
     run = Run(plan, machine, spool, context, limits=settings.limits, class_names=settings.class_names)
     service = CoordinatorService(context, run)
-    inbox.dropped, inbox.unwanted = link.overflowed, service.unwanted
+    inbox.dropped, inbox.unwanted = link.count_overflow, service.unwanted
     transport.connect(link.will(topics.coord_state), returns=lambda: link.hears_own_messages)
     try:
         checks = health(context, heartbeats, folder)

@@ -106,7 +106,7 @@ class Participants:
 
     def _admit(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
-        self._link.can[device] = frozenset(hello.can)
+        self._link.device_forms[device] = frozenset(hello.can)
         if self._context.shutdown.begun and forms.BYE in hello.can:
             self._context.shutdown.wait_for(device)
         if hello.plan != self._digest or (self._needs_counts and not hello.counts):
@@ -233,7 +233,7 @@ class Participants:
 
     def _welcome(self, device: str) -> None:
         names, can = self.name_vote.names, self._hellos[device][0].can if device in self._hellos else ()
-        told = forms.NAMES in can and self._link.carries(packed(names))
+        told = forms.NAMES in can and self._link.fits_in_message(packed(names))
         asked = self._needs_counts and forms.COUNTS in can
         uses = tuple(self._question.uses)
         about = replace(self._about, uses=uses, names=names if told else (), counts=asked)

@@ -47,7 +47,7 @@ class OpenQuestion:
         self._broadcasts.keep(objects_of(self._offer))
 
     def send_to(self, device: str, round: int, phase: str, seconds: float, connected: bool) -> None:
-        is_told = forms.WANTS in self._link.can.get(device, ()) and self.ask is not None
+        is_told = forms.WANTS in self._link.device_forms.get(device, ()) and self.ask is not None
         holds = self._offer is not None and self._offer.object in self._held.get(device, ())
         self.undelivered.sent(device, connected)
         wanted = self._wanted if is_told else ()
@@ -71,7 +71,7 @@ class OpenQuestion:
         """Whether objects of this size go through the broker; else another connection is waited for."""
         if max_packet is not None:
             self._max_packet = max_packet
-        boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.can, now)
+        boxes = self._packets.manifests_may_be_objects(self._machine.roster, self._link.device_forms, now)
         try:
             self._link.adapt(self._max_packet, size, boxes)
         except BrokerError as error:
@@ -79,7 +79,7 @@ class OpenQuestion:
             self._link.reject_connection(error)
             return False
         self._packets.broker_accepted()
-        self.carried, self.uses = size, self._link.demands(size)
+        self.carried, self.uses = size, self._link.required_forms(size)
         return True
 
     def cut_anew(self) -> None:

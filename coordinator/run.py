@@ -286,7 +286,9 @@ class Run:
         self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += len(command.aside)
 
     def _end(self) -> None:
-        confirms = {device for device in self.machine.roster if forms.BYE in self._link.can.get(device, ())}
+        confirms = {
+            device for device in self.machine.roster if forms.BYE in self._link.device_forms.get(device, ())
+        }
         self._context.announce_the_end(confirms)
 
     # The server half, on the worker's thread.

@@ -60,7 +60,7 @@ class CoordinatorService:
         bans = self.context.bans
         if not bans.ignored or topic == self.link.topics.coord_state:
             return False
-        name = self.link.writer(topic)
+        name = self.link.device_writing_to(topic)
         if bans.drops(name):
             return True
         return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
@@ -73,7 +73,7 @@ class CoordinatorService:
     def _handle(self, item: Item, now: float) -> None:
         match item:
             case Arrived(topic, frame) if not self.unwanted(topic):
-                with self.context.error_boundary.around(self.link.writer(topic)):
+                with self.context.error_boundary.around(self.link.device_writing_to(topic)):
                     self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self._connected(max_packet, now)
@@ -121,7 +121,7 @@ class CoordinatorService:
     def _announce_what_is_due(self, now: float) -> None:
         if now >= self.context.heartbeat.wake_at:
             here = State(True, HERE, self.link.who, self.run.participants.here())
-            self.link.say(self.link.topics.coord_state, here)
+            self.link.publish(self.link.topics.coord_state, here)
             self.context.heartbeat.announced(now)
             self.run.note_traffic()
         for device in self.context.shutdown.due(now):
@@ -132,7 +132,7 @@ class CoordinatorService:
     def _subscribe(self) -> None:
         """Also to devices that were enrolled while somebody is not listened to."""
         if self.context.connected:
-            self.link.hear(self.context.bans.ignored)
+            self.link.listen_except(self.context.bans.ignored)
 
     def _flooded(self, who: str) -> None:
         bans, now = self.context.bans, self.context.now
@@ -156,7 +156,7 @@ class CoordinatorService:
         bans = self.context.bans
         if now >= bans.wake_at:
             unheard = bans.ignored
-            self.link.dropped(bans.refresh(now))
+            self.link.count_banned(bans.refresh(now))
             self._subscribe()
             self.run.participants.listened_to_again(unheard - bans.ignored)
 

@@ -128,7 +128,7 @@ class Agent:
     def _connected(self, max_packet: int, now: float) -> None:
         try:
             self.link.adapt(
-                max_packet, self.tasks.delivery.largest_object, forms.MANIFEST in self.link.peer_can
+                max_packet, self.tasks.delivery.largest_object, forms.MANIFEST in self.link.peer_forms
             )
         except BrokerError as error:
             self.link.reject_connection(error)

@@ -51,7 +51,7 @@ class DeviceContext:
 
     def say_goodbye(self, reason: str) -> None:
         self.link.send(Bye(reason))
-        self.link.say(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
+        self.link.publish(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
 
     def end(self, problem: str) -> None:
         self.keep_last_heard(durable=True)

@@ -62,7 +62,7 @@ def run_device(settings: DeviceSettings, software: str, version: int = 0) -> str
     )
     sealed, clock = seals(settings.security), Clock(since=keys.not_before)
     link = DeviceLink(me, keyring, topics, transport, state.store, sealed, clock)
-    inbox.dropped = link.overflowed
+    inbox.dropped = link.count_overflow
     transport.connect(link.will(topics.device_state(settings.name)))
 
     # A child has a limit of its own, and its steps are not seen from here.

@@ -68,7 +68,7 @@ class TaskHandler:
         about = welcome.about
         if self.run.welcomed(epoch):
             self._context.heard_file.note_time()
-        self._link.peer_can, self._link.metric_names = frozenset(about.can), about.metrics
+        self._link.peer_forms, self._link.metric_names = frozenset(about.can), about.metrics
         try:
             if lacks := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
                 raise SettingsError(f"it needs {', '.join(lacks)}; bring this device up to date")

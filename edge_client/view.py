@@ -104,4 +104,4 @@ class AgentView:
     @property
     def disk_free_bytes(self) -> int:
         state = self._context.state
-        return state.disk.room(state.folder)
+        return state.disk.free_bytes(state.folder)

@@ -18,10 +18,10 @@ class PrintableFormatter(logging.Formatter):
     """One line a message; those of a traceback are indented, so that no line of theirs looks like a message's."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        words = record.message
-        if len(words) > LONGEST:
-            words = f"{words[:LONGEST]}... and {len(words) - LONGEST} letters more"
-        record.message = printable(words)
+        message = record.message
+        if len(message) > LONGEST:
+            message = f"{message[:LONGEST]}... and {len(message) - LONGEST} letters more"
+        record.message = printable(message)
         return super().formatMessage(record)
 
     def formatException(self, ei: logging._SysExcInfoType) -> str:  # noqa: N802 - logging's own name
@@ -39,11 +39,11 @@ def set_up_logging(stream: TextIO, level: int = logging.INFO) -> None:
 def log_uncaught_errors() -> None:
     """For a program, not for who calls one of its commands from Python: whatever ends it, or a thread of it, is a
     message of the log."""
-    sys.excepthook = _last_words
-    threading.excepthook = lambda said: _last_words(
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda said: _log_uncaught(
         said.exc_type, said.exc_value or said.exc_type(), said.exc_traceback
     )
 
 
-def _last_words(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     logging.getLogger("protofleet").critical("ended by an error of ours", exc_info=(kind, error, trace))

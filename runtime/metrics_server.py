@@ -168,9 +168,9 @@ class MetricsServer:
 def read_request(head: bytes) -> Request | None:
     """None where it is no HTTP."""
     first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+    message = first.split(" ")
+    if len(message) != 3 or not message[2].startswith("HTTP/1."):
         return None
-    path, _, query = words[1].partition("?")
+    path, _, query = message[1].partition("?")
     pairs = (line.partition(":") for line in lines if line)
-    return Request(words[0], path, query, {name.strip().lower(): value.strip() for name, _, value in pairs})
+    return Request(message[0], path, query, {name.strip().lower(): value.strip() for name, _, value in pairs})

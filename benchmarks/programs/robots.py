@@ -130,7 +130,7 @@ class Robot:
             self.subscribe(topic)
         self.link.adapt(getattr(told, "MaximumPacketSize", MAX_PACKET))
         self.timer.expect_frequent()
-        self.link.say(self.topics.device_state(self.name), State(True), retain=True)
+        self.link.publish(self.topics.device_state(self.name), State(True), retain=True)
         self.connected = True
         self.hello()
 
@@ -184,7 +184,7 @@ class Robot:
         match received.message:
             case Welcome(text, about):
                 self.plan, self.welcomed_by = read_plan(text), received.epoch
-                self.link.peer_can, self.link.metric_names = frozenset(about.can), about.metrics
+                self.link.peer_forms, self.link.metric_names = frozenset(about.can), about.metrics
                 self.hello()
             case Task() as task:
                 self._asked(task, received, now)

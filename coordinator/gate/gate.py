@@ -148,7 +148,7 @@ class Gate:
 
     @property
     def _room(self) -> int:
-        return max(0, self._spool.disk.room(self._spool.folder) - self._spool.bytes_of_a_save)
+        return max(0, self._spool.disk.free_bytes(self._spool.folder) - self._spool.bytes_of_a_save)
 
     @property
     def _share(self) -> int:

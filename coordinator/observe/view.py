@@ -196,7 +196,7 @@ class RunView:
 
     @property
     def free_bytes(self) -> int:
-        return self._spool.disk.room(self._spool.folder)
+        return self._spool.disk.free_bytes(self._spool.folder)
 
     @property
     def disk_full(self) -> str:

@@ -198,9 +198,9 @@ class Spool:
 
     def require_space(self, size: int) -> None:
         """Make room for so many bytes, or raise as a full disk does: before anything is written."""
-        if self.disk.room(self.folder) < size:
+        if self.disk.free_bytes(self.folder) < size:
             self.free_space()
-        if (room := self.disk.room(self.folder)) < size:
+        if (room := self.disk.free_bytes(self.folder)) < size:
             raise OSError(errno.ENOSPC, f"{size} bytes are needed, {room} are free", str(self.folder))
 
     def check_claim(self) -> None:

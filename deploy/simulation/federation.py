@@ -96,7 +96,7 @@ class Simulation:
 
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         session = self.broker.session(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
-        session.passing = disk.passing
+        session.before_step = disk.before_step
         link = CoordinatorLink(me, self.ring, self.topics, session, spool.store, "simulated")
         session.will = link.will(self.topics.coord_state)
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
@@ -113,7 +113,7 @@ class Simulation:
         worker = self.workers[device] = VirtualWorker(self.world, take, self.work_seconds)
         topics = set(self.topics.device_subscriptions(device))
         session = self.broker.session(device, take, topics)
-        session.passing = disk.passing
+        session.before_step = disk.before_step
         link = DeviceLink(me, self.ring, self.topics, session, memory.store)
         session.will = link.will(self.topics.device_state(device))
         data = self.shards[device]

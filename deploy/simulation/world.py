@@ -65,7 +65,9 @@ class Session:
     topics: set[str]
     alive: bool = True
     errors: CaughtErrors = field(default_factory=CaughtErrors)
-    passing: Callable[[str, str], None] = lambda step, topic: None  # as of a Disk: a frame is about to leave
+    before_step: Callable[[str, str], None] = lambda step, topic: (
+        None
+    )  # as of a Disk: a frame is about to leave
 
     def subscribe(self, topic: str) -> None:
         self.topics.add(topic)
@@ -76,7 +78,7 @@ class Session:
 
     def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
         if self.alive:
-            self.passing("publish", topic)
+            self.before_step("publish", topic)
             self.broker.publish(topic, frame, retain)
 
     def reject_connection(self, why: str) -> None:

@@ -23,8 +23,8 @@ class HelloSender:
 
     def send(self, plan: Plan | None) -> None:
         names, link = self._data.names, self._link
-        in_full = self._named_to != link.epoch and link.carries(packed(names))
-        self.by_hash = bool(names) and not in_full and link.carries(packed(names))
+        in_full = self._named_to != link.epoch and link.fits_in_message(packed(names))
+        self.by_hash = bool(names) and not in_full and link.fits_in_message(packed(names))
         link.send(hello_of(link.me.name, self._software, self._data, plan, self._state.saved, in_full))
         self._named_to = link.epoch
 

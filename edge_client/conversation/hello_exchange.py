@@ -31,7 +31,7 @@ class HelloExchange:
         self._sender.name_classes_in_full()
         self._timer.expect_frequent()
         link = self._context.link
-        link.say(link.topics.device_state(link.me.name), State(True), retain=True)
+        link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
         self.send()
 
     def disconnected(self) -> None:

@@ -17,7 +17,7 @@ class DiskSpaceCheck:
 
     def has_room_for_answer(self, base: bytes) -> bool:
         """An answer and the state behind it are about as large as the last ones, or as what is asked about."""
-        needs, free = self._state.next_bytes(base), self._state.disk.room(self._state.folder)
+        needs, free = self._state.next_bytes(base), self._state.disk.free_bytes(self._state.folder)
         if free < needs:
             self.ran_out(f"{needs} bytes are needed for an answer, {free} are free")
             return False

@@ -87,9 +87,9 @@ class Plan:
         if network is None or network == self.network:
             return self.model()
         if not self.variant.mixed_networks:
-            words = " with these settings" if self.load().mixed_networks else ""
+            message = " with these settings" if self.load().mixed_networks else ""
             raise SettingsError(
-                f"{self.method}{words} needs the same network on every device: the run's is {self.network.name}, "
+                f"{self.method}{message} needs the same network on every device: the run's is {self.network.name}, "
                 f"this device's {network.name}; leave `network` out on the device, or take one of the methods "
                 f"{', '.join(name for name in methods_for_mixed_networks() if name != self.method)}"
             )

@@ -182,8 +182,8 @@ def _repeated_problem(name: str, values: Tensor, other: str, payload: Mapping[st
     several = keys.bincount() > 1
     if not len(alone := keys[several[keys] & (values < 2)]):
         return None
-    words = f"{other} has {int(alone[0])} in several rows, in one of which {name} is below 2"
-    return Problem(Reason.BAD_CLAIM, words)
+    message = f"{other} has {int(alone[0])} in several rows, in one of which {name} is below 2"
+    return Problem(Reason.BAD_CLAIM, message)
 
 
 def _shape_problem(

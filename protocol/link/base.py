@@ -89,13 +89,15 @@ class Link:
         self.meter = Meter()
         self.metric_names: tuple[str, ...] = ()  # those that both ends know by their places
         self.block = blocks.DEFAULT_BLOCK
-        self.inline, self._room = INLINE, MAX_FRAME
-        self._room_told = self._most_room = 0  # by the last broker, and the most of those that could be used
+        self.inline, self._capacity = INLINE, MAX_FRAME
+        self._last_capacity = self._best_capacity = (
+            0  # of the last broker, and the largest of those that could be used
+        )
         self._sequence = 0
         self.who = ""  # where a coordinator is, for whoever finds another one there
         self._windows: dict[str, ReplayWindow] = {}
-        # Objects that came in lately: a block of one of them is a repeat, not a stranger.
-        self._complete_lately: deque[bytes] = deque(maxlen=64)
+        # Objects that came in lately: a block of one of them is a duplicate, not unknown.
+        self._recently_completed: deque[bytes] = deque(maxlen=64)
         self._back = DOWN if self.direction == UP else UP
 
     def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
@@ -103,10 +105,10 @@ class Link:
 
         `indirect`: whether the other side takes a manifest as an object, where it fits no message.
         """
-        self._room_told = room = max_packet - FRAME_OVERHEAD
+        self._last_capacity = room = max_packet - FRAME_OVERHEAD
         if room < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        block, most = block_size_within(room), self._most_room
+        block, most = block_size_within(room), self._best_capacity
         if blocks.block_size(largest, block) > room:
             raise BrokerError(too_large(largest, block, room))
         if (
@@ -118,15 +120,15 @@ class Link:
                 f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
                 "them; who takes part takes none as an object"
             )
-        self.inline, self._room, self.block = min(INLINE, room), room, block
-        self._most_room = max(self._most_room, room)
+        self.inline, self._capacity, self.block = min(INLINE, room), room, block
+        self._best_capacity = max(self._best_capacity, room)
 
     def reject_connection(self, error: BrokerError) -> None:
-        """A broker whose limit is too small: the end of who never had one to use, else it is tried again."""
-        if not self._most_room:
+        """The broker's limit is too small: it ends a process that never had a usable one; else it is tried again."""
+        if not self._best_capacity:
             raise error
         again = "it took more before, so it is tried again"
-        if self._room_told >= self._most_room:
+        if self._last_capacity >= self._best_capacity:
             again = "what has to be said has grown; it waits, and tries again until the broker takes more"
         self.transport.reject_connection(f"{error}; {again}")
 
@@ -155,33 +157,33 @@ class Link:
             receive = self.keyring[recipient].receive
         return seal(header, codec.encode(message, attachment, self.metric_names), self.me.keys.sign, receive)
 
-    def keyed(self, manifest: Manifest) -> Manifest:
-        """For a new cutting of an object that is about to be served."""
-        if manifest.block > self._room:
-            raise BrokerError(too_large(manifest.size, self.block, self._room))
+    def with_new_key(self, manifest: Manifest) -> Manifest:
+        """With a key of its own, for an object that is about to be served."""
+        if manifest.block > self._capacity:
+            raise BrokerError(too_large(manifest.size, self.block, self._capacity))
         return replace(manifest, key=os.urandom(blocks.KEY)) if self.sealed else manifest
 
-    def carries(self, packed: bytes) -> bool:
+    def fits_in_message(self, packed: bytes) -> bool:
         """Whether a message has room for it beside its scalars."""
-        return len(packed) <= self._room
+        return len(packed) <= self._capacity
 
     def fits(self, manifest: Manifest) -> bool:
         """Whether a message has room for it; else it is an object itself."""
-        return codec.SHORT_HASH * len(manifest.hashes) <= self._room
+        return codec.SHORT_HASH * len(manifest.hashes) <= self._capacity
 
     def still_fits(self, *cut: Manifest) -> bool:
         """Whether an object, and maybe its manifest as another, can go on as they were cut before."""
-        return all(one.block <= self._room for one in cut) and (len(cut) > 1 or self.fits(cut[0]))
+        return all(one.block <= self._capacity for one in cut) and (len(cut) > 1 or self.fits(cut[0]))
 
-    def demands(self, size: int) -> dict[str, str]:
+    def required_forms(self, size: int) -> dict[str, str]:
         """Which forms devices need for an object of so many bytes, and why. BrokerError where nothing helps."""
         block = blocks.block_size(size, self.block)
-        if block > self._room:
-            raise BrokerError(too_large(size, self.block, self._room))
+        if block > self._capacity:
+            raise BrokerError(too_large(size, self.block, self._capacity))
         needed = codec.SHORT_HASH * -(-size // block)
-        if needed <= self._room:
+        if needed <= self._capacity:
             return {}
-        most, least = self._room + FRAME_OVERHEAD, needed + FRAME_OVERHEAD
+        most, least = self._capacity + FRAME_OVERHEAD, needed + FRAME_OVERHEAD
         return {
             forms.MANIFEST: f"the broker takes packets of {most} bytes, the manifest of {size} bytes in blocks of "
             f"{block} takes {needed}; raise the broker's limit to {least}, or bring the device up to date"
@@ -202,22 +204,22 @@ class Link:
             raise Rejected(Reason.NOT_SEALED, f"blocks of {offer.object.hex()[:16]} without a key")
 
     def will(self, topic: str) -> Will:
-        """It has number 0, as nobody knows whether it will ever be said."""
+        """It has number 0, as nobody knows whether it will ever be sent."""
         return Will(topic, self._sealed(State(False, "connection lost", self.who), 0))
 
-    def say(
+    def publish(
         self, topic: str, message: Message, recipient: str = EVERYBODY, attachment: Attachment = None,
         tensors: dict[str, int] | None = None, fresh: bool = True, retain: bool = False, receive: bytes = b"",
     ) -> None:  # fmt: skip
         frame = self.seal(message, recipient, attachment, receive)
-        self._publish(topic, frame, tensors or {}, fresh, retain)
+        self._publish_frame(topic, frame, tensors or {}, fresh, retain)
         self.meter.ended(self.direction, codec.KINDS[type(message)], "sent")
 
     def send_block(self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool) -> None:
         start = index * manifest.block
         stop = start + blocks.length_of(manifest, index)
         frame = blocks.pack(manifest, index, store.read(manifest.object, start, stop))
-        self._publish(topic, frame, blocks.kinds_in(manifest, start, stop), fresh)
+        self._publish_frame(topic, frame, blocks.kinds_in(manifest, start, stop), fresh)
         self.meter.ended(self.direction, "block", "sent")
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
@@ -267,13 +269,13 @@ class Link:
             return False
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
 
-    def overflowed(self, frames: int) -> None:
-        """Frames that nobody has looked at, as more came than the inbox holds."""
+    def count_overflow(self, frames: int) -> None:
+        """Frames that were dropped unread, as more came than the inbox holds."""
         self.meter.messages[self._back, "unreadable", Reason.FLOOD.value] += frames
         self.meter.rejected[Reason.FLOOD] += frames
 
-    def dropped(self, frames: int) -> None:
-        """Frames of names that are not listened to."""
+    def count_banned(self, frames: int) -> None:
+        """Frames of senders that are banned."""
         self.meter.messages[self._back, "unreadable", Reason.BANNED.value] += frames
         self.meter.rejected[Reason.BANNED] += frames
 
@@ -283,7 +285,7 @@ class Link:
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Who held the name that `heard_of` tells of."""
+        """Who held the name whose count `last_heard` tells."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property
@@ -296,7 +298,7 @@ class Link:
         return {sender: window.missing for sender, window in self._windows.items()}
 
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
-        """What an earlier process has heard is no news to this one: boot, newest sequence, and who held the name."""
+        """What an earlier process has received is a duplicate here: boot, newest sequence, who held the name."""
         for sender, (boot, newest, holder) in heard.items():
             self._windows[sender] = ReplayWindow.up_to(boot, newest, holder)
 
@@ -310,13 +312,13 @@ class Link:
     def _unusable(self, header: Header, fault: Rejected) -> None:
         """Told of what its sender has signed, and what is at fault; it is not marked as seen."""
 
-    def _publish(
+    def _publish_frame(
         self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False
     ) -> None:
         self.meter.crossed(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
         self.transport.publish(topic, frame, retain)
 
-    def _counted(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
+    def _count_frame(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
         """Run `take` on something received and give it exactly one counter. False for a duplicate."""
         result, taken = "accepted", FrameOutcome(new=False)
         try:

@@ -1,7 +1,7 @@
-"""Serving one object to a cohort: each block once for everybody, and alone to whoever missed it.
+"""Serving one object to a cohort: each block once for everybody, and again for a device that missed it.
 
 A block goes out when every device that is expected has asked for it, or a short while after the first
-has: so the cohort shares one copy, and nobody is held up by a device that never asks.
+has: so the cohort shares one copy, and no device waits for one that never asks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INACTIVE_SECONDS: Final = 2.0  # a device that has not asked for this long is no
 
 UNASKED: Final = ""  # to all who hear it without asking, and not to all who have asked
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
-# Around what is done for one device: it is blamed for an error of ours in there.
+# Around what is done for one device: an error of ours in there is put down to it.
 ErrorScope = Callable[[str], contextlib.AbstractContextManager[None]]
 
 
@@ -36,21 +36,21 @@ class Broadcast:
         self._blocks = len(manifest.hashes)
         self._expected: set[str] = set()  # have not asked yet
         self._asked: dict[str, set[int]] = {}
-        self._since: dict[str, float] = {}  # first asked, hence subscribed, at
-        self._last: dict[str, float] = {}
+        self._first_asked: dict[str, float] = {}  # first asked, hence subscribed, at
+        self._last_asked: dict[str, float] = {}
         self._published: dict[int, float] = {}
         self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
         self._requested_by: dict[int, str] = {}  # block that is pending -> who asked for it first
-        self._ever: set[int] = set()
-        self._invited: set[str] = set()
+        self._sent: set[int] = set()
+        self._cohort: set[str] = set()
         self._followed: set[str] = set()  # were sent it unasked, once
-        self._again: dict[str, TokenBucket] = {}
+        self._repeats: dict[str, TokenBucket] = {}
         self.wake_at = float("inf")
 
-    def expect(self, cohort: list[str], holders: set[str]) -> None:
-        """`holders` will not ask: they have it, or it follows its task."""
-        self._invited |= set(cohort)
-        self._expected |= set(cohort) - holders - set(self._asked)
+    def expect(self, cohort: list[str], holding: set[str]) -> None:
+        """`holding` will not ask: they have it, or it follows its task."""
+        self._cohort |= set(cohort)
+        self._expected |= set(cohort) - holding - set(self._asked)
 
     def follow(self, devices: list[str], now: float) -> bool:
         """One block, unasked, behind the task of each of these: to a single one alone. False where it is longer.
@@ -62,39 +62,39 @@ class Broadcast:
         devices = [device for device in devices if device not in self._followed]
         self._followed.update(devices)
         for device in devices:
-            self._invited.add(device)
+            self._cohort.add(device)
             self._expected.discard(device)
         if not devices:
             return True
         if len(devices) > 1:
-            self._send(UNASKED, 0, 0 not in self._ever)
+            self._send(UNASKED, 0, 0 not in self._sent)
         else:
-            self._send(devices[0], 0, 0 not in self._ever)
-        self._ever.add(0)
+            self._send(devices[0], 0, 0 not in self._sent)
+        self._sent.add(0)
         return True
 
-    def requested(self, device: str, want: BlockRequest, now: float) -> int:
+    def requested(self, device: str, request: BlockRequest, now: float) -> int:
         """How many blocks it asks for that it had not asked for before; those it gets for nothing."""
-        if device not in self._invited:
+        if device not in self._cohort:
             raise Rejected(Reason.NOT_INVITED, f"{device} wants a broadcast that is not for it")
         self._expected.discard(device)
-        self._since.setdefault(device, now)
-        self._last[device] = now
+        self._first_asked.setdefault(device, now)
+        self._last_asked[device] = now
         asked = self._asked.setdefault(device, set())
-        blocks = indices(want.ranges, self._blocks)
+        blocks = indices(request.ranges, self._blocks)
         fresh = [i for i in blocks if i not in asked]
         for i in blocks:
-            self._serve(device, i, want.again, i not in asked, now)
+            self._serve(device, i, request.again, i not in asked, now)
         self.wake(now)
         return len(fresh)
 
     def _serve(self, device: str, i: int, again: bool, fresh: bool, now: float) -> None:
-        """A want is about 200 bytes, what it names up to 4 MiB: only the first time is free."""
+        """A request is about 200 bytes, what it names up to 4 MiB: only the first one costs no tokens."""
         sent_at = self._published.get(i)
-        late = sent_at is not None and sent_at < self._since[device]
+        late = sent_at is not None and sent_at < self._first_asked[device]
         missed = sent_at is not None and not fresh  # after a new start it does not know what it had asked for
         if again or missed:
-            bucket = self._again.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
+            bucket = self._repeats.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
             if not (fresh or bucket.take(now)):
                 return  # it will ask again
             self._emit(device, i)
@@ -112,7 +112,7 @@ class Broadcast:
             with self._error_scope(self._requested_by.pop(i)):
                 self._emit(None, i)
                 self._published[i] = now
-        if due and now >= min(self._since.values()) + LINGER_SECONDS:
+        if due and now >= min(self._first_asked.values()) + LINGER_SECONDS:
             self._expected.clear()
         self.wake_at = min(self._pending.values(), default=float("inf"))
 
@@ -121,9 +121,9 @@ class Broadcast:
         fresh = self._pending.keys() - self._published.keys()
         if self._expected or not fresh:
             return set()
-        waiting = [d for d, last in self._last.items() if now - last < INACTIVE_SECONDS]
+        waiting = [d for d, last in self._last_asked.items() if now - last < INACTIVE_SECONDS]
         return {i for i in fresh if all(i in self._asked[d] for d in waiting)}
 
     def _emit(self, device: str | None, index: int) -> None:
-        self._send(device, index, index not in self._ever)
-        self._ever.add(index)
+        self._send(device, index, index not in self._sent)
+        self._sent.add(index)

@@ -1,4 +1,4 @@
-"""Boots and epochs are times. One that lies far ahead of a clock that was set would shut out all that come after."""
+"""Boots and epochs are times. One far ahead of a clock that was set would make all later ones look old."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 MOST_AHEAD: Final = 86_400.0  # seconds: time zones and clocks that are set by hand are less wrong
-NEVER_SET: Final = 1_672_531_200.0  # the year 2023: a clock that says less judges nobody
+NEVER_SET: Final = 1_672_531_200.0  # the year 2023: a clock that shows an earlier time is not believed
 
 
 def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
@@ -20,7 +20,7 @@ def ahead(number: int, now: float, since: float = NEVER_SET) -> float:
 class Clock:
     """A party's own. `since`: it is later than that, or the clock is wrong; a record's first second, for example.
 
-    What it has said itself counts too: where it goes back by more than a day, it is wrong, or was.
+    Its own earlier readings count too: where it goes back by more than a day, it is wrong, or was.
     """
 
     now: Callable[[], float] = time.time
@@ -28,21 +28,21 @@ class Clock:
 
     @property
     def is_believable(self) -> bool:
-        return self._said() >= self.since
+        return self._reading() >= self.since
 
     def after(self, seen: int) -> Clock:
-        """One that has said `seen` before: where it says a day less, it is wrong and judges nobody."""
+        """One that has shown `seen` before: where it shows a day less, it is wrong and not believed."""
         return replace(self, since=max(self.since, seen - MOST_AHEAD))
 
     def ahead(self, number: int) -> float:
-        return ahead(number, self._said(), self.since)
+        return ahead(number, self._reading(), self.since)
 
-    def _said(self) -> float:
-        said = self.now()
+    def _reading(self) -> float:
+        reading = self.now()
         self.since = max(self.since, NEVER_SET)
-        if said >= self.since:
-            self.since = max(self.since, said - MOST_AHEAD)
-        return said
+        if reading >= self.since:
+            self.since = max(self.since, reading - MOST_AHEAD)
+        return reading
 
 
 def days(seconds: float) -> str:

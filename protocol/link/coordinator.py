@@ -104,8 +104,8 @@ class CoordinatorLink(Link):
         self._indirect_offers: dict[
             str, IndirectManifest
         ] = {}  # the answer that each offered last, where its manifest is an object
-        self.hears_own_messages = False  # so it would hear a later coordinator too
-        self.can: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
+        self.hears_own_messages = False  # so it would receive those of a later coordinator too
+        self.device_forms: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
         self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
 
     @property
@@ -122,8 +122,8 @@ class CoordinatorLink(Link):
         for broadcast in self._broadcasts.values():
             broadcast.wake(now)
 
-    def hear(self, unheard: Collection[str]) -> None:
-        """Let the broker queue nothing for us of these names: no filter leaves one out, so all others are named."""
+    def listen_except(self, unheard: Collection[str]) -> None:
+        """Have the broker queue nothing of these names for us: no filter excludes one, so all others are named."""
         topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
         if unheard:
             heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
@@ -135,12 +135,12 @@ class CoordinatorLink(Link):
         self._heard_topics = wanted
 
     def send(self, device: str, message: Message) -> None:
-        """Nothing to whom we no longer know: its enrolment has ended. Looked up once, as it may end now."""
+        """Nothing to a device whose enrolment has ended. Looked up once, as it may end now."""
         with self.error_scope(device):
             if (known := self.keyring.get(device)) is not None:
-                self.say(self.topics.down(device), message, device, receive=known.receive)
+                self.publish(self.topics.down(device), message, device, receive=known.receive)
 
-    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holders: set[str]) -> Offer:
+    def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holding: set[str]) -> Offer:
         """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back.
 
         It is cut anew where the broker has come back with a smaller limit since.
@@ -153,7 +153,7 @@ class CoordinatorLink(Link):
         self._followers = []
         for broadcast in self._broadcasts.values():
             asks_nothing = {device for device in cohort if self._follows(device, broadcast.manifest)}
-            broadcast.expect(cohort, holders | asks_nothing)
+            broadcast.expect(cohort, holding | asks_nothing)
         whole, *of_manifest = (broadcast.manifest for broadcast in self._broadcasts.values())
         return IndirectManifest(whole.object, whole.size, whole.key, of_manifest[0]) if of_manifest else whole
 
@@ -163,15 +163,15 @@ class CoordinatorLink(Link):
         return not self._broadcasts or self.still_fits(*(one.manifest for one in self._broadcasts.values()))
 
     def _cut(self, manifest: Manifest, store: ObjectStore) -> list[Manifest]:
-        if manifest.block > self._room:
+        if manifest.block > self._capacity:
             manifest = store.manifest(manifest.object, self.block)
-        served = [self.keyed(manifest)]
+        served = [self.with_new_key(manifest)]
         if not self.fits(manifest):
-            served.append(self.keyed(indirect_manifest.store(manifest, store, self.block)))
+            served.append(self.with_new_key(indirect_manifest.store(manifest, store, self.block)))
         return served
 
     def _follows(self, device: str, manifest: Manifest) -> bool:
-        return len(manifest.hashes) == 1 and forms.INLINE in self.can.get(device, ())
+        return len(manifest.hashes) == 1 and forms.INLINE in self.device_forms.get(device, ())
 
     def task(self, device: str, task: Task, holds: bool) -> None:
         """Say a task; what it stands on follows, where the device does not ask for so little."""
@@ -200,7 +200,7 @@ class CoordinatorLink(Link):
         unusable: list[UnusableAnswer] = []
 
         def take() -> FrameOutcome:
-            self.rate_limiter.charge_frame(self.writer(topic), now)
+            self.rate_limiter.charge_frame(self.device_writing_to(topic), now)
             try:
                 found = self.open(topic, frame)
                 if found is None:
@@ -213,11 +213,11 @@ class CoordinatorLink(Link):
             return FrameOutcome(tensors, first=first)
 
         try:
-            self._counted(topic, frame, self.kind_of(frame), take)
+            self._count_frame(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
             # Signed by whom the topic says: that was looked at before.
             if fault.reason is Reason.STALE_BOOT:
-                self._refuse_older_process(self.writer(topic))
+                self._refuse_older_process(self.device_writing_to(topic))
             if fault.reason is Reason.BOOT_AHEAD:
                 self._refuse_boot(frame, fault.detail)
             raise
@@ -238,7 +238,7 @@ class CoordinatorLink(Link):
             self.on_message(header.sender)
 
     def _arrived_in_own_name(self, frame: bytes, now: float) -> list[Received]:
-        """What we have said comes back, and is nothing. Of a later coordinator it is passed on.
+        """Our own messages come back and are ignored; those of a later coordinator are passed on.
 
         Nobody's bytes: the page of the wire counts what crosses between devices and their coordinator.
         """
@@ -276,11 +276,11 @@ class CoordinatorLink(Link):
     def _refuse_older_process(self, device: str) -> None:
         """Tell the older of two processes of one name that it is; the newer one does not mind."""
         boot, _ = self.last_heard(device)
-        words = (
+        message = (
             f"a later process has come under the name {device} (boot {boot}), or this one's clock has gone back; "
             "let one of them run, and start it again"
         )
-        self.send(device, Refusal(words, boot))
+        self.send(device, Refusal(message, boot))
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         """A boot that lies far ahead of the clock binds nobody where a version took it over that did not look.
@@ -294,13 +294,13 @@ class CoordinatorLink(Link):
             del self._windows[header.sender]
         return super()._window(header, holder)
 
-    def _refuse_boot(self, frame: bytes, words: str) -> None:
+    def _refuse_boot(self, frame: bytes, message: str) -> None:
         """Tell a device that its boot is none; it says so to who greets, and to nobody else."""
         header, start = read_header(frame)
         with contextlib.suppress(Rejected):
             hello, _ = self._contents(frame, header, start)
             if isinstance(hello, Hello):
-                self.send(header.sender, refusal_of(words, hello, header.boot, header.sequence))
+                self.send(header.sender, refusal_of(message, hello, header.boot, header.sequence))
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
         """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
@@ -336,18 +336,18 @@ class CoordinatorLink(Link):
         )
         match message:
             case BlockRequest():
-                wants = [BlockRequest(message.object, message.ranges, message.again)]
-                wants += [BlockRequest(name, ranges, message.again) for name, ranges in message.more]
-                if sum(self._requested(header.sender, want, now) for want in wants):
+                requests = [BlockRequest(message.object, message.ranges, message.again)]
+                requests += [BlockRequest(name, ranges, message.again) for name, ranges in message.more]
+                if sum(self._requested(header.sender, request, now) for request in requests):
                     self.rate_limiter.frame_was_useful(header.sender)
                 return []
             case Update():
                 return self._update(received, message, attachment, now)
         return [received]
 
-    def _requested(self, device: str, want: BlockRequest, now: float) -> int:
-        broadcast = self._broadcasts.get(want.object)
-        return broadcast.requested(device, want, now) if broadcast else 0
+    def _requested(self, device: str, request: BlockRequest, now: float) -> int:
+        broadcast = self._broadcasts.get(request.object)
+        return broadcast.requested(device, request, now) if broadcast else 0
 
     def _update(
         self, received: Received, update: Update, attachment: Attachment, now: float
@@ -392,7 +392,7 @@ class CoordinatorLink(Link):
         else:
             self.abandon(device)
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
-            fetch = Fetch(store.begin(attachment), lambda want: self.send(device, want), retry)
+            fetch = Fetch(store.begin(attachment), lambda request: self.send(device, request), retry)
             self.fetches[device] = (fetch, received)
             if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
                 return self._completed(device, now)
@@ -429,7 +429,7 @@ class CoordinatorLink(Link):
         arrays = self._stores(received.sender).open(name)
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
-    def writer(self, topic: str) -> str:
+    def device_writing_to(self, topic: str) -> str:
         """Who alone may write there."""
         place = self.topics.parse(topic)
         return place.device if place else ""
@@ -445,7 +445,7 @@ class CoordinatorLink(Link):
             if not device:
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
             if held is None or not held[0].is_named(prefix):
-                if device.encode() + prefix in self._complete_lately:
+                if device.encode() + prefix in self._recently_completed:
                     return FrameOutcome(new=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
@@ -455,7 +455,7 @@ class CoordinatorLink(Link):
                 self.rate_limiter.block_was_useful(device)
             return FrameOutcome(kinds, fresh)
 
-        if not self._counted(topic, frame, "block", take) or held is None:
+        if not self._count_frame(topic, frame, "block", take) or held is None:
             return []
         self.on_message(device)
         if not held[0].partial.complete:
@@ -466,7 +466,7 @@ class CoordinatorLink(Link):
     def _completed(self, device: str, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and pass on the answer that it belongs to."""
         fetch, received = self.fetches.pop(device)
-        self._complete_lately.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
+        self._recently_completed.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
         self._share_budget(now)
         assert isinstance(received.message, Update)
         with self._judging(received.message):
@@ -531,9 +531,9 @@ def _room(own: int, in_flight: int) -> int:
     return max(0, min(WINDOW, BUDGET - (in_flight - own)))
 
 
-def refusal_of(words: str, hello: Hello, boot: int, sequence: int) -> Refusal:
+def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
     """Which hello it answers goes along where the device looks at it: a refusal that was kept ends nobody later."""
-    return Refusal(words, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
+    return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
 
 
 def _body(data: bytes) -> Body:

@@ -41,7 +41,7 @@ class DeviceLink(Link):
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
         self._now = topics.broadcast_now
-        self.peer_can: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
+        self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
         self._early: tuple[str, bytes] | None = None  # a block that came before the task that names it
         self.offered: dict[bytes, Offer] = {}  # by what an update says
         self._served: dict[bytes, Manifest] = {}
@@ -67,7 +67,7 @@ class DeviceLink(Link):
         return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
 
     def send(self, message: Message) -> None:
-        self.say(self._up, message, COORDINATOR)
+        self.publish(self._up, message, COORDINATOR)
 
     def send_update(self, update: Update, name: bytes) -> None:
         """Say an answer whose arrays are an object of the store: whole if small, else as an offer."""
@@ -77,12 +77,12 @@ class DeviceLink(Link):
             attachment: Attachment = bytes(self.store.read(name, 0, size))
             said = (update.round, update.phase, name)
             fresh, self._inlined = said != self._inlined, said
-            self.say(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
+            self.publish(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
             return
         if not self._can_still_offer(name):
             self.forget(name)
-            self.offered[name] = self._offer(self.keyed(self.store.manifest(name, self.block)))
-        self.say(self._up, update, COORDINATOR, self.offered[name])
+            self.offered[name] = self._offer(self.with_new_key(self.store.manifest(name, self.block)))
+        self.publish(self._up, update, COORDINATOR, self.offered[name])
 
     def _can_still_offer(self, name: bytes) -> bool:
         """As before, that is: a broker may have come back with a smaller limit."""
@@ -95,12 +95,12 @@ class DeviceLink(Link):
         self._serve_from_now(manifest)
         if self.fits(manifest):
             return manifest
-        if forms.MANIFEST not in self.peer_can:
+        if forms.MANIFEST not in self.peer_forms:
             raise BrokerError(
                 f"the manifest of an answer of {manifest.size} bytes fits no packet of this broker, and this "
                 "coordinator takes none as an object; raise the broker's packet limit to 131072"
             )
-        of_manifest = self.keyed(indirect_manifest.store(manifest, self.store, self.block))
+        of_manifest = self.with_new_key(indirect_manifest.store(manifest, self.store, self.block))
         self._serve_from_now(of_manifest)
         return IndirectManifest(manifest.object, manifest.size, manifest.key, of_manifest)
 
@@ -144,7 +144,7 @@ class DeviceLink(Link):
                 opened.append(found[:2])
             return FrameOutcome(new=found is not None)
 
-        self._counted(topic, frame, self.kind_of(frame), take)
+        self._count_frame(topic, frame, self.kind_of(frame), take)
         return [done for header, message in opened for done in self._message(header, message, now)]
 
     def wake(self, now: float) -> None:
@@ -158,8 +158,8 @@ class DeviceLink(Link):
         self._fetch = self._waiting = None
 
     def _ignore_blocks_of(self, manifest: Manifest) -> None:
-        """Blocks of it that are still on their way are repeats, not strangers."""
-        self._complete_lately.append(manifest.wire_name[: codec.SHORT_HASH])
+        """Blocks of it that still arrive are duplicates, not unknown."""
+        self._recently_completed.append(manifest.wire_name[: codec.SHORT_HASH])
         if not self._follows(manifest):
             self.transport.unsubscribe(self._topic_of(manifest))
 
@@ -230,7 +230,7 @@ class DeviceLink(Link):
             prefix, index, data = blocks.unpack(frame)
             fetch = self._fetch
             if fetch is None or not fetch.is_named(prefix):
-                if prefix in self._complete_lately:
+                if prefix in self._recently_completed:
                     return FrameOutcome(new=False)
                 if topic == self._now:  # of a round that is asked of others
                     return FrameOutcome(new=False, ours=False)
@@ -241,7 +241,7 @@ class DeviceLink(Link):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
             return FrameOutcome(*fetch.take(index, data, now))
 
-        fresh, fetch = self._counted(topic, frame, "block", take), self._fetch
+        fresh, fetch = self._count_frame(topic, frame, "block", take), self._fetch
         if not fresh or fetch is None:
             return []
         if not fetch.partial.complete:
@@ -256,7 +256,7 @@ class DeviceLink(Link):
         except Rejected:
             return False  # whoever counts it says what is wrong with it
         fetched = self._fetch is not None and self._fetch.is_named(prefix)
-        return not fetched and prefix not in self._complete_lately
+        return not fetched and prefix not in self._recently_completed
 
     def _completed(self, fetch: Fetch, now: float) -> list[Received]:
         """All blocks are here: give the object its name, and go on with the task that waits for it."""
@@ -268,8 +268,8 @@ class DeviceLink(Link):
         assert isinstance(waiting.message, Task) and waiting.message.broadcast
         return self._asked(waiting, waiting.message.broadcast, now)
 
-    def _serve(self, want: BlockRequest) -> None:
-        for name, ranges in ((want.object, want.ranges), *want.more):
+    def _serve(self, request: BlockRequest) -> None:
+        for name, ranges in ((request.object, request.ranges), *request.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
                 continue  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
@@ -302,7 +302,7 @@ class DeviceLink(Link):
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
     def _advice_for_a_clock_behind(self) -> str:
-        """What to do about an epoch that only a clock could judge which has said more before."""
+        """What to do about an epoch that only a clock could judge which has shown a later time before."""
         if self.clock.is_believable or (far := ahead(self.epoch, self.clock.now())) <= 0:
             return ""
         return (
@@ -334,6 +334,6 @@ class DeviceLink(Link):
                 "clock that is wrong, and start the coordinator again if it was its own",
             )
         if header.epoch < self.epoch:
-            words = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
-            raise Rejected(Reason.STALE_EPOCH, words + self._advice_for_a_clock_behind())
+            message = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
+            raise Rejected(Reason.STALE_EPOCH, message + self._advice_for_a_clock_behind())
         self.run, self.epoch = header.run, header.epoch

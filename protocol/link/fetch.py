@@ -1,6 +1,6 @@
-"""Pulling one object in blocks. What has been asked for and has not come is the sender's whole credit.
+"""Pulling one object in blocks. The sender may send what has been asked for and has not come, and nothing else.
 
-Brokers give no back-pressure and drop in silence, so nothing is sent that its receiver did not ask for,
+Brokers give no back-pressure and drop without a word, so nothing is sent that its receiver did not ask for,
 and what was asked for and did not come is asked for again.
 """
 
@@ -24,10 +24,10 @@ Send = Callable[[BlockRequest], None]
 
 
 class Fetch:
-    """One object on its way in, at most `window` blocks of it in flight."""
+    """One object that is being received, at most `window` blocks of it in flight."""
 
     def __init__(self, partial: Partial, send: Send, retry: float = RETRY_SECONDS) -> None:
-        """`retry`: what an earlier fetch from the same sender has come to, as another offer is no progress."""
+        """`retry`: where an earlier fetch from the same sender had got to, as another offer is no progress."""
         self.partial, self._send = partial, send
         self.asked: dict[int, float] = {}  # block -> when it was asked for first
         self._next = 0  # blocks before this one are here or asked for
@@ -63,7 +63,7 @@ class Fetch:
         return kinds_in(self.manifest, start, start + len(plain)), fresh
 
     def in_flight(self, now: float) -> int:
-        """Blocks that may still come. A sender that is silent, or lets one fall now and then, holds up nobody."""
+        """Blocks that may still come. A sender that is silent or loses one now and then delays nobody else."""
         if self.is_silent:
             return 0
         return sum(now - since < SILENT_SECONDS for since in self.asked.values())

@@ -1,4 +1,4 @@
-"""How much a device may send. What is useful costs nothing; the rest takes tokens from a bucket that fills slowly.
+"""How much a device may send. Useful frames cost no tokens; the others are taken from a bucket that fills slowly.
 
 A device is identified by the topic: the broker lets nobody else write there, and one that does could as well drop
 its frames. All names without a key share one bucket, so memory is bounded by
@@ -63,7 +63,7 @@ class RateLimiter:
         return device if device in self._known else UNKNOWN_SENDER
 
     def charge_own_name(self, now: float) -> None:
-        """What comes in the coordinator's own name: a broker that was taken over may say it as often as it likes."""
+        """What comes in the coordinator's own name: a hostile broker may send it as often as it likes."""
         if not self._own_name.take(now):
             raise Rejected(Reason.FLOOD, f"more than {FRAME_RATE:g} a second in our own name")
 
@@ -87,7 +87,7 @@ class RateLimiter:
         if not buckets.setdefault(who, TokenBucket(rate, burst)).take(now):
             if not self._excess.setdefault(who, TokenBucket(EXCESS_RATE, EXCESS_BURST)).take(now):
                 self.on_flood(who)
-            raise Rejected(Reason.FLOOD, f"more than {rate:g} a second from {who or 'strangers'}")
+            raise Rejected(Reason.FLOOD, f"more than {rate:g} a second from {who or 'senders without a key'}")
 
     def _give_back(self, buckets: dict[str, TokenBucket], device: str) -> None:
         if bucket := buckets.get(device):

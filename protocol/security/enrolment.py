@@ -1,11 +1,11 @@
-"""The files that `protofleet enrol install` leaves with a party, read back and believed only as far as signed.
+"""The files that `protofleet enrol install` leaves with a device or coordinator, trusted only as far as signed.
 
 <folder>/current is a link to the newest complete set, so that a renewal replaces all of it at one moment:
 
     identity.key receive.key tls.key     private, made here, never sent
     identity.record                      this party's own record
-    roots revoked                        whose signature counts, and what they have taken back
-    coordinator.record                   to whom a device speaks
+    roots revoked                        whose signatures count, and what they have revoked
+    coordinator.record                   with whom a device communicates
     ca.crt tls.crt                       for the broker's TLS
 """
 
@@ -70,8 +70,8 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
     receive = read_receive(folder / RECEIVE_KEY)
     mine = (identity.public_key().public_bytes_raw(), receive.public_key().public_bytes_raw())
     if mine != (record.sign, record.receive):
-        words = f"{folder / OWN_RECORD} is made out to other keys than those beside it; install it again"
-        raise StatementError(StatementFault.WRONG_KEYS, words)
+        message = f"{folder / OWN_RECORD} is made out to other keys than those beside it; install it again"
+        raise StatementError(StatementFault.WRONG_KEYS, message)
     return Enrolled(record, trust, identity, receive)
 
 
@@ -88,8 +88,8 @@ def updated_trust(trust: Trust, folder: Path) -> Trust:
     return trust
 
 
-def _mark(path: Path) -> tuple[int, int] | None:
-    """What changes when a folder is replaced; None while it is not there."""
+def _file_version(path: Path) -> tuple[int, int] | None:
+    """Changes when a file or folder is replaced; None while it is not there."""
     try:
         status = path.stat()
     except OSError:
@@ -114,11 +114,11 @@ class KnownRecords(Mapping[str, Record]):
         follow: Path | None = None,
     ) -> None:
         self.trust = trust
-        self._follow, self._installed = follow, _mark(follow / CURRENT) if follow else None
+        self._follow, self._installed = follow, _file_version(follow / CURRENT) if follow else None
         self._folder, self._role, self._clock = folder, role, clock
-        self._seen: dict[str, tuple[tuple[int, int], Record]] = {}
+        self._read_before: dict[str, tuple[tuple[int, int], Record]] = {}
         self._admitted: dict[str, tuple[float, Record]] = {}  # when, and what holds from then for a second
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Record:
         at, known = self._admitted.get(name, (0.0, None))
@@ -129,11 +129,11 @@ class KnownRecords(Mapping[str, Record]):
         try:
             return self.admitted(name)
         except (StatementError, KeyFileError) as error:
-            words = error.detail if isinstance(error, StatementError) else str(error)
-            # A peer that asks on must not fill the log, nor names without a file this memory.
-            if self._told.get(name) != words and (name in self._told or self._has(name)):
-                self._told[name] = words
-                log.warning("%s is not known here: %s", name, words)
+            message = error.detail if isinstance(error, StatementError) else str(error)
+            # A peer that goes on asking must not fill the log, nor names without a file this table.
+            if self._logged.get(name) != message and (name in self._logged or self._has(name)):
+                self._logged[name] = message
+                log.warning("%s is not known here: %s", name, message)
             raise KeyError(name) from None
 
     def _has(self, name: str) -> bool:
@@ -158,28 +158,31 @@ class KnownRecords(Mapping[str, Record]):
         return record
 
     def _looked_up(self, name: str) -> Record:
-        self._look_at_what_is_installed()
+        self._reload_trust()
         try:
             path = self._file(name)
             status = path.stat()
         except (ValueError, OSError):
-            self._seen.pop(name, None)
-            words = f"there is no record of {name!r} in {self._folder}"
-            raise StatementError(StatementFault.WRONG_NAME, words) from None
-        mark = (status.st_mtime_ns, status.st_ino)
-        seen = self._seen.get(name)
-        if seen is not None and seen[0] == mark:
+            self._read_before.pop(name, None)
+            message = f"there is no record of {name!r} in {self._folder}"
+            raise StatementError(StatementFault.WRONG_NAME, message) from None
+        version = (status.st_mtime_ns, status.st_ino)
+        seen = self._read_before.get(name)
+        if seen is not None and seen[0] == version:
             self.trust.check(seen[1], self._clock())
             return seen[1]
         data = read_armoured(RECORD, path)
         record = self.trust.admit(data, self._clock(), name=name, role=self._role)
-        self._seen[name] = (mark, record)
+        self._read_before[name] = (version, record)
         return record
 
-    def _look_at_what_is_installed(self) -> None:
-        if self._follow is None or (mark := _mark(self._follow / CURRENT)) in (None, self._installed):
+    def _reload_trust(self) -> None:
+        if self._follow is None or (version := _file_version(self._follow / CURRENT)) in (
+            None,
+            self._installed,
+        ):
             return
-        self._installed = mark
+        self._installed = version
         try:
             self.trust = updated_trust(self.trust, self._follow / CURRENT)
         except (StatementError, KeyFileError) as error:  # what is held already still holds

@@ -1,4 +1,4 @@
-"""Who is who: a root's signed word that two public keys belong to a party of a federation, for a time.
+"""A root's signed statement that two public keys belong to a device or coordinator of a federation, for a time.
 
 docs/security.md has the layout. The private halves never leave the party; the root is kept offline.
 """
@@ -66,10 +66,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Revocations:
-    """Serial numbers that are no good any more. The version only grows."""
+    """Serial numbers that are no longer valid. The version only grows."""
 
     federation: str
-    version: int = 0  # 0: nothing has been heard yet
+    version: int = 0  # 0: none has been received yet
     serials: frozenset[int] = frozenset()
 
 
@@ -80,7 +80,7 @@ def issue_record(record: Record, root: Ed25519PrivateKey) -> bytes:
 
 
 def read_record(data: bytes, roots: Sequence[bytes]) -> Record:
-    """What one of these roots has signed. Whether it holds today, `Trust.admit` says."""
+    """What one of these roots has signed. Whether it is valid today, `Trust.admit` says."""
     if len(data) > MAX_RECORD:
         raise StatementError(
             StatementFault.MALFORMED, f"{len(data)} bytes are too many for a record; {MAX_RECORD}"
@@ -117,11 +117,11 @@ def read_revocations(data: bytes, roots: Sequence[bytes]) -> Revocations:
 def check_dates(record: Record, now: float) -> None:
     """A record is good from its first to its last second."""
     if now < record.not_before:
-        words = f"{record.name}'s record is valid only from {day(record.not_before)}; is this clock right?"
-        raise StatementError(StatementFault.NOT_YET_VALID, words)
+        message = f"{record.name}'s record is valid only from {day(record.not_before)}; is this clock right?"
+        raise StatementError(StatementFault.NOT_YET_VALID, message)
     if now > record.not_after:
-        words = f"{record.name}'s record has expired on {day(record.not_after)}; renew it"
-        raise StatementError(StatementFault.EXPIRED, words)
+        message = f"{record.name}'s record has expired on {day(record.not_after)}; renew it"
+        raise StatementError(StatementFault.EXPIRED, message)
 
 
 def day(seconds: float) -> str:

@@ -37,10 +37,12 @@ class SignedSettings:
     text: str  # TOML
 
 
-def issue_settings(told: SignedSettings, keys: Sequence[Ed25519PrivateKey]) -> bytes:
-    if (size := len(told.text.encode())) > MAX_SETTINGS:
+def issue_settings(settings: SignedSettings, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    if (size := len(settings.text.encode())) > MAX_SETTINGS:
         raise ValueError(f"settings of {size} bytes; a device takes {MAX_SETTINGS}")
-    fields = Writer().text(told.federation).text(told.name).number(told.version).text(told.text)
+    fields = (
+        Writer().text(settings.federation).text(settings.name).number(settings.version).text(settings.text)
+    )
     return sign_statement(SETTINGS, fields.done(), keys)
 
 
@@ -67,9 +69,11 @@ class SignedTuning:
     text: str  # TOML
 
 
-def issue_tuning(told: SignedTuning, keys: Sequence[Ed25519PrivateKey]) -> bytes:
-    fields = Writer().text(told.federation).text(told.name).number(told.version).number(told.until)
-    return sign_statement(TUNING, fields.text(told.text).done(), keys)
+def issue_tuning(settings: SignedTuning, keys: Sequence[Ed25519PrivateKey]) -> bytes:
+    fields = (
+        Writer().text(settings.federation).text(settings.name).number(settings.version).number(settings.until)
+    )
+    return sign_statement(TUNING, fields.text(settings.text).done(), keys)
 
 
 def read_tuning(data: bytes, roots: Sequence[bytes]) -> SignedTuning:

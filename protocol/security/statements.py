@@ -31,7 +31,7 @@ LINE: Final = 64  # characters of a line of an armoured file
 
 
 class StatementFault(str, Enum):
-    """Why a statement is not believed; a closed list, one counter each."""
+    """Why a statement is not accepted; a closed list, one counter each."""
 
     MALFORMED = "malformed"
     UNKNOWN_ROOT = "unknown_root"  # signed by a root that this side does not hold
@@ -47,7 +47,7 @@ class StatementFault(str, Enum):
 
 
 class StatementError(ValueError):
-    """A record, request, approval or list that is not believed, and the one reason."""
+    """A record, request, approval or list that is not accepted, and the one reason."""
 
     def __init__(self, why: StatementFault, detail: str) -> None:
         super().__init__(detail)
@@ -81,12 +81,12 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
     """The body, once a root that we hold has been found to have signed it."""
     signed, names, body, signatures = _parts(kind, data)
     known = {signer(root): root for root in roots}
-    believed = False
+    verified = False
     for name, signature in zip(names, signatures, strict=True):
         if name in known:
             _verify(kind, known[name], signature, signed)
-            believed = True
-    if not believed:
+            verified = True
+    if not verified:
         said = " and ".join(name.hex() for name in names)
         held = ", ".join(sorted(name.hex() for name in known)) or "none"
         raise StatementError(
@@ -96,7 +96,7 @@ def verified_body(kind: str, data: bytes, roots: Sequence[bytes]) -> bytes:
 
 
 def unverified_body(kind: str, data: bytes) -> bytes:
-    """For a statement that names the key which signed it: read that, then ask `body_of`."""
+    """For a statement that names the key which signed it: read that, then call `verified_body`."""
     return _parts(kind, data)[2]
 
 
@@ -218,7 +218,7 @@ def armoured(kind: str, data: bytes) -> str:
 
 
 def read_armoured(kind: str, path: Path) -> bytes:
-    """The statement in a file, or StatementError with the path. Nothing of it is believed yet."""
+    """The statement in a file, or StatementError with the path. Nothing of it is verified yet."""
     try:
         with path.open("rb") as file:
             text = file.read(2 * MAX_STATEMENT)
@@ -230,7 +230,7 @@ def read_armoured(kind: str, path: Path) -> bytes:
 
 
 def from_armour(kind: str, text: bytes, where: str = "this") -> bytes:
-    """The statement in an armoured text. Nothing of it is believed yet."""
+    """The statement in an armoured text. Nothing of it is verified yet."""
     label = f"PROTOFLEET {kind.upper()}".encode()
     lines = text.split()
     begin, end = b"-----BEGIN " + label + b"-----", b"-----END " + label + b"-----"

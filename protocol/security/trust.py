@@ -1,7 +1,7 @@
-"""What a party believes: the roots of its federation, what they have revoked, and so whose records hold.
+"""What a process trusts: the roots of its federation and what they have revoked, and so whose records are valid.
 
-The roots themselves travel as a statement that says its successor: each version is signed by the roots
-before it and by its own, so that who holds either can follow.
+The roots themselves are sent as a statement with a version: each is signed by the roots before it and by its own,
+so that whoever holds either can follow.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Trust:
         return record
 
     def check(self, record: Record, now: float) -> None:
-        """For a record that was admitted before: does it still hold?"""
+        """For a record that was admitted before: is it still valid?"""
         if record.federation != self.roots.federation:
-            words = (
+            message = (
                 f"{record.name} belongs to federation {record.federation}, this is {self.roots.federation}"
             )
-            raise StatementError(StatementFault.WRONG_FEDERATION, words)
+            raise StatementError(StatementFault.WRONG_FEDERATION, message)
         check_dates(record, now)
         if record.serial in self.revoked.serials:
             raise StatementError(
@@ -79,30 +79,34 @@ class Trust:
 
     def with_revocations(self, data: bytes) -> Trust:
         """Take a later list. An earlier one would bring a revoked party back, so it is refused."""
-        told = read_revocations(data, self.roots.keys)
-        if told.federation != self.roots.federation:
-            raise StatementError(StatementFault.WRONG_FEDERATION, f"a list of federation {told.federation}")
-        stale = told.version < self.revoked.version
-        if stale or (told.version == self.revoked.version and told.serials != self.revoked.serials):
-            words = f"revocation list {told.version} is offered, but list {self.revoked.version} is held here"
-            words += (
+        offered = read_revocations(data, self.roots.keys)
+        if offered.federation != self.roots.federation:
+            raise StatementError(
+                StatementFault.WRONG_FEDERATION, f"a list of federation {offered.federation}"
+            )
+        stale = offered.version < self.revoked.version
+        if stale or (offered.version == self.revoked.version and offered.serials != self.revoked.serials):
+            message = (
+                f"revocation list {offered.version} is offered, but list {self.revoked.version} is held here"
+            )
+            message += (
                 "; was the operator's folder put back from a copy? then revoke again who was revoked since"
             )
-            raise StatementError(StatementFault.SUPERSEDED, words)
-        return replace(self, revoked=told)
+            raise StatementError(StatementFault.SUPERSEDED, message)
+        return replace(self, revoked=offered)
 
     def with_roots(self, data: bytes) -> Trust:
         """Follow the roots to a later version, which a root held here has signed."""
-        told = read_roots(data, self.roots.keys)
-        if told.federation != self.roots.federation:
+        offered = read_roots(data, self.roots.keys)
+        if offered.federation != self.roots.federation:
             raise StatementError(
-                StatementFault.WRONG_FEDERATION, f"the roots of federation {told.federation}"
+                StatementFault.WRONG_FEDERATION, f"the roots of federation {offered.federation}"
             )
-        stale = told.version < self.roots.version
-        if stale or (told.version == self.roots.version and told != self.roots):
-            words = f"roots of version {told.version} are offered, but {self.roots.version} is held here"
-            raise StatementError(StatementFault.SUPERSEDED, words)
-        return replace(self, roots=told)
+        stale = offered.version < self.roots.version
+        if stale or (offered.version == self.roots.version and offered != self.roots):
+            message = f"roots of version {offered.version} are offered, but {self.roots.version} is held here"
+            raise StatementError(StatementFault.SUPERSEDED, message)
+        return replace(self, roots=offered)
 
 
 def issue_roots(roots: Roots, keys: Sequence[Ed25519PrivateKey]) -> bytes:
@@ -117,14 +121,14 @@ def read_roots(data: bytes, roots: Sequence[bytes]) -> Roots:
 
 
 def first_roots(data: bytes) -> Roots:
-    """Roots that nobody vouches for but themselves: a person has to compare the fingerprint.
+    """Self-signed roots: a person has to compare the fingerprint.
 
     Each has signed, so whoever knows one of them as honest knows that it has taken in the others.
     """
-    told = _roots(unverified_body(ROOTS, data))
-    for key in told.keys:
+    offered = _roots(unverified_body(ROOTS, data))
+    for key in offered.keys:
         verified_body(ROOTS, data, [key])
-    return told
+    return offered
 
 
 def _roots(body: bytes) -> Roots:

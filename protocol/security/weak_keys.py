@@ -20,7 +20,7 @@ def check_keys(sign: bytes, receive: bytes) -> None:
     """ValueError with the way out. Both have the length of a key."""
     check_sign(sign)
     if _is_weak(receive):
-        raise ValueError(_words("receive", "whatever is sealed to it, everybody can open"))
+        raise ValueError(_message("receive", "whatever is sealed to it, everybody can open"))
 
 
 def check_sign(sign: bytes) -> None:
@@ -28,7 +28,7 @@ def check_sign(sign: bytes) -> None:
     y = int.from_bytes(sign, "little") % 2**255 % FIELD
     u = (1 + y) * pow(1 - y, -1, FIELD) % FIELD if y != 1 else 0
     if _is_weak(u.to_bytes(KEY, "little")):
-        raise ValueError(_words("sign", "signatures under it can be made without a private key"))
+        raise ValueError(_message("sign", "signatures under it can be made without a private key"))
 
 
 def _is_weak(receive: bytes) -> bool:
@@ -39,5 +39,5 @@ def _is_weak(receive: bytes) -> bool:
     return False
 
 
-def _words(use: str, why: str) -> str:
+def _message(use: str, why: str) -> str:
     return f"its key to {use} with is a point of small order ({why}); make new keys on its machine"

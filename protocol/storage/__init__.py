@@ -1,4 +1,4 @@
-"""What outlasts a crash: steps that become durable, and a store of objects under their hashes.
+"""What survives a crash: durable steps, atomic replacement of files, and a store of objects under their hashes.
 
 May import: protocol.wire.
 """

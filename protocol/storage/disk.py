@@ -1,4 +1,4 @@
-"""Where a party's bytes become durable. Every step that a crash can fall before or after goes through one Disk."""
+"""Where a process's bytes become durable. Every step before or after which a crash can come goes through one Disk."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from typing import Final
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
 NEW: Final = ".new"  # ends the name of a file that is being written
-MIN_FREE: Final = 1 << 20  # bytes: a disk with less room is as good as full
+MIN_FREE: Final = 1 << 20  # bytes: a disk with less counts as full
 PAUSED: Final = "until there is room"  # ends the log line of a program whose disk is full; `run` looks for it
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14  # SQLite's, of which Python 3.10 has no names
 
 
 class Disk:
-    """The steps by which things come to last. Whoever builds a party gives it one; `Disk()` is the real thing.
+    """The steps by which things become durable. Whoever builds a service gives it one; `Disk()` is the real one.
 
-    Each step first calls `passing(step, what)` and then happens. A subclass that raises there has killed the party
-    just before the step; one that overrides a step has a disk of its own (that forgets, tears, or is full):
+    Each step first calls `before_step(step, what)` and then happens. A subclass that raises there has killed the
+    process just before the step; one that overrides a step has a disk of its own (that forgets, tears, or is full):
 
     sync      a file's bytes, or the names in a folder, survive a power cut from here on
     make      a folder appears, and its name survives
     rename    a whole file takes the place of the target
-    link      a file gets a second name, in the place of what had it; the first name stays, whatever comes
+    link      a file gets a second name, in the place of what had it; the first name stays in any case
     remove    a file goes, if it is there
     commit    an SQLite transaction is over: all of it counts and survives, or none
     publish   said by a simulated transport alone: a frame leaves
 
-    All that is written between two steps is not durable, and nothing may rely on it. `room` is asked before new work.
-    `durable=False` spares the fsyncs: for simulations, and for what a replay makes again.
+    What is written between two steps is not durable, and nothing may rely on it. `free_bytes` is asked before new
+    work. `durable=False` spares the fsyncs: for simulations, and for what a replay makes again.
     """
 
     def __init__(self, durable: bool = True) -> None:
         self.durable = durable
 
-    def passing(self, step: str, what: Path | str) -> None:
+    def before_step(self, step: str, what: Path | str) -> None:
         """Nothing, here."""
 
     def sync(self, path: Path) -> None:
-        self.passing("sync", path)
+        self.before_step("sync", path)
         if self.durable:
             sync(path)
 
@@ -57,12 +57,12 @@ class Disk:
         if folder.is_dir():
             return
         self.make(folder.parent)
-        self.passing("make", folder)
+        self.before_step("make", folder)
         folder.mkdir(exist_ok=True)
         self.sync(folder.parent)
 
     def rename(self, source: Path, target: Path) -> None:
-        self.passing("rename", target)
+        self.before_step("rename", target)
         source.replace(target)
 
     def place(self, source: Path, target: Path, durable: bool = True) -> None:
@@ -111,7 +111,7 @@ class Disk:
 
     def link(self, source: Path, target: Path) -> None:
         """Two renames after each other can lose a file in a power cut: neither name need have lasted."""
-        self.passing("link", target)
+        self.before_step("link", target)
         spare = target.with_suffix(".spare")
         spare.unlink(missing_ok=True)
         try:
@@ -123,23 +123,23 @@ class Disk:
         spare.replace(target)
 
     def remove(self, path: Path) -> None:
-        self.passing("remove", path)
+        self.before_step("remove", path)
         path.unlink(missing_ok=True)
 
     def commit(self, db: sqlite3.Connection, path: Path) -> None:
-        self.passing("commit", path)
+        self.before_step("commit", path)
         db.execute("COMMIT")
 
-    def room(self, folder: Path) -> int:
-        """Bytes that may still be written there; 0 where they are as good as none."""
+    def free_bytes(self, folder: Path) -> int:
+        """Bytes that may still be written there; 0 on a disk that counts as full."""
         return max(0, shutil.disk_usage(folder).free - MIN_FREE)
 
 
 class NoRoom(Rejected):
-    """What was offered does not fit on the disk now."""
+    """What was offered does not fit on the disk at present."""
 
-    def __init__(self, words: str) -> None:
-        super().__init__(Reason.NO_ROOM, words)
+    def __init__(self, message: str) -> None:
+        super().__init__(Reason.NO_ROOM, message)
 
 
 def sync(path: Path) -> None:
@@ -190,14 +190,14 @@ def is_locked(error: BaseException) -> bool:
 
 
 def shortage(folder: Path) -> str:
-    """What a disk has no more of, in words, or nothing."""
+    """What a disk has no more of, as a message, or nothing."""
     found = os.statvfs(folder)
     if found.f_files and not found.f_favail:  # some file systems count none
         return "no inode is free"
     return "" if found.f_bavail * found.f_frsize > MIN_FREE else "no room is left"
 
 
-def _is(error: sqlite3.OperationalError, code: int, words: str) -> bool:
-    """By the code, of which the low byte is the kind; Python 3.10 and whoever raises it by hand give words alone."""
+def _is(error: sqlite3.OperationalError, code: int, message: str) -> bool:
+    """By the code, of which the low byte is the kind; Python 3.10 and tests that raise it give a message alone."""
     given: int | None = getattr(error, "sqlite_errorcode", None)
-    return words in str(error) if given is None else given & 0xFF == code
+    return message in str(error) if given is None else given & 0xFF == code

@@ -1,4 +1,4 @@
-"""Objects on disk: complete ones under their SHA-256, unfinished ones beside them with their blocks.
+"""Objects on disk: complete ones under their SHA-256, unfinished ones beside them with the blocks received so far.
 
 Nothing larger than one block stays in memory. A complete object appears by rename and never changes.
 """
@@ -53,7 +53,7 @@ class ObjectStore:
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
-        self.damaged = 0  # objects that were not what they were called, and have been removed
+        self.damaged = 0  # objects whose bytes did not match their hash, and have been removed
         self._mine = (
             f"new-{int.from_bytes(os.urandom(4), 'little')}"  # in containers all processes have one id
         )
@@ -93,7 +93,7 @@ class ObjectStore:
         return name
 
     def has(self, name: bytes) -> bool:
-        """Whether it is here, and what it is called. What an earlier process left is hashed once."""
+        """Whether it is here and its bytes match its hash. What an earlier process left is hashed once."""
         path = self._path(name)
         if not path.is_file():
             self._sound.discard(name)
@@ -132,7 +132,7 @@ class ObjectStore:
         return [bytes.fromhex(p.stem) for p in self.folder.glob("*.body")]
 
     def keep(self, wanted: set[bytes]) -> None:
-        """Forget every complete object but these, and what dead processes left half-written."""
+        """Remove every complete object but these, and what dead processes left half-written."""
         names = {name.hex() for name in wanted}
         for path in self.folder.glob("new-*"):
             if not path.name.startswith(f"{self._mine}-"):
@@ -143,14 +143,14 @@ class ObjectStore:
         self._sound &= wanted
 
     def sweep(self) -> None:
-        """Forget what dead processes left half-written; what this one has begun may be on its way still."""
+        """Remove what dead processes left half-written; what this one has begun may still be arriving."""
         mine = self._begun[0].object.hex() if self._begun else ""
         for path in (*self.folder.glob("new-*"), *self.folder.glob("*.part")):
             if path.stem != mine:
                 self.disk.remove(path)
 
     def forget_unfinished(self) -> None:
-        """The question that they were answers to is closed."""
+        """The task that they were answers to is closed."""
         for path in self.folder.glob("*.part"):
             self.disk.remove(path)
 
@@ -158,7 +158,7 @@ class ObjectStore:
         self.disk.remove(self._path(name))
 
     def begin(self, manifest: Manifest) -> Partial:
-        """Take in an object; whatever else was on its way is forgotten, or broken offers would fill the disk."""
+        """Begin to receive an object; any other unfinished one is removed, or broken offers would fill the disk."""
         try:
             self.disk.make(self.folder)
         except OSError as error:
@@ -166,17 +166,20 @@ class ObjectStore:
         for path in self.folder.glob("*.part"):
             if path.stem != manifest.object.hex():
                 self.disk.remove(path)
-        if not self.part_of(manifest).exists() and (room := self.disk.room(self.folder)) < manifest.size:
+        if (
+            not self.part_of(manifest).exists()
+            and (room := self.disk.free_bytes(self.folder)) < manifest.size
+        ):
             raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
-        content = replace(manifest, key=b"")  # however it is sealed on the way
+        content = replace(manifest, key=b"")  # whatever key it is sealed under
         partial = Partial(self, manifest, self._known(content))
         self._begun = (content, partial.have)
         return partial
 
     def _known(self, manifest: Manifest) -> bytearray | None:
-        """Which blocks came in this process; None in a new one, which has to look at what an old one left.
+        """Which blocks came in this process; None in a new one, which has to check what an old one left.
 
-        Looking costs a hash over the whole: who offers, leaves and offers again must not cause it each time.
+        That costs a hash over the whole: a sender that offers it again and again must not cause it each time.
         """
         if self._begun is None:
             return None
@@ -200,7 +203,7 @@ class ObjectStore:
 
 
 class Partial:
-    """An object on its way in. Blocks are checked as they come; what a dead process wrote is used again."""
+    """An object that is being received. Blocks are checked as they come; what a dead process wrote is used again."""
 
     def __init__(self, store: ObjectStore, manifest: Manifest, known: bytearray | None = None) -> None:
         self.manifest = manifest
@@ -217,7 +220,9 @@ class Partial:
         except OSError as error:
             raise _no_room(error) from None
         try:
-            os.ftruncate(self._file, manifest.size)  # a hole: who offers and sends nothing takes nothing
+            os.ftruncate(
+                self._file, manifest.size
+            )  # sparse: a sender that offers and sends nothing takes no space
         except OSError as error:
             self.abandon()
             raise _no_room(error) from None
@@ -234,7 +239,7 @@ class Partial:
             )
         if self.have[index]:
             return False
-        # Under a key the seal has said so already; the whole is hashed at the end in any case.
+        # Under a key, decryption has checked it already; the whole is hashed at the end in any case.
         if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
             raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
         try:
@@ -257,7 +262,7 @@ class Partial:
             raise _no_room(error) from None
 
     def _check_parts(self) -> None:
-        """The bytes have been counted under the manifest's kinds; the body's own table has the last word."""
+        """The bytes have been counted under the manifest's kinds; the body's own table decides."""
         try:
             body = Body(lambda start, stop: _read(self._path, start, stop), self.manifest.size)
             if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):

@@ -153,5 +153,5 @@ def _problem(answer: bytes) -> str | None:
         return None
     if reason == 1:  # how MQTT 3.1.1 says 132
         reason = 132
-    words = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
-    return f"{words} (CONNACK {reason})"
+    message = FINAL_REASONS.get(reason, "it does not take us now; its log says why")
+    return f"{message} (CONNACK {reason})"

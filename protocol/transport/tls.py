@@ -102,11 +102,11 @@ def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> Non
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            words = f"the key {named.key} does not belong to the certificate {named.cert}"
-            raise BrokerError(f"{words}; install both from one approval") from None
-        words = f"{named.cert} and {named.key} are no certificate and its key in PEM form"
+            message = f"the key {named.key} does not belong to the certificate {named.cert}"
+            raise BrokerError(f"{message}; install both from one approval") from None
+        message = f"{named.cert} and {named.key} are no certificate and its key in PEM form"
         raise BrokerError(
-            f"{words} ({error.reason or error}); name the two files, without a password"
+            f"{message} ({error.reason or error}); name the two files, without a password"
         ) from None
 
 
@@ -130,8 +130,8 @@ def _check_readable(name: str, path: str, shown: str) -> None:
     except (FileNotFoundError, IsADirectoryError):
         raise BrokerError(f"there is no file {shown}, which tls.{name} names") from None
     except OSError as error:
-        words = f"{shown}, which tls.{name} names, cannot be read ({error.strerror})"
-        raise BrokerError(f"{words}; let this user read it") from None
+        message = f"{shown}, which tls.{name} names, cannot be read ({error.strerror})"
+        raise BrokerError(f"{message}; let this user read it") from None
 
 
 def finish_handshake(sock: object) -> None:
@@ -161,19 +161,19 @@ def explain_tls(files: TlsFiles, host: str, error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return _their_certificate(files, host, error)
     reason = error.reason or str(error)
-    if words := _VERDICTS.get(reason):
+    if message := _VERDICTS.get(reason):
         name, dates = _our_certificate(files)
-        return f"{dates or words.format(ours=name)} ({reason})"
+        return f"{dates or message.format(ours=name)} ({reason})"
     return f"{_ALERTS.get(reason, 'TLS failed; its log may say more')} ({reason})"
 
 
 def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificationError) -> str:
     if error.verify_code in MISMATCH:
         return f"its certificate is not made out to {host}; use a name that it carries"
-    if words := _BROKERS.get(error.verify_code):
-        return words.format(clock=_time(time.time()))
-    words = f"its certificate is not trusted ({error.verify_message}); is it another federation's broker?"
-    return f"{words} compare tls.ca, {files.ca}"
+    if message := _BROKERS.get(error.verify_code):
+        return message.format(clock=_time(time.time()))
+    message = f"its certificate is not trusted ({error.verify_message}); is it another federation's broker?"
+    return f"{message} compare tls.ca, {files.ca}"
 
 
 def _our_certificate(files: TlsFiles) -> tuple[str, str]:

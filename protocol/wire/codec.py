@@ -195,10 +195,10 @@ def decode(
     except Rejected:
         raise
     except (ValueError, TypeError, KeyError, msgpack.UnpackException, RecursionError) as error:
-        raise Rejected(Reason.MALFORMED, f"{kind}: {_words(error)}") from None
+        raise Rejected(Reason.MALFORMED, f"{kind}: {_message_of(error)}") from None
 
 
-def _words(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """For whoever wrote the message, perhaps in another language than ours."""
     if isinstance(error, KeyError):
         return f"the key {str(error)[:80]} is missing"

@@ -57,7 +57,7 @@ class Fused(FrailDisk):
 
     blows_at = ("", Path())
 
-    def passing(self, step, what):
+    def before_step(self, step, what):
         if (step, what) == self.blows_at:
             raise PowerCut
 

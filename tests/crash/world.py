@@ -64,7 +64,7 @@ class CountedDisk(FrailDisk):
         super().__init__(platter)
         self._points = points
 
-    def passing(self, step: str, what: Path | str) -> None:
+    def before_step(self, step: str, what: Path | str) -> None:
         name = str(what.relative_to(self.platter.folder.parent)) if isinstance(what, Path) else what
         self._points.pass_by(f"{step} {CHANCE_NAMES.sub('*', name)}")
 

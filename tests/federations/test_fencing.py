@@ -44,7 +44,7 @@ class At(Disk):
         super().__init__(durable=False)
         self._step, self._name, self._then = step, name, then
 
-    def passing(self, step, what):
+    def before_step(self, step, what):
         if step == self._step and what.match(self._name) and (then := self._then):
             self._then = None
             then()

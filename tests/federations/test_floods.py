@@ -171,7 +171,7 @@ class TakenByParts(Disk):
         super().__init__(durable=False)
         self.now = now
 
-    def room(self, folder):
+    def free_bytes(self, folder):
         parts = list(Path(folder).glob("updates/*/*.part")) if self.now() > 15.0 else []
         return 0 if parts else 1 << 40
 
@@ -203,7 +203,7 @@ class FullOfParts(Disk):
         super().__init__(durable=False)
         self.met = 0
 
-    def passing(self, step, what):
+    def before_step(self, step, what):
         if step == "commit" and list(Path(what).parent.glob("updates/*/*.part")):
             self.met += 1
             raise sqlite3.OperationalError("database or disk is full")

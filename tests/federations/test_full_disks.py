@@ -24,10 +24,10 @@ class Full(Disk):
     def full(self):
         return self.since <= self.clock() < self.until
 
-    def room(self, folder):
+    def free_bytes(self, folder):
         return 0 if self.full and not self.rude else 1 << 40
 
-    def passing(self, step, what):
+    def before_step(self, step, what):
         if self.full and step in ("sync", "commit", "make"):
             self.met.append((step, str(what)))
             if step == "commit":
@@ -79,7 +79,7 @@ class Failing(Disk):
         super().__init__(durable=False)
         self.clock, self.met = clock, 0
 
-    def passing(self, step, what):
+    def before_step(self, step, what):
         if step == "commit" and 1.4 <= self.clock() < 30.0:
             self.met += 1
             raise sqlite3.OperationalError(self.words)

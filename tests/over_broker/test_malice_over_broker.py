@@ -113,6 +113,6 @@ def test_a_frame_that_was_never_looked_at_has_its_counter_too(tmp_path):
 
     link = Ends(tmp_path, "a").coordinator
     assert isinstance(link, coordinator_link.CoordinatorLink)
-    link.overflowed(7)
+    link.count_overflow(7)
     assert link.meter.rejected == {Reason.FLOOD: 7}
     assert link.meter.messages["up", "unreadable", "flood"] == 7

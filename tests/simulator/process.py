@@ -188,7 +188,7 @@ class Mortal(Disk):
         super().__init__(durable=False)
         self._process = process
 
-    def passing(self, step: str, what: Path | str) -> None:
+    def before_step(self, step: str, what: Path | str) -> None:
         self._process.maybe_die(step)
 
 
@@ -199,7 +199,7 @@ class MortalAndFrail(FrailDisk):
         super().__init__(platter)
         self._process = process
 
-    def passing(self, step: str, what: Path | str) -> None:
+    def before_step(self, step: str, what: Path | str) -> None:
         self._process.maybe_die(step)
 
 

@@ -57,8 +57,8 @@ HANDLERS = {
     "arrays": (ObjectStore, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
     "want": (Broadcast, "requested", lambda broadcast, device, *rest: device == BAD),
     "decoding": (CoordinatorLink, "open", lambda link, topic, frame: BAD in topic),
-    "what it is sent": (CoordinatorLink, "say", lambda link, topic, message, recipient="", *rest: recipient == BAD),
-    "its task": (CoordinatorLink, "say", lambda link, t, message, recipient="", *rest: (
+    "what it is sent": (CoordinatorLink, "publish", lambda link, topic, what, recipient="", *rest: recipient == BAD),
+    "its task": (CoordinatorLink, "publish", lambda link, t, message, recipient="", *rest: (
         recipient == BAD and isinstance(message, Task))),
     "its fetch": (ObjectStore, "begin", lambda store, manifest: store.folder.parts[-2:] == ("updates", BAD)),
 }  # fmt: skip

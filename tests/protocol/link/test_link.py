@@ -222,7 +222,7 @@ def test_a_manifest_that_fits_no_packet_is_an_object_itself(tmp_path, numbers):
     ends = Ends(tmp_path)
     for link in ends.links.values():
         link.adapt(5120)  # blocks of 1 kB, 64 of them in a manifest
-    ends.links["a"].peer_can = frozenset({"manifest"})
+    ends.links["a"].peer_forms = frozenset({"manifest"})
     offer = ends.broadcast(weights(numbers), ["a"])
     name = ends.update("a", weights(numbers))
     assert isinstance(offer, IndirectManifest)

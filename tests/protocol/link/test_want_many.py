@@ -57,7 +57,7 @@ def test_a_coordinator_serves_all_objects_of_a_want(ends):
 
 
 def test_a_device_serves_all_objects_of_a_want(ends):
-    ends.links["a"].peer_can = frozenset(["manifest"])
+    ends.links["a"].peer_forms = frozenset(["manifest"])
     whole = ends.update("a", weights(30_000))
     box = next(iter(ends.links["a"].served - {whole}))
     ends.blocks.clear()

@@ -112,7 +112,7 @@ def test_what_has_one_recipient_is_sealed_and_what_all_must_read_is_not(tmp_path
     ends = Ends(tmp_path, "a")
     ear = Ear(ends)
     ends.coordinator.send("a", Welcome(b'{"secret": 1}'))
-    ends.coordinator.say(TOPICS.coord_state, State(True))
+    ends.coordinator.publish(TOPICS.coord_state, State(True))
     ends.links["a"].send(Bye("a word for the coordinator"))
     ends.run()
     assert b"secret" not in ear.all and b"a word" not in ear.all

@@ -27,7 +27,7 @@ class Steps(Disk):
         super().__init__(durable)
         self.passed = []
 
-    def passing(self, step, what):
+    def before_step(self, step, what):
         self.passed.append((step, what.name))
 
 
