@@ -129,7 +129,7 @@ def test_a_will_that_was_due_is_no_fault_of_the_broker_whatever_its_device_says_
         coordinator = f.coordinator()
         f.raw("one", lambda task: None)
         two = f.raw("two", lambda task: None, **MUTE)
-        f.wait_until(lambda: f.answers(), "the coordinator")
+        two.wait("state", lambda h: h.fields["online"])  # the coordinator hears it from now on
         two.say("state", {"online": True})
         two.greet()
         two.wait("task")
