@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from protofleet.protocol.link import indirect_manifest
@@ -75,6 +75,20 @@ class UnusableAnswer(Rejected):
     def __init__(self, update: Update, fault: Rejected) -> None:
         super().__init__(fault.reason, fault.detail)
         self.update = update
+
+
+@dataclass(frozen=True, slots=True)
+class InlineAnswer:
+    """The arrays of an answer that came inside its message, hashed and parsed once."""
+
+    data: bytes
+    name: bytes
+    arrays: Body
+    first: bool  # else this answer has brought them before
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
 
 # The device may say the same answer so that it can be used: to our newer key, or after an update of either end.
@@ -196,7 +210,7 @@ class CoordinatorLink(Link):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
             return self._arrived_in_own_name(frame, now)
-        opened: list[tuple[Header, Message, Attachment]] = []
+        opened: list[tuple[Header, Message, InlineAnswer | Offer | None]] = []
         unusable: list[UnusableAnswer] = []
 
         def take() -> FrameOutcome:
@@ -205,12 +219,17 @@ class CoordinatorLink(Link):
                 found = self.open(topic, frame)
                 if found is None:
                     return FrameOutcome(new=False)
-                tensors, first = self._inline(*found)
+                header, message, attachment = found
+                taken = (
+                    self._inline(header, message, attachment) if isinstance(attachment, bytes) else attachment
+                )
             except UnusableAnswer as answer:  # whoever gives the verdict counts it
                 unusable.append(answer)
                 return FrameOutcome(fault=answer.reason)
-            opened.append(found)
-            return FrameOutcome(tensors, first=first)
+            opened.append((header, message, taken))
+            if isinstance(taken, InlineAnswer):
+                return FrameOutcome(taken.arrays.kinds, first=taken.first)
+            return FrameOutcome()
 
         try:
             self._count_frame(topic, frame, self.kind_of(frame), take)
@@ -329,7 +348,7 @@ class CoordinatorLink(Link):
         self._stores(device).forget_unfinished()
 
     def _message(
-        self, header: Header, message: Message, attachment: Attachment, now: float
+        self, header: Header, message: Message, attachment: InlineAnswer | Offer | None, now: float
     ) -> list[Received]:
         received = Received(
             header.sender, message, header.run, header.epoch, sequence=header.sequence, boot=header.boot
@@ -350,21 +369,21 @@ class CoordinatorLink(Link):
         return broadcast.requested(device, request, now) if broadcast else 0
 
     def _update(
-        self, received: Received, update: Update, attachment: Attachment, now: float
+        self, received: Received, update: Update, attachment: InlineAnswer | Offer | None, now: float
     ) -> list[Received]:
         assert attachment is not None
         if received.run != self.run:
             return []  # of another run; its device has heard of this one by now
-        size = len(attachment) if isinstance(attachment, bytes) else attachment.size
-        name = hashlib.sha256(attachment).digest() if isinstance(attachment, bytes) else attachment.object
-        if not self.admission_controller.admit(update, size, name):
+        name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
+        if not self.admission_controller.admit(update, attachment.size, name):
             return []
         store = self._stores(received.sender)
         with self._judging(update):
-            if isinstance(attachment, bytes):
-                return self._complete(received, update, store.put_bytes(attachment))
-            if store.has(attachment.object):
-                return self._complete(received, update, attachment.object)
+            if isinstance(attachment, InlineAnswer):
+                store.put_bytes(attachment.data, name)
+                return [replace(received, message=replace(update, arrays=attachment.arrays), object=name)]
+            if store.has(name):
+                return self._complete(received, update, name)
             return self._fetch(received, attachment, store, now)
         return []
 
@@ -410,16 +429,13 @@ class CoordinatorLink(Link):
     def _asks(self, header: Header, update: Update) -> bool:
         return header.run == self.run and self.admission_controller.asks(update)
 
-    def _inline(
-        self, header: Header, message: Message, attachment: Attachment
-    ) -> tuple[dict[str, int], bool]:
-        """Tensor bytes by kind of an inline body, and whether this answer brings them for the first time."""
-        if not isinstance(message, Update) or not isinstance(attachment, bytes):
-            return {}, True
-        said = (message.round, message.phase, hashlib.sha256(attachment).digest())
+    def _inline(self, header: Header, message: Message, data: bytes) -> InlineAnswer:
+        assert isinstance(message, Update), "nothing else brings bytes of its own"
+        name = hashlib.sha256(data).digest()
+        said = (message.round, message.phase, name)
         before, self._inlined[message.device] = self._inlined.get(message.device), said
         try:
-            return _body(attachment).kinds, said != before
+            return InlineAnswer(data, name, _body(data), said != before)
         except Rejected as fault:
             if self._asks(header, message):
                 raise UnusableAnswer(message, fault) from None
@@ -537,4 +553,5 @@ def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
 
 
 def _body(data: bytes) -> Body:
-    return Body(lambda start, stop: data[start:stop], len(data))
+    view = memoryview(bytearray(data))  # torch warns of what is read-only
+    return Body(lambda start, stop: view[start:stop], len(data))

@@ -79,9 +79,9 @@ class ObjectStore:
         self._made = {manifest.object: manifest}
         return manifest
 
-    def put_bytes(self, body: bytes) -> bytes:
-        """Write a body that came whole; its name comes back."""
-        name = hashlib.sha256(body).digest()
+    def put_bytes(self, body: bytes, name: bytes = b"") -> bytes:
+        """Write a body that came whole. `name` is its hash, where that is known already; it comes back."""
+        name = name or hashlib.sha256(body).digest()
         target = self.folder / f"{self._mine}-{id(body)}"
         try:
             self.disk.make(self.folder)

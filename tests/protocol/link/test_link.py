@@ -1,9 +1,12 @@
 """Messages cross a bad network once, whole, and counted."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
 from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Bye, Hello, IndirectManifest, Refusal, Task, Update
@@ -247,3 +250,24 @@ def test_an_object_of_more_blocks_than_there_can_be_is_refused_with_the_limit_th
     )
     with pytest.raises(BrokerError, match=words):
         ends.broadcast(weights(1_500_000), ["a"])
+
+
+def test_an_answer_inside_its_message_is_hashed_once_and_judged_without_its_file(tmp_path, monkeypatch):
+    ends, hashed, sha256 = Ends(tmp_path), [], hashlib.sha256
+
+    def counted(data=b"", **more):
+        hashed.append(len(data))
+        return sha256(data, **more)
+
+    sent = weights(5000)
+    name = ends.links["a"].store.put(sent).object
+    ends.links["a"].send_update(Update("a", 1, "train", 10), name)
+    monkeypatch.setattr(hashlib, "sha256", counted)
+    ends.run()
+    monkeypatch.undo()
+    (received,) = ends.heard[COORDINATOR]
+    store = ObjectStore(tmp_path / "spool-a", False)
+    assert received.object == name and store.has(name)
+    assert len([size for size in hashed if size > 4 * 5000]) == 1
+    store.drop(name)
+    assert np.array_equal(received.message.arrays["weights.w"], sent["weights.w"])
