@@ -67,19 +67,19 @@ class Fused(FrailDisk):
 def test_a_device_keeps_its_book_whichever_names_a_power_cut_leaves(tmp_path, step, names):
     """Each is the old one or the new one for itself, as where a file system keeps no order among them."""
     platter = Platter(tmp_path / "device", tmp_path / "shelf")
-    memory = DeviceState(platter.folder, disk=(disk := Fused(platter)))
-    memory.boot(1)
-    memory.begin("spring", "ab" * 32)
+    state = DeviceState(platter.folder, disk=(disk := Fused(platter)))
+    state.boot(1)
+    state.begin("spring", "ab" * 32)
     answers = [
-        Answer(f"{n:064x}", n, "train", "ab" * 32, memory.store.put({"w": np.full(3, n)}).object.hex(), 5, {})
+        Answer(f"{n:064x}", n, "train", "ab" * 32, state.store.put({"w": np.full(3, n)}).object.hex(), 5, {})
         for n in (1, 2, 3)
     ]
     for answer in answers[:2]:
-        memory.remember(answer, {})
-    memory.keep_only({bytes.fromhex(answers[2].object)})
+        state.remember(answer, {})
+    state.keep_only({bytes.fromhex(answers[2].object)})
     what, name = step.split()
     disk.blows_at = what, platter.folder / name
     with pytest.raises(PowerCut):
-        memory.remember(answers[2], {})
+        state.remember(answers[2], {})
     platter.cut(Thrown(names))
     assert DeviceState(platter.folder, durable=False).saved.answers[-1].round in (2, 3)

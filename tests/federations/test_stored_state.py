@@ -16,18 +16,18 @@ from protofleet.protocol.storage.store import DamagedError
 HASH = "ab" * 32
 
 
-def answer_of(memory, round=1):
-    name = memory.store.put({"weights.w": np.full(3, round, np.float32)}).object.hex()
+def answer_of(state, round=1):
+    name = state.store.put({"weights.w": np.full(3, round, np.float32)}).object.hex()
     return Answer(f"{round:064x}", round, "train", HASH, name, 5, {"loss.test.global": float("nan")})
 
 
 @pytest.fixture
 def device(tmp_path):
     """A device that has answered once: nothing to go back to."""
-    memory = DeviceState(tmp_path, durable=False)
-    memory.boot(7)
-    memory.begin("spring", HASH)
-    memory.remember(answer_of(memory), {"w": np.ones(3, np.float32)})
+    state = DeviceState(tmp_path, durable=False)
+    state.boot(7)
+    state.begin("spring", HASH)
+    state.remember(answer_of(state), {"w": np.ones(3, np.float32)})
     for name in ("device.previous.json", "device.copy.json", "device.copy-2.json"):
         (tmp_path / name).unlink()
     return tmp_path
@@ -41,11 +41,11 @@ def test_a_device_finds_again_what_it_has_written(device):
 
 def test_a_device_that_let_go_of_a_boot_of_years_ahead_starts_again_as_often_as_it_likes(tmp_path):
     ahead, now, keys = 1_900_000_000, 1_800_000_000, "0" * 32
-    memory = DeviceState(tmp_path, durable=False)
-    assert memory.boot(ahead, f"1:{keys}") == ahead
-    memory.begin("spring", HASH)
+    state = DeviceState(tmp_path, durable=False)
+    assert state.boot(ahead, f"1:{keys}") == ahead
+    state.begin("spring", HASH)
     for round in (1, 2):
-        memory.remember(answer_of(memory, round), {"w": np.full(3, round, np.float32)})
+        state.remember(answer_of(state, round), {"w": np.full(3, round, np.float32)})
     assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
     for later in (1, 2):
         assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
@@ -53,13 +53,13 @@ def test_a_device_that_let_go_of_a_boot_of_years_ahead_starts_again_as_often_as_
 
 
 def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
-    memory = DeviceState(tmp_path, durable=False)
-    memory.boot(7)
-    memory.begin("spring", HASH)
+    state = DeviceState(tmp_path, durable=False)
+    state.boot(7)
+    state.begin("spring", HASH)
     first = (tmp_path / "device.json").read_bytes()
-    memory.boot(8)
+    state.boot(8)
     for round in (1, 2):
-        memory.remember(answer_of(memory, round), {"w": np.full(3, round, np.float32)})
+        state.remember(answer_of(state, round), {"w": np.full(3, round, np.float32)})
     (tmp_path / "device.json").write_bytes(first)
     for copy in ("device.copy.json", "device.copy-2.json"):
         (tmp_path / copy).write_bytes(first)

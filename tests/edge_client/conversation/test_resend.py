@@ -41,9 +41,9 @@ def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_as
 
 def test_a_question_that_comes_again_finds_its_answer_also_after_a_reboot(tmp_path):
     question, other = "12" * 32, "34" * 32
-    memory = DeviceState(tmp_path, durable=False)
-    memory.begin("spring", "ab" * 32)
-    answer = Answer(question, 1, "train", "ab" * 32, memory.store.put({"w": np.ones(3)}).object.hex(), 5, {})
-    memory.remember(answer, {})
-    for known in (memory, DeviceState(tmp_path, durable=False)):
+    state = DeviceState(tmp_path, durable=False)
+    state.begin("spring", "ab" * 32)
+    answer = Answer(question, 1, "train", "ab" * 32, state.store.put({"w": np.ones(3)}).object.hex(), 5, {})
+    state.remember(answer, {})
+    for known in (state, DeviceState(tmp_path, durable=False)):
         assert known.answer_to(question) == answer and known.answer_to(other) is None

@@ -22,16 +22,16 @@ class Lab:
         self.now = self.fleet.authority().now() + 10.0
         self.seen = []
 
-    def tuner(self):
+    def overrides_file(self):
         own = self.fleet.folder_of("a")
         state = self.folder / "state"
         return OverridesFile(self.path, own, "a", state, self.seen.append, clock=lambda: self.now)
 
-    def say(self, text="paused = true\n", version=5, seconds=3600, name="a", federation="lab", by=None):
+    def write(self, text="paused = true\n", version=5, seconds=3600, name="a", federation="lab", by=None):
         keys = (by or self.fleet).authority().keys
-        told = SignedTuning(federation, name, version, int(self.now) + seconds, text)
+        settings = SignedTuning(federation, name, version, int(self.now) + seconds, text)
         part = self.path.with_suffix(".part")
-        part.write_text(armoured(TUNING, issue_tuning(told, keys)))
+        part.write_text(armoured(TUNING, issue_tuning(settings, keys)))
         part.replace(self.path)
 
 
@@ -41,42 +41,42 @@ def lab(tmp_path):
 
 
 def test_what_the_root_says_holds_until_its_end_and_then_all_is_as_it_was(lab):
-    tuner = lab.tuner()
-    tuner.check()
+    overrides_file = lab.overrides_file()
+    overrides_file.check()
     assert lab.seen == []
-    lab.say("paused = true\nhottest_celsius = 80.0\n")
+    lab.write("paused = true\nhottest_celsius = 80.0\n")
     for _ in range(3):
-        tuner.check()
+        overrides_file.check()
     assert lab.seen == [Overrides(paused=True, hottest_celsius=80.0)], "once is enough"
     lab.now += 3599
-    tuner.check()
+    overrides_file.check()
     assert len(lab.seen) == 1
     lab.now += 2
-    tuner.check()
+    overrides_file.check()
     assert lab.seen[-1] == Overrides() and len(lab.seen) == 2
 
 
 def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab):
-    lab.say()
-    lab.tuner().check()
-    again = lab.tuner()
+    lab.write()
+    lab.overrides_file().check()
+    again = lab.overrides_file()
     again.check()
     assert lab.seen == [Overrides(paused=True)] * 2
     lab.now += 4000
-    third = lab.tuner()
+    third = lab.overrides_file()
     third.check()
     assert len(lab.seen) == 2, "its time is over"
 
 
 def test_a_later_word_replaces_an_earlier_one_and_never_the_other_way_round(lab, caplog):
-    tuner = lab.tuner()
-    lab.say("paused = true\n", version=6)
-    tuner.check()
-    lab.say("", version=7)
-    tuner.check()
+    overrides_file = lab.overrides_file()
+    lab.write("paused = true\n", version=6)
+    overrides_file.check()
+    lab.write("", version=7)
+    overrides_file.check()
     assert lab.seen == [Overrides(paused=True), Overrides()]
-    lab.say("paused = true\n", version=6)
-    tuner.check()
+    lab.write("paused = true\n", version=6)
+    overrides_file.check()
     assert len(lab.seen) == 2 and "version 6, 7 has been followed" in caplog.text
 
 
@@ -95,19 +95,19 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "words"), REFUSED)
 def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, words):
-    tuner = lab.tuner()
-    lab.say(**change)
-    tuner.check()
-    tuner.check()
+    overrides_file = lab.overrides_file()
+    lab.write(**change)
+    overrides_file.check()
+    overrides_file.check()
     assert lab.seen == [] and caplog.text.count("is not followed") == 1 and words in caplog.text
 
 
 def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
-    lab.say(by=enrol_federation(tmp_path / "other", "lab", ["a"]))
-    lab.tuner().check()
+    lab.write(by=enrol_federation(tmp_path / "other", "lab", ["a"]))
+    lab.overrides_file().check()
     assert lab.seen == [] and "signed by root" in caplog.text
     lab.path.write_text("paused = true\n")
-    lab.tuner().check()
+    lab.overrides_file().check()
     assert lab.seen == [] and "is no tuning" in caplog.text
 
 
