@@ -30,11 +30,11 @@ PLAN = plan("fedavg")
 class RecordingLink(DeviceLink):
     """Keeps the messages in place of sending them."""
 
-    def say(self, topic, message, *more, **others):
+    def publish(self, topic, message, *more, **others):
         self.__dict__.setdefault("said", []).append(message)
 
     def send_update(self, update, name):
-        self.say("", update)
+        self.publish("", update)
 
     def kinds(self):
         """Of what was said since this was asked last."""

@@ -132,10 +132,10 @@ def observed_link(base: type[Either], said: Said) -> type[Either]:
                 self.ear.left_out(read_header(frame)[0])
             return found
 
-        def say(
+        def publish(
             self, topic: str, message: Message, recipient: str = EVERYBODY, *rest: Any, **more: Any
         ) -> None:
-            super().say(topic, message, recipient, *rest, **more)
+            super().publish(topic, message, recipient, *rest, **more)
             self.due.said(recipient, message, said.clock.now)
 
     return Observed
