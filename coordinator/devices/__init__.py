@@ -1,4 +1,4 @@
-"""What devices say of themselves and how far that is believed: limits, bans, doubts, departures, class names.
+"""What devices claim, and how far that is trusted: limits, bans, last wills, departures, class names.
 
 May import: coordinator.spool, methods.contract, protocol.*, runtime.
 """

@@ -1,10 +1,10 @@
-"""Who is not listened to: names that flood, and those that an error of ours met. Each time for a while, then again.
+"""Names whose messages are dropped: bans for flooding, and pauses after an error of ours. Both end by themselves.
 
-What a topic brings may be a hostile broker's doing, not its device's. So nothing here is for good: a while ends by
-itself, is twice as long the next time, up to a day, and is forgotten after a quiet day.
+What comes on a topic may be the work of a hostile broker and not of its device. So nothing here is for good: each ban
+or pause of a name is twice as long as the one before, up to a day; after a day without one the count begins anew.
 
-A ban is a file of the run's folder, <folder>/coordinator/banned/<name>, with when it began and which one it is: it
-outlives a restart, and whoever may write there lifts it by removing it. A pause is this process's alone.
+A ban is a file, <folder>/coordinator/banned/<name>, with the time when it began and its count: it outlives a restart,
+and whoever can write there lifts it by removing the file. A pause is in this process's memory only.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from protofleet.protocol.wire.names import valid_name
 
 BANNED: Final = "banned"
 REFRESH_SECONDS: Final = 1.0  # between looks at the folder, while it holds a name
-SAY_SECONDS: Final = 3600.0  # between lines of the log about those that go on
+LOG_SECONDS: Final = 3600.0  # between lines of the log about bans that go on
 BAN_SECONDS: Final = 3600.0  # the first; each doubles, up to the longest
 PAUSE_SECONDS: Final = 60.0
 LONGEST_SECONDS: Final = 86_400.0
-QUIET_SECONDS: Final = 86_400.0  # after the end, until the next is a first one again
-MOST_DOUBLED: Final = 20  # more would be no number at some time; the longest is reached long before
+QUIET_SECONDS: Final = 86_400.0  # from the end, after which the count begins anew
+MOST_DOUBLED: Final = 20  # more could overflow; the longest is reached long before
 
 log = logging.getLogger("protofleet.coordinator")
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """How long a name is not listened to: the so-many-th time, of which the first was so long."""
+    """One ban or pause of a name: its count `times`, and how long the first one was."""
 
     since: float
     first: float
@@ -45,20 +45,20 @@ class Suspension:
     def until(self) -> float:
         return self.since + min(self.first * 2.0 ** min(self.times - 1, MOST_DOUBLED), LONGEST_SECONDS)
 
-    def lasts(self, at: float) -> bool:
-        """One that has not begun yet is over: the clock was set back, and it might not end for years."""
+    def is_active(self, at: float) -> bool:
+        """Not before it began: the clock was set back, and it might not end for years."""
         return self.since <= at < self.until
 
-    def remembered(self, at: float) -> bool:
+    def counts(self, at: float) -> bool:
         return self.since <= at < self.until + QUIET_SECONDS
 
     @staticmethod
     def after(last: Suspension | None, at: float, first: float) -> Suspension:
-        return Suspension(at, first, last.times + 1 if last and last.remembered(at) else 1)
+        return Suspension(at, first, last.times + 1 if last and last.counts(at) else 1)
 
 
 class Bans:
-    """All but `drops` is called by the thread that owns the service. `clock` is one that a restart does not reset."""
+    """Only the service's thread calls it, but for `drops`. `clock` is one that a restart does not reset."""
 
     def __init__(
         self, folder: Path, disk: Disk | None = None, clock: Callable[[], float] = time.time
@@ -67,7 +67,7 @@ class Bans:
         self._pauses: dict[str, Suspension] = {}
         self._lock = threading.Lock()
         self._dropped = self._uncounted = 0
-        self._refresh_at, self._said_at = 0.0, float("-inf")
+        self._refresh_at, self._logged_at = 0.0, float("-inf")
         self._bans = _records(folder)
         self.banned = self.ignored = banned_in(folder, clock())  # replaced whole: another thread reads it
 
@@ -76,7 +76,7 @@ class Bans:
         return self._refresh_at if self.ignored or self._bans else float("inf")
 
     def drops(self, name: str) -> bool:
-        """Whether what this name says is dropped, and that it was. Any thread may call."""
+        """Whether messages of this name are dropped; counts one. Any thread may call."""
         if name not in self.ignored:
             return False
         with self._lock:
@@ -85,65 +85,65 @@ class Bans:
         return True
 
     def ban(self, name: str, now: float) -> bool:
-        """For flooding. False where it is not listened to already."""
+        """For flooding. False if it is ignored already."""
         if name in self.ignored:
             return False
         ban = Suspension.after(self._bans.get(name), float(int(self._clock())), BAN_SECONDS)
         try:
             self._disk.make(self._folder / BANNED)
             (self._folder / BANNED / valid_name(name)).write_text(f"{ban.since:.0f} {ban.times}\n")
-        except OSError as error:  # a disk without room for a name
+        except OSError as error:  # the disk has no room for a file
             seconds = self.pause(name, now, BAN_SECONDS)
             log.warning("%s floods; its ban is not written (%s): %.0f s", name, error.strerror, seconds)
             return True
         self._bans[name] = ban
-        self._changed(now)
-        self._said_at = now
-        words = f"protofleet unban {name} --folder {self._folder.parent}"
-        log.warning("%s floods: nothing of it is read until %s or `%s`", name, _as_time(ban.until), words)
+        self._update(now)
+        self._logged_at = now
+        command = f"protofleet unban {name} --folder {self._folder.parent}"
+        log.warning("%s floods: nothing of it is read until %s or `%s`", name, _as_time(ban.until), command)
         return True
 
     def pause(self, name: str, now: float, first: float = PAUSE_SECONDS) -> float:
-        """For how long it is not listened to now. While it is not, nothing makes that longer."""
+        """Returns how long it lasts. A pause that is active is not made longer."""
         last = self._pauses.get(name)
-        if not (last and last.lasts(now)):
+        if not (last and last.is_active(now)):
             last = self._pauses[name] = Suspension.after(last, now, first)
-            self._changed(now)
+            self._update(now)
         return last.until - now
 
     def refresh(self, now: float) -> int:
-        """Lift what has been lifted or is over. How many frames were dropped since the last look comes back."""
+        """Lift what was removed from the folder or is over. Returns the frames dropped since the last call."""
         before = self.ignored
-        self._forget(now)
-        self._changed(now)
+        self._delete_old(now)
+        self._update(now)
         for name in sorted(before - self.ignored):
             log.warning("%s is listened to again", name or "who has no key")
-        self._say(now)
+        self._log_bans(now)
         with self._lock:
             uncounted, self._uncounted = self._uncounted, 0
         return uncounted
 
-    def _forget(self, now: float) -> None:
-        """Who has been quiet for long enough."""
+    def _delete_old(self, now: float) -> None:
+        """Those that no longer count."""
         found, at = _records(self._folder), self._clock()
-        self._bans = {name: ban for name, ban in found.items() if ban.remembered(at)}
+        self._bans = {name: ban for name, ban in found.items() if ban.counts(at)}
         for name in found.keys() - self._bans.keys():
             with contextlib.suppress(OSError):
                 lift(self._folder, name)
-        self._pauses = {name: pause for name, pause in self._pauses.items() if pause.remembered(now)}
+        self._pauses = {name: pause for name, pause in self._pauses.items() if pause.counts(now)}
 
-    def _say(self, now: float) -> None:
-        if self.banned and now >= self._said_at + SAY_SECONDS:
+    def _log_bans(self, now: float) -> None:
+        if self.banned and now >= self._logged_at + LOG_SECONDS:
             with self._lock:
                 dropped, self._dropped = self._dropped, 0
-            self._said_at = now
+            self._logged_at = now
             names = ", ".join(sorted(self.banned)[:20])
             log.warning("%d are banned (%s); %d frames were dropped", len(self.banned), names, dropped)
 
-    def _changed(self, now: float) -> None:
+    def _update(self, now: float) -> None:
         at = self._clock()
-        self.banned = frozenset(name for name, ban in self._bans.items() if ban.lasts(at))
-        self.ignored = self.banned | {name for name, pause in self._pauses.items() if pause.lasts(now)}
+        self.banned = frozenset(name for name, ban in self._bans.items() if ban.is_active(at))
+        self.ignored = self.banned | {name for name, pause in self._pauses.items() if pause.is_active(now)}
         self._refresh_at = now + REFRESH_SECONDS
 
 
@@ -151,7 +151,7 @@ def lift(folder: Path, name: str) -> None:
     (folder / BANNED / valid_name(name)).unlink(missing_ok=True)
 
 
-def words_of(ban: Suspension) -> str:
+def describe_ban(ban: Suspension) -> str:
     """Until when, and why: there is one reason for a ban."""
     again = replace(ban, times=ban.times + 1)
     return (
@@ -161,9 +161,9 @@ def words_of(ban: Suspension) -> str:
 
 
 def bans_in(folder: Path, at: float | None = None) -> dict[str, Suspension]:
-    """Of the names that are banned in a coordinator's folder, now if no other time is given."""
+    """By name, the bans that are active in a coordinator's folder at this time, by default now."""
     when = time.time() if at is None else at
-    return {name: ban for name, ban in sorted(_records(folder).items()) if ban.lasts(when)}
+    return {name: ban for name, ban in sorted(_records(folder).items()) if ban.is_active(when)}
 
 
 def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
@@ -171,7 +171,7 @@ def banned_in(folder: Path, at: float | None = None) -> frozenset[str]:
 
 
 def _records(folder: Path) -> dict[str, Suspension]:
-    """Also of bans that are over, as the next is longer."""
+    """Also those that are over, as the next ban of a name is longer."""
     found = {}
     with contextlib.suppress(OSError):
         for path in (folder / BANNED).iterdir():
@@ -181,7 +181,7 @@ def _records(folder: Path) -> dict[str, Suspension]:
 
 
 def _record(path: Path) -> Suspension:
-    """What says no time, as of an earlier version or a full disk, began when it was written."""
+    """A file without a time, as of an earlier version or a full disk, began when it was written."""
     written = path.stat().st_mtime
     try:
         since, times = path.read_text().split()

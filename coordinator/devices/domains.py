@@ -1,8 +1,8 @@
-"""Whose numbers count for which domain. A device says where its data are from, and nobody can check that.
+"""Which device's results count for which domain. A device claims where its data are from; nobody can check that.
 
-So a domain that `limits.domains` names is for the devices that it lists, and any other one for the device that said
-it first. Who says a domain that is not for it is shown beside it, as "street (board-7)": it is seen, and takes
-nothing from anybody. A device has one domain for a run, so there are no more domains than devices are enrolled.
+So a domain that `limits.domains` names belongs to the devices listed there, and any other one to the device that
+claimed it first. The results of another device that claims it are shown apart, as "street (board-7)". A device has
+one domain for a run, so there are at most as many domains as enrolled devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shared = Mapping[str, Sequence[str]]  # domain -> names or patterns of the devic
 
 
 def assign_domain(device: str, claim: str, known: dict[str, str], shared: Shared) -> None:
-    """Into `known`, the domains of the devices that have been there."""
+    """Into `known`, the domains of all devices that have taken part."""
     claim, before = claim or device, known.get(device)
     known[device] = given = domain_of(device, claim, known, shared)
     if given not in (before, claim):
@@ -34,7 +34,7 @@ def domain_of(device: str, claim: str, known: Mapping[str, str], shared: Shared)
     if held is not None and (held not in shared or listed(device, held, shared)):
         return held
     taken = claim in shared or any(claim == other for name, other in known.items() if name != device)
-    if taken or claim.endswith(")"):  # or it could be said in advance of another
+    if taken or claim.endswith(")"):  # else a device could claim another's shown name in advance
         return f"{claim} ({device})"
     return claim
 

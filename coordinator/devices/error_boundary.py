@@ -1,6 +1,6 @@
-"""The one place where an error in handling what a peer said, or what it is sent, ends that peer's say.
+"""An error in handling a device's message, or a message to it, pauses that device; the rest of the run goes on.
 
-The rest goes on. Its traceback is in the log, it is counted, and nobody listens to the peer for a while that doubles:
+The traceback is logged, the error counted, and the device's messages are dropped for a while that doubles each time:
 an honest device that has met an error of ours gets another chance.
 """
 
@@ -23,15 +23,15 @@ class ErrorBoundary:
     def __init__(
         self, bans: Bans, now: Callable[[], float], who: Callable[[str], str] = lambda device: device
     ) -> None:
-        """`who` gives the name under which a device is paused: those that nobody knows share one."""
+        """`who` gives the name under which a device is paused: all that are not enrolled share one."""
         self._bans, self._now, self._who = bans, now, who
         self._excluded: list[str] = []
-        self._words = TokenBucket(rate=1 / 60, burst=20.0)
+        self._log_rate = TokenBucket(rate=1 / 60, burst=20.0)
         self.cut_off = 0
 
     @contextlib.contextmanager
     def around(self, device: str) -> Iterator[None]:
-        """What is done for this device alone, or because of it."""
+        """For what is done for this device alone, or because of it."""
         try:
             yield
         except (Rejected, RunMismatchError, *OURS):
@@ -39,9 +39,10 @@ class ErrorBoundary:
         except Exception:
             who = self._who(device)
             pause = self._bans.pause(who, self._now())
-            if self._words.take(self._now()):
-                words = "an error with %s, which is not listened to for %.0f s"
-                log.exception(words, who or "a stranger", pause)
+            if self._log_rate.take(self._now()):
+                log.exception(
+                    "an error with %s, which is not listened to for %.0f s", who or "a stranger", pause
+                )
             self.cut_off += 1
             self.exclude(device)
 
@@ -49,6 +50,6 @@ class ErrorBoundary:
         self._excluded.append(device)
 
     def take_excluded(self) -> list[str]:
-        """Who has been cut off since it was asked last: nobody shall wait for them."""
-        gone, self._excluded = self._excluded, []
-        return gone
+        """The devices that were cut off since the last call: nothing may wait for them."""
+        excluded, self._excluded = self._excluded, []
+        return excluded

@@ -1,7 +1,8 @@
-"""Who was heard and is not in the roster, without a word of its own that it leaves: each `here` names it.
+"""Devices that were heard from, are not in the roster, and have not said bye: each `here` asks them for a hello.
 
-It may believe that it takes part: its last hello was lost, its connection was taken for lost, or nobody listened to
-it for a while. So a device may be quiet once it was told anything: it is in the roster from then on, or named here.
+Such a device may believe that it takes part: its last hello was lost, its connection was taken for lost, or it was
+banned for a while. So a device need not repeat its hello once it was answered: from then on it is in the roster, or
+named in `here`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-REQUEST_SECONDS: Final = 600.0  # after that it says hello by itself, or has gone for good
+REQUEST_SECONDS: Final = 600.0  # after that it sends a hello by itself, or is gone for good
 
 
 class HelloRequests:
@@ -23,11 +24,11 @@ class HelloRequests:
         self._since[device] = now
 
     def discard(self, device: str) -> None:
-        """It is in the roster, or knows that it is not."""
+        """The device is in the roster, or knows that it is not."""
         self._since.pop(device, None)
 
     def names(self, ignored: Collection[str], most: int, now: float) -> list[str]:
-        """Those that would be heard, newest first."""
+        """Those that are not ignored, newest first."""
         self._since = {
             device: now if device in ignored else since
             for device, since in self._since.items()

@@ -1,10 +1,10 @@
-"""A device's will: worth a short doubt, not a leave.
+"""Last wills of devices: a will makes its device suspect for a while, it does not remove it.
 
-The device has signed it before anything happened, so whoever has it may say it at any time, and a broker that was
-taken over would keep a device out of every round by it. A device in doubt is asked whether it is there and stays what
-it was. It has left when nothing new is heard of it for as long as a device that has left may take to come back; what
-it says in the meantime shows that it is there. Whether it was there all the time, so that its will was not due, or
-came back, is told by its boot, or by the birth of a new connection, which other words of it may have overtaken.
+A device signs its will in advance, so anyone who has it can publish it at any time: with it, a hostile broker could
+keep the device out of every round. A suspect device is sent a welcome, which it answers, and keeps its place. It has
+left if nothing new is heard of it within the time that a device may take to come back (`grace_seconds`). If something
+is, it was either connected all the time, so that its will was false, or has come back: then its boot is higher, or
+the birth message of a new connection follows, which other messages of it may have overtaken.
 """
 
 from __future__ import annotations
@@ -25,74 +25,75 @@ OUTCOMES: Final = {
     REFUTED: "it was there all the time",
 }
 
-BIRTH_SECONDS: Final = 2.0  # in which a birth has come, after other words of the same connection
+BIRTH_SECONDS: Final = 2.0  # within which a birth comes after other messages of the same connection
 
-Mark = tuple[int, int]  # boot and newest sequence that were heard
+Mark = tuple[int, int]  # boot and newest sequence of a device's messages
 
 
 @dataclass
 class LastWills:
-    seconds: float  # without a sign of life
+    seconds: float  # without a message, after which a suspect device has left
     counted: Counter[tuple[str, str]] = field(default_factory=Counter)  # device, outcome
-    _open: dict[str, tuple[float, Mark]] = field(default_factory=dict)  # since when, and what had been heard
-    _there: dict[str, float] = field(default_factory=dict)  # since when, with no birth yet
-    _refuted: list[str] = field(default_factory=list)  # and not told of
+    # Suspect devices: since when, and the newest message until then.
+    _suspects: dict[str, tuple[float, Mark]] = field(default_factory=dict)
+    _awaiting_birth: dict[str, float] = field(default_factory=dict)  # heard from again, since when
+    _refuted: list[str] = field(default_factory=list)  # not reported yet
 
     @property
     def wake_at(self) -> float:
-        left = min((since for since, _ in self._open.values()), default=float("inf")) + self.seconds
+        left = min((since for since, _ in self._suspects.values()), default=float("inf")) + self.seconds
         if self._refuted:
             return 0.0
-        return min(left, min(self._there.values(), default=float("inf")) + BIRTH_SECONDS)
+        return min(left, min(self._awaiting_birth.values(), default=float("inf")) + BIRTH_SECONDS)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._suspects)
 
     def received(self, device: str, heard: Mark, now: float) -> bool:
-        """Whether it is new: said again, a will neither ends a doubt nor prolongs it."""
-        if device in self._open:
+        """Whether its device becomes suspect: while it is, a repeated will changes nothing."""
+        if device in self._suspects:
             return False
-        if device in self._there:  # another, and no birth since the one before
+        if device in self._awaiting_birth:  # its second will without a birth between them
             self._refute(device)
-        self._open[device] = (now, heard)
+        self._suspects[device] = (now, heard)
         return True
 
     def heard_from(self, device: str, heard: Mark, now: float) -> None:
-        """Whatever new has been heard of a device in doubt settles that."""
-        if device not in self._open or heard <= self._open[device][1]:
+        """Any new message of a suspect device clears it."""
+        if device not in self._suspects or heard <= self._suspects[device][1]:
             return
-        _, (boot, _) = self._open[device]
+        _, (boot, _) = self._suspects[device]
         if heard[0] > boot:
             self.resolve(device, RETURNED)
         else:
-            del self._open[device]
-            self._there[device] = now
+            del self._suspects[device]
+            self._awaiting_birth[device] = now
 
     def take_refuted(self, now: float) -> list[str]:
-        """Who was there all the time, as no birth of it has come."""
-        found = [device for device, since in self._there.items() if now >= since + BIRTH_SECONDS]
+        """Devices that were connected all the time, as no birth of theirs has come."""
+        found = [device for device, since in self._awaiting_birth.items() if now >= since + BIRTH_SECONDS]
         for device in found:
             self._refute(device)
-        told, self._refuted = self._refuted, []
-        return told
+        refuted, self._refuted = self._refuted, []
+        return refuted
 
     def _refute(self, device: str) -> None:
-        del self._there[device]
+        del self._awaiting_birth[device]
         self.counted[device, REFUTED] += 1
         self._refuted.append(device)
 
     def resolve(self, device: str, outcome: str) -> float | None:
-        """Since when it was in doubt; None where it was not, or is not any more."""
-        if self._there.pop(device, None) is not None:
+        """Since when it was suspect; None if it is not."""
+        if self._awaiting_birth.pop(device, None) is not None:
             self.counted[device, outcome] += 1
-        if (doubt := self._open.pop(device, None)) is None:
+        if (suspect := self._suspects.pop(device, None)) is None:
             return None
         self.counted[device, outcome] += 1
-        return doubt[0]
+        return suspect[0]
 
     def timed_out(self, now: float) -> dict[str, float]:
-        """Of whom nothing was heard for too long, and since when."""
-        gone = {device: since for device, (since, _) in self._open.items() if now >= since + self.seconds}
+        """Suspect devices of which nothing was heard for too long, and since when."""
+        gone = {device: since for device, (since, _) in self._suspects.items() if now >= since + self.seconds}
         for device in gone:
             self.resolve(device, LEFT)
         return gone

@@ -1,7 +1,7 @@
-"""What a device may say of itself: every number that it can claim has a bound here, or one in its method's wants.
+"""What a device may claim: each number that it sends has a bound here or in its method's wants.
 
-Nobody can check how many images a device has. So claims are bounded, and must agree with each other: an answer
-stands on no more examples than its device has stated, and neither do the counts in it.
+Nobody can check how many images a device has. So claims are bounded, and must agree with each other: an answer counts
+no more examples than its device's hello has stated, and neither do the counts in it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ Outlier = Annotated[float, Within(2, LARGEST_FACTOR, also=((0, "off"),))]
 class Limits:
     """The [limits] table: what one device may claim, and what answers may take of the disk."""
 
-    examples: Examples = (
-        1_000_000  # of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload
-    )
+    # Of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload.
+    examples: Examples = 1_000_000
     answer_bytes: AnswerBytes = 1 << 30  # one answer, however much the method would take
     spool_bytes: PositiveBytes = (
         16 << 30
     )  # answers on the disk, with what is reserved for those that are coming
-    domains: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # domain -> names or patterns of the devices that share it
+    # Domain -> names or patterns of the devices that share it.
+    domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others
     outlier: Outlier = 100.0  # so many times its cohort's median, an array's answer is put aside; 0: none is
 

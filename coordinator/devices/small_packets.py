@@ -1,7 +1,7 @@
-"""Packets that have become too small for a manifest, which has to be an object then, and devices that take none so.
+"""A broker's packet limit below a manifest's size: the manifest is sent as an object, which old devices cannot read.
 
-A refusal ends them, so for one CONNACK nobody is sent away: the broker is tried again. A limit that lasts is no slip,
-and where the others are enough they go on: one device, however little it says it can, keeps nobody from a broker.
+Refusing those devices is final, so one CONNACK is no reason for it: the broker is tried again. If the limit stays,
+the run goes on without them where the others make a quorum: one old device keeps no run from a broker.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class SmallPackets:
     def manifests_may_be_objects(
         self, present: Collection[str], can: Mapping[str, Collection[str]], now: float
     ) -> bool:
-        """Whether a manifest may be an object from now on. Who has left is not asked.
+        """Whether a manifest may be an object from now on. Devices that have left have no say.
 
-        All that can count as the others, be they there or not: who comes back is not heard before there is a
-        connection, and who is there may have gone in the meantime.
+        The others that can read it count whether present or not: without a connection nobody knows who has come
+        back, or has left in the meantime.
         """
         unable = {device for device in present if forms.MANIFEST not in can.get(device, (forms.MANIFEST,))}
         able = {device for device, said in can.items() if forms.MANIFEST in said}.union(present) - unable

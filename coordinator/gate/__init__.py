@@ -1,4 +1,4 @@
-"""Whether an answer that is offered is worth fetching, and what room there is for it.
+"""Whether an offered answer is fetched, and the space that is reserved for it on the disk.
 
 May import: coordinator.devices, coordinator.round, coordinator.spool, methods.contract, protocol.*.
 """

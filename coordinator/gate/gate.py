@@ -1,4 +1,4 @@
-"""Decides, before a byte of an answer is fetched, whether it is worth it, and reserves its space on the disk."""
+"""Decides whether an offered answer is fetched, before any byte of it is, and reserves its space on the disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from protofleet.coordinator.devices.limits import Limits, update_problem
 from protofleet.coordinator.gate.reservations import Reservations
-from protofleet.coordinator.gate.shares import Offer, who_yields
+from protofleet.coordinator.gate.shares import Offer, offers_to_drop
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.round.reader import MachineReader
 from protofleet.coordinator.spool.spool import Spool
@@ -20,7 +20,7 @@ from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
 
 
 class Transfers(Protocol):
-    """The answers that are being fetched: the link has them."""
+    """The answers that the link is fetching."""
 
     def is_silent(self, device: str) -> bool: ...
 
@@ -46,7 +46,7 @@ class Contradiction:
 
 @dataclass(frozen=True, slots=True)
 class NotAsked:
-    """It answers another question than the open one, or its device has answered that."""
+    """It answers another question than the open one, or its device has answered that one."""
 
 
 Decision: TypeAlias = Fetch | Refuse | Contradiction | NotAsked
@@ -57,30 +57,30 @@ class Gate:
         self, limits: Limits, machine: MachineReader, spool: Spool, members: Mapping[str, Member],
         transfers: Transfers, unwritten: Sized,
     ) -> None:  # fmt: skip
-        """`unwritten`: what waits for the disk. While there is any, nothing new is fetched."""
+        """`unwritten`: commands that wait for the disk. While there are any, nothing new is fetched."""
         self.limits, self._machine, self._spool = limits, machine, spool
         self._members, self._transfers, self._unwritten = members, transfers, unwritten
-        self._most = 0  # bytes that an answer may have
-        self._cohort = 1  # devices that were asked
+        self._max_size = 0  # bytes of an answer
+        self._cohort_size = 1
         self._stored = 0  # bytes of answers on the disk when the question was opened
         self._reserved = Reservations()
-        self._turned_away: set[str] = set()  # devices that have found no room on the disk
+        self._turned_away: set[str] = set()  # devices for whose answer the disk had no space
         self._refused: dict[str, Problem] = {}  # devices whose answer can never be used, and why
 
     def open(self, ask: Ask, cohort: int) -> None:
-        self._most = min(most_bytes(ask.wants), self.limits.answer_bytes)
-        self._refused, self._reserved, self._cohort = {}, Reservations(), max(1, cohort)
+        self._max_size = min(most_bytes(ask.wants), self.limits.answer_bytes)
+        self._refused, self._reserved, self._cohort_size = {}, Reservations(), max(1, cohort)
         self._turned_away = set()
         self._stored = self._spool.bytes_of_answers()
 
     def asks(self, update: Update) -> bool:
-        """Whether it answers the open question, and no answer of its device to that is in."""
+        """Whether it answers the open question, and no answer of its device to that is accepted."""
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
         return m.stage is Stage.COLLECTING and open_to_it and m.was_asked(device) and device not in m.answered
 
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
-        """Raises NoRoom or Rejected where it can be said again later."""
+        """Raises NoRoom or Rejected if the device can offer it again later."""
         if self.asks(update):
             self._spool.check_claim()
             if problem := self._problem_with(update, size):
@@ -90,12 +90,12 @@ class Gate:
             self.reserve(update.device, size)
             return Fetch()
         if self._spool.has_other_answer(update.round, update.phase, update.device, update.base, name):
-            words = "another answer to this question is in already"
-            return Contradiction(Problem(Reason.EQUIVOCATION, words))
+            message = "another answer to this question is in already"
+            return Contradiction(Problem(Reason.EQUIVOCATION, message))
         return NotAsked()
 
     def completed(self, device: str) -> None:
-        """Its answer is fetched: from now on it keeps its space."""
+        """Its answer is fetched, and keeps its space from now on."""
         self._reserved.completed(device)
 
     def refused(self, device: str, problem: Problem) -> None:
@@ -105,19 +105,21 @@ class Gate:
 
     def _problem_with(self, update: Update, size: int) -> Problem | None:
         if refused := self._refused.get(update.device):
-            return refused  # one question, one answer: there is no second try
-        if size > self._most:
-            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._most} were asked for")
+            return refused  # a device has one try at each question
+        if size > self._max_size:
+            return Problem(Reason.TOO_LARGE, f"{size} bytes, at most {self._max_size} were asked for")
         return update_problem(update, self._members[update.device])
 
     def reserve(self, device: str, size: int) -> None:
-        """Without space the frame is rejected, and the device says its answer again later."""
+        """If there is no space the frame is rejected, and the device offers its answer again later."""
         if self._lacking(device, size) > 0:
             self._spool.free_space()
             self._stored = max(0, self._spool.bytes_of_answers() - self._reserved.total)
         if (lacking := self._lacking(device, size)) > 0:
-            unfinished = {d: Offer(n, self._transfers.is_silent(d)) for d, n in self._coming(device).items()}
-            for other in who_yields(size, lacking, self._share, unfinished):
+            unfinished = {
+                d: Offer(n, self._transfers.is_silent(d)) for d, n in self._unfinished(device).items()
+            }
+            for other in offers_to_drop(size, lacking, self._share, unfinished):
                 self._transfers.give_up(other)
                 self._reserved.free(other)
         if self._lacking(device, size) > 0:
@@ -125,45 +127,47 @@ class Gate:
         self._reserved.reserve(device, size)
         self._turned_away.discard(device)
 
-    def _coming(self, device: str) -> dict[str, int]:
-        """Bytes reserved for other devices, whose answers are not complete."""
+    def _unfinished(self, device: str) -> dict[str, int]:
+        """Bytes reserved for other devices' answers that are not complete."""
         return {d: n for d, n in self._reserved.unfinished.items() if d != device}
 
     def _lacking(self, device: str, size: int) -> int:
-        """Bytes that are missing for it, on the disk or in what the limit leaves of it; none: 0 or less."""
-        spare, room = self._spare(device), self._room
-        if min(spare, room - self._reserved.unfinished_beside(device)) >= size:
-            return 0  # without a look at what has come of each
-        return size - min(spare, self._free(device))
+        """Bytes that are missing for its answer, on the disk or within limits.spool_bytes; 0 or less: none."""
+        within_limit = self._within_limit(device)
+        if min(within_limit, self._room - self._reserved.unfinished_beside(device)) >= size:
+            return 0  # without looking up how much of each is received
+        return size - min(within_limit, self._free(device))
 
-    def _spare(self, device: str) -> int:
+    def _within_limit(self, device: str) -> int:
+        """What limits.spool_bytes leaves for its answer."""
         return self.limits.spool_bytes - self._stored - self._reserved.beside(device)
 
     def _free(self, device: str) -> int:
-        """Less what others have promised, and what the round's end will write; with what came of its own."""
-        coming = self._coming(device)
-        written = {d: self._spool.bytes_of_unfinished(d) for d in (*coming, device)}
-        promised = sum(max(0, n - written[d]) for d, n in coming.items())
-        return self._room - promised + written[device]
+        """What the disk has for its answer: not what is reserved for others, but what is received of it already."""
+        others = self._unfinished(device)
+        received = {d: self._spool.bytes_of_unfinished(d) for d in (*others, device)}
+        reserved = sum(max(0, n - received[d]) for d, n in others.items())
+        return self._room - reserved + received[device]
 
     @property
     def _room(self) -> int:
+        """On the disk, less what the next save will write."""
         return max(0, self._spool.disk.free_bytes(self._spool.folder) - self._spool.bytes_of_a_save)
 
     @property
     def _share(self) -> int:
-        """Of each device that was asked, in what there is for all of their answers."""
-        written = sum(self._spool.bytes_of_unfinished(d) for d in self._reserved.unfinished)
-        on_disk = self._room + written + self._reserved.complete
-        return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort
+        """Bytes for each device of the cohort, if all answers get the same."""
+        received = sum(self._spool.bytes_of_unfinished(d) for d in self._reserved.unfinished)
+        on_disk = self._room + received + self._reserved.complete
+        return min(self.limits.spool_bytes - self._stored, on_disk) // self._cohort_size
 
     def _no_room(self, device: str, size: int) -> Rejected:
-        if (spare := self._spare(device)) < size:
-            most, beside = self.limits.spool_bytes, self.limits.spool_bytes - spare
-            message = f"{size} bytes of {device} beside {beside}; limits.spool_bytes is {most}"
+        limit, within_limit = self.limits.spool_bytes, self._within_limit(device)
+        if within_limit < size:
+            message = f"{size} bytes of {device} beside {limit - within_limit}; limits.spool_bytes is {limit}"
             return Rejected(Reason.NO_ROOM, message)
         message = f"{size} bytes of {device} are offered, {max(0, self._free(device))} are free"
         self._turned_away.add(device)
-        if len(self._turned_away) < min(2, self._cohort):  # one device's word makes no full disk
+        if len(self._turned_away) < min(2, self._cohort_size):  # one device alone does not make the disk full
             return Rejected(Reason.NO_ROOM, message)
         return NoRoom(message)

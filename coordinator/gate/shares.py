@@ -1,8 +1,8 @@
-"""Whose offers make way where the room for answers is short: no offer may keep another device's answer out.
+"""Which reserved offers are dropped where the space for answers is short: none may keep another device's answer out.
 
-An offer is a promise: it has its room from when it is made, so that what is fetched never fills the disk. Who
-promises and sends nothing yields to anybody, and who promises more than its share to whoever asks for less. An answer
-that is here yields to none. So whoever asks for no more than its share has it, whatever others have promised.
+Space is reserved when an answer is offered, so that what is fetched never fills the disk. The offer of a device that
+then sends nothing can be dropped for any other; an offer above its device's share, for a smaller one. An answer that
+is complete is never dropped. So a device that offers no more than its share always gets it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Of an answer that is not here yet."""
+    """An answer that is not complete yet."""
 
     size: int
-    silent: bool  # it was asked for again and again and nothing came, or its device has left
+    silent: bool  # nothing came however often it was asked for, or its device has left
 
 
-def who_yields(size: int, lacking: int, share: int, offers: Mapping[str, Offer]) -> list[str]:
-    """So that an offer of this size, which lacks so many bytes, finds room. Nobody, where that would not do."""
-    may = [device for device, offer in offers.items() if offer.silent or offer.size > max(share, size)]
-    may.sort(key=lambda device: (not offers[device].silent, -offers[device].size, device))
-    for number in range(1, len(may) + 1):
-        if sum(offers[device].size for device in may[:number]) >= lacking:
-            return may[:number]
+def offers_to_drop(size: int, lacking: int, share: int, offers: Mapping[str, Offer]) -> list[str]:
+    """The devices whose offers make room for one of this size, which lacks so many bytes; none if that is too few."""
+    droppable = [device for device, offer in offers.items() if offer.silent or offer.size > max(share, size)]
+    droppable.sort(key=lambda device: (not offers[device].silent, -offers[device].size, device))
+    for number in range(1, len(droppable) + 1):
+        if sum(offers[device].size for device in droppable[:number]) >= lacking:
+            return droppable[:number]
     return []

@@ -97,7 +97,7 @@ def add_unban(commands: Subparsers) -> None:
 
 def unban(options: argparse.Namespace) -> int:
     """A running coordinator looks for it once a second, any other when it starts."""
-    from protofleet.coordinator.devices.bans import bans_in, lift, words_of
+    from protofleet.coordinator.devices.bans import bans_in, describe_ban, lift
     from protofleet.protocol.settings.reader import SettingsError
 
     folder = options.folder / "coordinator"
@@ -105,7 +105,7 @@ def unban(options: argparse.Namespace) -> int:
         raise SettingsError(f"{options.folder} is no folder of a run: there is no {folder}")
     banned = bans_in(folder)
     if not options.name:
-        lines = [f"{name}: {words_of(ban)}" for name, ban in banned.items()]
+        lines = [f"{name}: {describe_ban(ban)}" for name, ban in banned.items()]
         print("\n".join(lines) or f"no device is banned in {options.folder}")
         return 0
     if options.name not in banned:

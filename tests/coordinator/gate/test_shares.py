@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.coordinator.gate.shares import Offer, who_yields
+from protofleet.coordinator.gate.shares import Offer, offers_to_drop
 
 OFFERS = st.dictionaries(
     st.text("abcdef", min_size=1, max_size=2),
@@ -14,18 +14,18 @@ OFFERS = st.dictionaries(
 
 def test_who_sends_nothing_yields_first_and_then_who_offers_most():
     offers = {"a": Offer(50, False), "b": Offer(10, True), "c": Offer(60, False), "d": Offer(5, False)}
-    assert who_yields(8, 5, 20, offers) == ["b"]
-    assert who_yields(8, 15, 20, offers) == ["b", "c"]
-    assert who_yields(8, 100, 20, offers) == ["b", "c", "a"]
+    assert offers_to_drop(8, 5, 20, offers) == ["b"]
+    assert offers_to_drop(8, 15, 20, offers) == ["b", "c"]
+    assert offers_to_drop(8, 100, 20, offers) == ["b", "c", "a"]
 
 
 def test_nobody_yields_where_that_would_not_do():
-    assert who_yields(8, 200, 20, {"a": Offer(50, False), "b": Offer(10, True)}) == []
+    assert offers_to_drop(8, 200, 20, {"a": Offer(50, False), "b": Offer(10, True)}) == []
 
 
 def test_of_two_that_want_the_same_the_first_keeps_it():
-    assert who_yields(50, 10, 20, {"a": Offer(50, False)}) == []
-    assert who_yields(50, 10, 20, {"a": Offer(50, True)}) == ["a"]
+    assert offers_to_drop(50, 10, 20, {"a": Offer(50, False)}) == []
+    assert offers_to_drop(50, 10, 20, {"a": Offer(50, True)}) == ["a"]
 
 
 @given(OFFERS, st.integers(6, 1000))
@@ -38,6 +38,6 @@ def test_whoever_asks_for_no_more_than_its_share_has_it_whatever_others_have_pro
             taken[device] = offer
     lacking = sum(o.size for o in taken.values()) + share - room
     if lacking > 0:
-        gone = who_yields(share, lacking, share, taken)
+        gone = offers_to_drop(share, lacking, share, taken)
         assert sum(taken[d].size for d in gone) >= lacking
         assert all(taken[d].silent or taken[d].size > share for d in gone)

@@ -1,0 +1,122 @@
+"""What the gate returns: a message that offers an answer, the state of the run, and the decision."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.devices.limits import Limits
+from protofleet.coordinator.gate.gate import Contradiction, Fetch, Gate, NotAsked, Refuse
+from protofleet.coordinator.round.events import Advanced, Answered, Joined
+from protofleet.coordinator.round.machine import RoundMachine
+from protofleet.coordinator.round.policy import Policy
+from protofleet.coordinator.spool.index import FencedError
+from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.methods.contract.base import Ask, Member
+from protofleet.methods.contract.wants import TensorSpec
+from protofleet.protocol.storage.disk import NoRoom
+from protofleet.protocol.wire.messages import Update
+from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
+
+BASE, NAME, OTHER = b"b" * 32, b"n" * 32, b"o" * 32
+OFFER = Update("a", 1, "train", 5, BASE)
+BROKEN = Problem(Reason.NOT_FINITE, "w is not finite")
+
+
+class State:
+    """Two devices are asked to train; each method is something that has happened since."""
+
+    def __init__(self, folder):
+        self.folder, self.unwritten = folder, []
+        self.spool = Spool(folder, durable=False)
+        self.spool.start_run("spring", "{}", 1)
+        self.machine = RoundMachine(Policy(quorum=2, settle_seconds=0.0), rounds=1)
+        members = {device: Member(device, 5, ()) for device in "ab"}
+        self.gate = Gate(Limits(), self.machine, self.spool, members, self, self.unwritten)
+        for device in members:
+            self.machine.handle(Joined(device), 0.0)
+
+    def is_silent(self, device):
+        return False
+
+    def asked(self):
+        self.machine.handle(Advanced("train", BASE), 0.0)
+        self.gate.open(Ask("train", wants={"w": TensorSpec((10,))}), 2)
+
+    def answered(self):
+        self.asked()
+        self.machine.handle(Answered("a", 1, "train", BASE), 1.0)
+        self.spool.accept(1, "train", Accepted("a", BASE, NAME, 5, {}))
+
+    def refused(self):
+        self.asked()
+        self.gate.refused("a", BROKEN)
+
+    def the_disk_is_full(self):
+        self.asked()
+        self.unwritten.append("a command")
+
+    def the_limit_is_reached(self):
+        self.asked()
+        self.gate.limits = Limits(answer_bytes=1, spool_bytes=1)
+
+    def another_coordinator_took_over(self):
+        self.asked()
+        later = Spool(self.folder, durable=False)
+        later.start_run("spring", "{}", 2)
+        later.close()
+
+
+@pytest.fixture
+def state(tmp_path):
+    state = State(tmp_path)
+    yield state
+    state.spool.close()
+
+
+@pytest.mark.parametrize(
+    "before, offer, size, name, decision",
+    [
+        (State.asked, OFFER, 40, NAME, Fetch()),
+        (State.asked, replace(OFFER, round=2), 40, NAME, NotAsked()),
+        (State.asked, replace(OFFER, phase="align"), 40, NAME, NotAsked()),
+        (State.asked, replace(OFFER, base=OTHER), 40, NAME, NotAsked()),
+        (State.asked, replace(OFFER, device="c"), 40, NAME, NotAsked()),
+        (lambda state: None, OFFER, 40, NAME, NotAsked()),
+        (State.answered, OFFER, 40, NAME, NotAsked()),
+        (State.answered, OFFER, 40, OTHER, Contradiction),
+        (State.answered, replace(OFFER, base=OTHER), 40, OTHER, NotAsked()),
+        (State.answered, replace(OFFER, device="b"), 40, OTHER, Fetch()),
+        (State.refused, OFFER, 40, NAME, Refuse(BROKEN)),
+        (State.asked, OFFER, 1 << 20, NAME, Reason.TOO_LARGE),
+        (State.asked, replace(OFFER, examples=6), 40, NAME, Reason.BAD_CLAIM),
+        (State.asked, replace(OFFER, metrics={"accuracy.test": 2.0}), 40, NAME, Reason.BAD_CLAIM),
+    ],
+)
+def test_the_decision_follows_from_the_message_and_the_state_of_the_run(
+    state, before, offer, size, name, decision
+):
+    before(state)
+    match state.gate.decide(offer, size, name), decision:
+        case Refuse(problem), Reason():
+            assert problem.reason is decision
+        case Contradiction(problem), type():
+            assert problem.reason is Reason.EQUIVOCATION
+        case found, _:
+            assert found == decision
+
+
+@pytest.mark.parametrize(
+    "before, error",
+    [
+        (State.the_disk_is_full, NoRoom),
+        (State.the_limit_is_reached, Rejected),
+        (State.another_coordinator_took_over, FencedError),
+    ],
+)
+def test_nothing_is_decided_where_the_device_may_offer_it_again_or_the_run_goes_on_elsewhere(
+    state, before, error
+):
+    before(state)
+    with pytest.raises(error) as raised:
+        state.gate.decide(OFFER, 40, NAME)
+    assert raised.type is error
