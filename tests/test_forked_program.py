@@ -28,6 +28,10 @@ def test_it_has_its_own_log_and_its_exit_code_is_told(tmp_path):
     assert first == "before" and "nowhere.toml" in second
 
 
+def test_its_log_can_be_read_from_the_start(waiting, tmp_path):
+    assert (tmp_path / "log").read_text() == ""
+
+
 def test_it_runs_in_a_session_of_its_own_with_torch_in_its_memory(waiting):
     while os.getsid(waiting.pid) != waiting.pid:  # what it does first
         assert waiting.poll() is None

@@ -21,8 +21,11 @@ def killed_after(f, process, rounds):
     f.wait_until(lambda: len(f.rounds()) >= at + 3, "rounds without it")
 
 
+# Not forked: a device that starts again within its second has the boot of the one that was killed.
 def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is_broadcast(tmp_path):
-    with Federation(tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE) as f:
+    with Federation(
+        tmp_path, "one", "two", method={"name": "singleset"}, rounds=100_000, policy=ALONE, forked=False
+    ) as f:
         coordinator, mine = f.coordinator(), folder_of(f, "one")
         one, _ = f.device("one"), f.device("two")
         f.wait_until(lambda: (mine / "device.previous.json").exists(), "an answer of its own")
@@ -52,7 +55,9 @@ def test_an_older_copy_of_a_devices_folder_is_said_and_counted_though_nothing_is
 
 
 def test_a_device_that_has_lost_its_state_and_the_broadcast_behind_it_ends_in_one_line(tmp_path):
-    with Federation(tmp_path, "one", "two", method={"name": "fedpall"}, rounds=100_000, policy=ALONE) as f:
+    with Federation(
+        tmp_path, "one", "two", method={"name": "fedpall"}, rounds=100_000, policy=ALONE, forked=False
+    ) as f:
         coordinator = f.coordinator()
         one, _ = f.device("one"), f.device("two")
         previous = folder_of(f, "one") / "device.previous.json"

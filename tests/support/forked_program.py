@@ -32,6 +32,7 @@ class ForkedProgram:
     """`protofleet ARGUMENTS`, asked and told as a subprocess.Popen is."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
+        log.touch()  # it is read from now on
         told = list(arguments), log, dict(os.environ)
         self._process = CONTEXT.Process(target=run, args=told, daemon=True)
         self._process.start()
