@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Final
 
+from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.command_queue import CommandQueue
 from protofleet.coordinator.context import ProcessContext
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.gate.gate import Contradiction, Fetch, Gate, NotAsked, Refuse
+from protofleet.coordinator.gate.gate import Gate
 from protofleet.coordinator.observe.isolation import Isolation
-from protofleet.coordinator.observe.measured import counted
 from protofleet.coordinator.observe.view import Observer, RunView
 from protofleet.coordinator.participants import Participants
 from protofleet.coordinator.question import OpenQuestion
@@ -20,7 +19,6 @@ from protofleet.coordinator.round.events import (
     Accept,
     Advance,
     Advanced,
-    Answered,
     Blame,
     Blamed,
     Close,
@@ -32,7 +30,6 @@ from protofleet.coordinator.round.events import (
     Finish,
     Forget,
     PutAside,
-    Recovered,
     Repeat,
     Rollback,
     Save,
@@ -41,16 +38,16 @@ from protofleet.coordinator.round.events import (
     Woke,
 )
 from protofleet.coordinator.round.machine import RoundMachine
-from protofleet.coordinator.server.culprits import FailedRound
+from protofleet.coordinator.server.culprits import CulpritSearch, FailedRound
 from protofleet.coordinator.server.runner import ServerRunner, Step
-from protofleet.coordinator.spool.spool import Accepted, SavedRound, Spool
-from protofleet.methods.contract.bridge import LazyPayload, to_numpy
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.arrays import parts
-from protofleet.protocol.wire.messages import Finished, Receipt, Update
-from protofleet.protocol.wire.reasons import Problem, Reason, Rejected
+from protofleet.protocol.wire.messages import Finished, Update
+from protofleet.protocol.wire.reasons import Reason
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -66,15 +63,19 @@ class Run:
         self._context, self._link = context, context.link
         self.queue = CommandQueue(spool, self.perform)
         self.server_runner = ServerRunner(plan, spool, machine.rounds, self.limits.outlier)
+        self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
         feature_size = self.server_runner.server.model.embedding_size
         self.participants = Participants(
             plan, context, machine, spool, self.question, self.limits, class_names, feature_size, self.happen
         )
         self.gate = Gate(self.limits, machine, spool, self.participants.members, self._link, self.queue)
+        self.answer_receiver = AnswerReceiver(
+            spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
+            self._tell_of_answer,
+        )  # fmt: skip
         self.diverged = ""  # why, where the run has come to nothing
         self._resumed = False
-        self._fetched: dict[str, Accepted] = {}  # answers on the disk that are not accepted yet
         self._advancing: Advance | None = None  # what the worker is at
         self._too_large: Step | None = None  # its broadcast goes through no broker that there was since
         self.isolation = Isolation(context.clock)
@@ -153,60 +154,15 @@ class Run:
         if ended:
             self.queue.add(commands, now)
 
+    def _tell_of_answer(self, update: Update) -> None:
+        for observer in self.observers:
+            self.isolation.call(observer.answered, self.view, update, self._context.now)
+
     def _set_heartbeat(self, now: float) -> None:
         if self.machine.stage in WAITS:
             self._context.heartbeat.waits(now)
         else:
             self._context.heartbeat.waits_for_nobody()
-
-    # Answers: what the link asks before it fetches one, and what becomes of it.
-
-    def asks(self, update: Update) -> bool:
-        return self.gate.asks(update)
-
-    def admit(self, update: Update, size: int, name: bytes) -> bool:
-        """Whether to fetch it."""
-        device = update.device
-        match self.gate.decide(update, size, name):
-            case Fetch():
-                return True
-            case Refuse(problem):
-                self._refuse(update, problem)
-            case Contradiction(problem):
-                self.perform(Drop(device, update.round, update.phase, "refused", problem))
-            case NotAsked():
-                self.participants.answered_no_question(device, update.round)
-                self._judged(update, None)
-        return False
-
-    def unusable(self, update: Update, fault: Rejected) -> None:
-        """Its bytes cannot be used."""
-        self.spool.check_claim()
-        self._refuse(update, Problem(fault.reason, str(fault)))
-
-    def answered(self, update: Update, name: bytes) -> None:
-        """It is fetched."""
-        assert self.question.ask is not None, "an answer is fetched only while something is asked"
-        self.gate.completed(update.device)
-        examples = self.participants.members[update.device].examples
-        if problem := self.question.ask.problem_with(LazyPayload(update.arrays), examples, self.limits.norm):
-            self.spool.discard_answer(update.device, name)
-            self._refuse(update, problem)
-            return
-        update = replace(update, metrics=counted(update.metrics, self.participants.measures))
-        self._fetched[update.device] = Accepted(
-            update.device, update.base, name, update.examples, update.metrics
-        )
-        for observer in self.observers:
-            self.isolation.call(observer.answered, self.view, update, self._context.now)
-        self._judged(update, None)
-
-    def _refuse(self, update: Update, problem: Problem) -> None:
-        self.gate.refused(update.device, problem)
-        self._judged(update, problem)
-
-    def _judged(self, update: Update, problem: Problem | None) -> None:
-        self.happen(Answered(update.device, update.round, update.phase, update.base, problem))
 
     # Commands of the machine.
 
@@ -243,15 +199,12 @@ class Run:
                 self._end()
             case Close(round, phase, devices):
                 self.spool.close_phase(round, phase, devices)
-            case Accept():
-                self._accept(command)
+            case Accept(device, round, phase):
+                self.answer_receiver.accept(device, round, phase)
             case Repeat(device, round, phase, problem):
-                verdict, reason = ("refused", problem.message) if problem else ("accepted", "")
-                self._link.send(device, Receipt(round, phase, verdict, reason))
-            case Drop(device, round, phase, verdict, problem):
-                self._fetched.pop(device, None)
-                self._link.meter.rejected[problem.reason] += 1
-                self._link.send(device, Receipt(round, phase, verdict, problem.message))
+                self.answer_receiver.repeat_receipt(device, round, phase, problem)
+            case Drop():
+                self.answer_receiver.drop(command)
             case Send(device, round, phase, seconds):
                 self.question.send_to(device, round, phase, seconds, self._context.connected)
             case Dismiss(device):
@@ -267,14 +220,6 @@ class Run:
         self.spool.save(
             save.round, save.attempt, save.cohort, saved, self.server_runner.state(), roster, domains
         )
-
-    def _accept(self, accept: Accept) -> None:
-        device, round, phase = accept.device, accept.round, accept.phase
-        last_heard, holder = self._link.last_heard(device), self._link.holder_of(device)
-        self.spool.accept(round, phase, self._fetched[device], last_heard, holder)
-        self.question.device_answered(device, self._fetched.pop(device).object)
-        self._link.rate_limiter.frame_was_useful(device)
-        self._link.send(device, Receipt(round, phase, "accepted"))
 
     def _put_aside(self, command: PutAside) -> None:
         log.error(
@@ -337,34 +282,17 @@ class Run:
             self._link.meter.rejected[Reason.OUT_OF_BOUNDS] += 1
 
     def _blame(self, blame: Blame) -> None:
-        trial, past = None, Recovered(blame.round, 0, ())
-        if kept := self.spool.saved_round(blame.round):
-            if self.spool.damaged_answers:
-                self.spool.delete_damaged_answers()
-            past = kept.recovered
-            self.participants.restore(kept.members)  # also of devices that left before this process began
-            trial = self._trial(kept)
+        failed = None
+        if saved := self.spool.saved_round(blame.round):
+            self.participants.restore(saved.members)  # also of devices that left before this process began
+            next_cohort = None if blame.round == self.machine.round else self.machine.cohort
+            failed = FailedRound.load(self.spool, saved, self.participants.members, next_cohort)
+        self._context.worker.submit(lambda: self.culprit_search.find(blame, failed), self._blamed)
 
-        def blamed(found: Blamed | Exception) -> None:
-            if isinstance(found, Exception):
-                raise found
-            self.happen(found)
-
-        self._context.worker.submit(lambda: self.server_runner.blamed(past, blame, trial), blamed)
-
-    def _trial(self, kept: SavedRound) -> FailedRound:
-        past, in_hand, members = (
-            kept.recovered,
-            kept.recovered.round == self.machine.round,
-            self.participants.members,
-        )
-        known = {phase: self.spool.answers(past.round, phase) for phase in past.closed}
-        closed = {
-            phase: {d: known[phase][d] for d in devices if d in known[phase]}
-            for phase, devices in past.closed.items()
-        }
-        then = None if in_hand else [members[d] for d in self.machine.cohort]
-        return FailedRound(past.round, kept.state, [members[d] for d in past.cohort], closed, then, in_hand)
+    def _blamed(self, found: Blamed | Exception) -> None:
+        if isinstance(found, Exception):
+            raise found
+        self.happen(found)
 
     # The broker's largest packet.
 

@@ -26,7 +26,7 @@ class CoordinatorService:
         self.context, self.run, self.link = context, run, context.link
         self.finished = False
         self.link.remember(run.spool.last_heard())
-        self.link.admission_controller = run
+        self.link.admission_controller = run.answer_receiver
         self.link.error_scope, self.link.rate_limiter.on_flood = context.error_boundary.around, self._flooded
 
     @property
@@ -195,7 +195,7 @@ class CoordinatorService:
                 self.context.departures.left(device, reason, may_log, run_is_over=over)
                 participants.said_goodbye(device, reason)
             case Update() as update:
-                self.run.answered(update, received.object)
+                self.run.answer_receiver.fetched(update, received.object)
 
     def _is_stale(self, leave: Received) -> bool:
         return self.context.departures.is_stale(leave, self.link.last_heard(leave.sender)[1])

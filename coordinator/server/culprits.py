@@ -13,12 +13,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from protofleet.coordinator.server.outliers import Outlier
+from protofleet.coordinator.round.events import Blame, Blamed, Recovered
+from protofleet.coordinator.server.outliers import Outlier, farthest, sizes_by_device, worst
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.index import RunMismatchError
-from protofleet.coordinator.spool.spool import Accepted
+from protofleet.coordinator.spool.spool import Accepted, SavedRound, Spool
 from protofleet.methods.contract.base import Ask, Member
-from protofleet.methods.contract.bridge import to_numpy, to_torch
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy, to_torch
 from protofleet.methods.contract.liveness import report_progress
 from protofleet.protocol.wire.messages import Arrays
 from protofleet.protocol.wire.reasons import Rejected
@@ -33,12 +34,32 @@ Works = Callable[[frozenset[str]], bool]
 class FailedRound:
     """A round that came to nothing, as the disk has it."""
 
-    round: int
+    past: Recovered
     state: Arrays  # of the server half, when the round began
     members: Sequence[Member]
     closed: Mapping[str, Mapping[str, Accepted]]  # phase -> device -> answer, in the order of the phases
-    then: Sequence[Member] | None = None  # of the next round, where it is its beginning that fails
-    in_hand: bool = False  # so its devices can still be asked a later phase once more
+    # Of the next round, where it is its beginning that fails. None: the failed round is the one in hand, so its
+    # devices can still be asked a later phase once more.
+    next_members: Sequence[Member] | None
+
+    @staticmethod
+    def load(
+        spool: Spool, saved: SavedRound, members: Mapping[str, Member], next_cohort: Sequence[str] | None
+    ) -> FailedRound:
+        if spool.damaged_answers:
+            spool.delete_damaged_answers()
+        past = saved.recovered
+        known = {phase: spool.answers(past.round, phase) for phase in past.closed}
+        closed = {
+            phase: {d: known[phase][d] for d in devices if d in known[phase]}
+            for phase, devices in past.closed.items()
+        }
+        next_members = None if next_cohort is None else [members[d] for d in next_cohort]
+        return FailedRound(past, saved.state, [members[d] for d in past.cohort], closed, next_members)
+
+    @property
+    def round(self) -> int:
+        return self.past.round
 
     @property
     def phase(self) -> str:
@@ -66,8 +87,8 @@ class FailedRound:
             ask = stepper.send({d: a for d, a in answers.items() if d in kept or not leaving})
             dict(stepper.server.monitor())
         fault = "" if ask else stepper.fault()
-        if not (ask or fault) and self.then is not None:
-            ask = stepper.begin(self.round + 1, self.then)
+        if not (ask or fault) and self.next_members is not None:
+            ask = stepper.begin(self.round + 1, self.next_members)
         if ask:
             to_numpy(ask.payload)
         return fault
@@ -79,27 +100,71 @@ class Culprits:
     devices: tuple[str, ...]
 
 
-def find_culprits(
-    trial: FailedRound, make: Callable[[], Stepper], suspicion: Mapping[str, Outlier],
-    aside: Mapping[int, Sequence[str]],
-) -> Culprits | None:  # fmt: skip
-    """Who must be left out of which phase; nobody is where that is no minority, or no matter of answers."""
-    for phase in [*trial.closed][::-1] if trial.in_hand else [trial.phase]:
-        before = aside.get(trial.round, ())
-        known = [device for devices in aside.values() for device in devices]
-        order = sorted(
-            trial.closed[phase],
-            key=lambda d: (known.count(d), suspicion[d].ratio if d in suspicion else 0.0, d),
-        )
-        most = (len(order) + len(before) - 1) // 2 - len(before)
-        log.warning(
-            "trying round %d without some of its %d answers to %s, of which at most %d may be put aside",
-            trial.round, len(order), phase, max(0, most),
-        )  # fmt: skip
-        group = GroupTest(lambda kept, phase=phase: trial.works(make(), phase, kept), most)  # type: ignore[misc]
-        if found := group.left_out(order):
-            return Culprits(phase, tuple(sorted(found)))
-    return None
+class CulpritSearch:
+    """Runs on the worker's thread, from what is on the disk alone."""
+
+    def __init__(self, new_stepper: Callable[[], Stepper], arrays: Callable[[Accepted], LazyPayload]) -> None:
+        self._new_stepper, self._arrays = new_stepper, arrays
+
+    def find(self, blame: Blame, failed: FailedRound | None) -> Blamed:
+        """Whose answers brought a round to nothing. `failed` is None where the disk knows it no more."""
+        if failed is None or not failed.closed:
+            past = failed.past if failed else Recovered(blame.round, 0, ())
+            return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
+        try:
+            sizes = sizes_by_device(failed.closed[failed.phase], self._arrays)
+            if blame.server_half and not self._works_with_all(failed):
+                return self._by_trial(blame, failed, farthest(sizes))
+            return self._by_size(blame, failed, worst(sizes))
+        except (Rejected, RunMismatchError):  # of what is on the disk
+            raise
+        except Exception as error:
+            if is_ours(error):
+                raise
+            log.exception("an error in comparing answers; none is told from the others")
+            return Blamed(failed.past, failed.phase, words=f"{blame.why}; its answers cannot be compared")
+
+    def _works_with_all(self, failed: FailedRound) -> bool:
+        return failed.works(self._new_stepper(), failed.phase, frozenset(failed.closed[failed.phase]))
+
+    def _by_trial(self, blame: Blame, failed: FailedRound, suspicion: Mapping[str, Outlier]) -> Blamed:
+        found = self._culprits(failed, suspicion, blame.aside)
+        if found is None:
+            words = f"{blame.why}; it is so without any minority of the answers to round {blame.round} too"
+            return Blamed(failed.past, failed.phase, words=words)
+        words = f"{blame.why}; it was tried, and is not so without {', '.join(found.devices)}"
+        return Blamed(failed.past, found.phase, found.devices, words, tried=True)
+
+    def _by_size(self, blame: Blame, failed: FailedRound, one: Outlier | None) -> Blamed:
+        if one is None:
+            words = f"{blame.why}; no answer to round {blame.round} can be told from the others"
+            return Blamed(failed.past, failed.phase, words=words)
+        where = f"of the answers to round {blame.round} this one is farthest from the others"
+        return Blamed(failed.past, failed.phase, (one.device,), f"{blame.why}; {where}: {one.words}")
+
+    def _culprits(
+        self, failed: FailedRound, suspicion: Mapping[str, Outlier], aside: Mapping[int, Sequence[str]]
+    ) -> Culprits | None:
+        """Who must be left out of which phase; nobody is where that is no minority, or no matter of answers."""
+        in_hand = failed.next_members is None
+        for phase in [*failed.closed][::-1] if in_hand else [failed.phase]:
+            before = aside.get(failed.round, ())
+            known = [device for devices in aside.values() for device in devices]
+            order = sorted(
+                failed.closed[phase],
+                key=lambda d: (known.count(d), suspicion[d].ratio if d in suspicion else 0.0, d),
+            )
+            most = (len(order) + len(before) - 1) // 2 - len(before)
+            log.warning(
+                "trying round %d without some of its %d answers to %s, of which at most %d may be put aside",
+                failed.round, len(order), phase, max(0, most),
+            )  # fmt: skip
+            if found := GroupTest(self._trial_of(failed, phase), most).left_out(order):
+                return Culprits(phase, tuple(sorted(found)))
+        return None
+
+    def _trial_of(self, failed: FailedRound, phase: str) -> Works:
+        return lambda kept: failed.works(self._new_stepper(), phase, kept)
 
 
 @dataclass

@@ -3,18 +3,19 @@
 An answer may be finite and within every bound of its own, and yet outweigh all others a thousandfold. What is judged
 is what lies on the disk, so a replay comes to the same. Of an array of rows (prototypes, features; a device has as
 many as it holds classes) the longest row counts, of any other its Euclidean norm; labels, counts and control are no
-matter of size. Whoever has fewer than three answers to compare knows of no outlier.
+matter of size. Among fewer than three answers there is no outlier.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.liveness import report_progress
 from protofleet.methods.contract.wants import SLICE
@@ -22,9 +23,8 @@ from protofleet.protocol.wire.arrays import kind_of
 
 Sizes = Mapping[str, float]  # array -> its norm, or that of its longest row
 UNJUDGED = frozenset({"labels", "counts", "control"})
-ROWS = frozenset(
-    {"prototypes", "features", "anchors"}
-)  # of which a device has as many as it has classes or images
+# Of these a device has as many as it has classes or images.
+ROWS = frozenset({"prototypes", "features", "anchors"})
 LEAST = 3  # answers that make a median
 
 
@@ -52,6 +52,12 @@ def sizes_of(answer: LazyPayload) -> Sizes:
         if dtype.startswith("float") and kind_of(name) not in UNJUDGED and 0 not in shape:
             found[name] = _size(answer, name, shape)
     return found
+
+
+def sizes_by_device(
+    answers: Mapping[str, Accepted], arrays: Callable[[Accepted], LazyPayload]
+) -> dict[str, Sizes]:
+    return {device: sizes_of(arrays(answer)) for device, answer in sorted(answers.items())}
 
 
 def outliers(cohort: Mapping[str, Sizes], limit: float) -> dict[str, Outlier]:

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from protofleet.coordinator.round.events import Advance, Blame, Blamed, Recovered
-from protofleet.coordinator.server.culprits import FailedRound, find_culprits
-from protofleet.coordinator.server.outliers import farthest, worst
+from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.server.stepper import Stepper
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Accepted, Spool
@@ -46,8 +44,8 @@ class Step:
 class ServerRunner:
     def __init__(self, plan: Plan, spool: Spool, rounds: int, outlier: float = math.inf) -> None:
         self._spool = spool
-        self._fresh = partial(Stepper, plan, rounds, outlier, self._arrays)
-        self._stepper = self._fresh()
+        self.new_stepper = partial(Stepper, plan, rounds, outlier, self.arrays)
+        self._stepper = self.new_stepper()
         self.errors = 0  # of the server half, with what devices have answered
         self._unwritten: Ask | None = None  # the disk had no room for its broadcast
         if (saved := spool.server_state()) is not None:
@@ -80,9 +78,8 @@ class ServerRunner:
         except (Rejected, RunMismatchError):  # of what is on the disk
             raise
         except Exception as error:
-            if is_ours(error) or (
-                advance.round == 1 and advance.phase is None
-            ):  # nobody has answered anything
+            nobody_has_answered = advance.round == 1 and advance.phase is None
+            if is_ours(error) or nobody_has_answered:
                 raise
             self.errors += 1
             where = f"after {advance.phase}" if advance.phase else "at its start"
@@ -110,37 +107,5 @@ class ServerRunner:
             return self._stepper.begin(advance.round, members)
         return self._stepper.send(given)
 
-    def blamed(self, past: Recovered, blame: Blame, trial: FailedRound | None) -> Blamed:
-        """Whose answers brought a round to nothing, from what is on the disk alone. Runs on the worker's thread."""
-        if trial is None or not trial.closed:
-            return Blamed(past, "", words=f"{blame.why}; no answer to round {blame.round} is known any more")
-        try:
-            return self._blamed(past, blame, trial)
-        except (Rejected, RunMismatchError):
-            raise
-        except Exception as error:
-            if is_ours(error):
-                raise
-            log.exception("an error in comparing answers; none is told from the others")
-            return Blamed(past, trial.phase, words=f"{blame.why}; its answers cannot be compared")
-
-    def _blamed(self, past: Recovered, blame: Blame, trial: FailedRound) -> Blamed:
-        sizes = self._stepper.sizes(trial.closed[trial.phase])
-        everybody = frozenset(trial.closed[trial.phase])
-        if blame.server_half and not trial.works(self._fresh(), trial.phase, everybody):
-            found = find_culprits(trial, self._fresh, farthest(sizes), blame.aside)
-            if found is None:
-                words = (
-                    f"{blame.why}; it is so without any minority of the answers to round {blame.round} too"
-                )
-                return Blamed(past, trial.phase, words=words)
-            words = f"{blame.why}; it was tried, and is not so without {', '.join(found.devices)}"
-            return Blamed(past, found.phase, found.devices, words, tried=True)
-        if (one := worst(sizes)) is None:
-            words = f"{blame.why}; no answer to round {blame.round} can be told from the others"
-            return Blamed(past, trial.phase, words=words)
-        where = f"of the answers to round {blame.round} this one is farthest from the others"
-        return Blamed(past, trial.phase, (one.device,), f"{blame.why}; {where}: {one.words}")
-
-    def _arrays(self, answer: Accepted) -> LazyPayload:
+    def arrays(self, answer: Accepted) -> LazyPayload:
         return LazyPayload(self._spool.store(answer.device).open(answer.object))

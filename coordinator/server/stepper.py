@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from protofleet.coordinator.server.outliers import LEAST, Sizes, outliers, sizes_of
+from protofleet.coordinator.server.outliers import LEAST, outliers, sizes_by_device
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.methods.contract.base import Ask, Member, Reply, Round, ServerHalf, seeded
 from protofleet.methods.contract.bridge import LazyPayload
@@ -50,9 +50,6 @@ class Stepper:
     def forget(self) -> None:
         self._round = None
 
-    def sizes(self, answers: Mapping[str, Accepted]) -> dict[str, Sizes]:
-        return {device: sizes_of(self._arrays(answer)) for device, answer in sorted(answers.items())}
-
     def fault(self) -> str:
         """Why nobody can go on from what the round has come to."""
         for name, value in self.server.state().items():
@@ -63,7 +60,7 @@ class Stepper:
     def _put_aside(self, answers: Mapping[str, Accepted]) -> None:
         """Who is out of all proportion in one phase is in no later one of the round."""
         judged = len(answers) >= LEAST and self._outlier < math.inf
-        found = outliers(self.sizes(answers), self._outlier) if judged else {}
+        found = outliers(sizes_by_device(answers, self._arrays), self._outlier) if judged else {}
         self.aside = {device: one.words for device, one in found.items()}
         self._out |= found.keys()
 

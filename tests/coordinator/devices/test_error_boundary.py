@@ -7,10 +7,10 @@ import pytest
 
 import protofleet.coordinator.gate.gate
 import protofleet.coordinator.participants
+from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.gate.gate import Gate
-from protofleet.coordinator.run import Run
 from protofleet.coordinator.spool.index import FencedError
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.link.broadcast import Broadcast
@@ -43,14 +43,14 @@ def plant(monkeypatch, place, name, when=lambda *given: True, times=10**9, what=
     monkeypatch.setattr(place, name, raises)
 
 
-def of_update(gate, update, *rest):
+def of_update(receiver, update, *rest):
     return update.device == BAD
 
 
 HANDLERS = {
     "hello": (protofleet.coordinator.participants, "hello_problem", lambda hello, *rest: hello.device == BAD),
     "bye": (Departures, "left", lambda departures, device, *rest: device == BAD),
-    "update": (Run, "admit", of_update),
+    "update": (AnswerReceiver, "admit", of_update),
     "a broken body": (Gate, "completed", lambda gate, device: device == BAD),
     "its claims": (protofleet.coordinator.gate.gate, "update_problem", lambda update, member: update.device == BAD),
     "its space": (Gate, "reserve", lambda gate, device, size: device == BAD),
@@ -192,7 +192,7 @@ def test_an_observer_that_raises_costs_no_command_and_no_other_observer(tmp_path
 
 
 @pytest.mark.parametrize("what", [FencedError, OSError, MemoryError])
-@pytest.mark.parametrize("place", [(Run, "admit"), (CoordinatorLink, "open"), (Spool, "accept")])
+@pytest.mark.parametrize("place", [(AnswerReceiver, "admit"), (CoordinatorLink, "open"), (Spool, "accept")])
 def test_what_is_ours_raises_whoever_spoke_when_it_came_up(tmp_path, monkeypatch, place, what):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     plant(monkeypatch, *place, what=lambda words: what(errno.EIO, words) if what is OSError else what(words))

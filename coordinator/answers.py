@@ -1,0 +1,96 @@
+"""Answers, from their offer to their receipt: which are fetched, how they are checked, what devices are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from protofleet.coordinator.gate.gate import Contradiction, Fetch, Gate, NotAsked, Refuse
+from protofleet.coordinator.observe.measured import counted
+from protofleet.coordinator.participants import Participants
+from protofleet.coordinator.question import OpenQuestion
+from protofleet.coordinator.round.events import Answered, Drop, Event
+from protofleet.coordinator.spool.spool import Accepted, Spool
+from protofleet.methods.contract.bridge import LazyPayload
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.wire.messages import Receipt, Update
+from protofleet.protocol.wire.reasons import Problem, Rejected
+
+
+class AnswerReceiver:
+    """The link's admission controller. What an answer means for the round, the round machine decides."""
+
+    def __init__(
+        self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
+        norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
+    ) -> None:  # fmt: skip
+        """`happen` is told of every answer that can be judged; `norm` is the limit of that name."""
+        self._spool, self._link, self._gate, self._question = spool, link, gate, question
+        self._participants, self._norm = participants, norm
+        self._happen, self._tell_observers = happen, tell_observers
+        self._fetched: dict[str, Accepted] = {}  # answers on the disk that are not accepted yet
+
+    # What the link asks.
+
+    def asks(self, update: Update) -> bool:
+        return self._gate.asks(update)
+
+    def admit(self, update: Update, size: int, name: bytes) -> bool:
+        """Whether to fetch it."""
+        device = update.device
+        match self._gate.decide(update, size, name):
+            case Fetch():
+                return True
+            case Refuse(problem):
+                self._refuse(update, problem)
+            case Contradiction(problem):
+                self.drop(Drop(device, update.round, update.phase, "refused", problem))
+            case NotAsked():
+                self._participants.answered_no_question(device, update.round)
+                self._judged(update, None)
+        return False
+
+    def unusable(self, update: Update, fault: Rejected) -> None:
+        """Its bytes cannot be used."""
+        self._spool.check_claim()
+        self._refuse(update, Problem(fault.reason, str(fault)))
+
+    def fetched(self, update: Update, name: bytes) -> None:
+        """It is on the disk, under this name."""
+        assert self._question.ask is not None, "an answer is fetched only while something is asked"
+        device = update.device
+        self._gate.completed(device)
+        examples = self._participants.members[device].examples
+        if problem := self._question.ask.problem_with(LazyPayload(update.arrays), examples, self._norm):
+            self._spool.discard_answer(device, name)
+            self._refuse(update, problem)
+            return
+        update = replace(update, metrics=counted(update.metrics, self._participants.measures))
+        self._fetched[device] = Accepted(device, update.base, name, update.examples, update.metrics)
+        self._tell_observers(update)
+        self._judged(update, None)
+
+    def _refuse(self, update: Update, problem: Problem) -> None:
+        self._gate.refused(update.device, problem)
+        self._judged(update, problem)
+
+    def _judged(self, update: Update, problem: Problem | None) -> None:
+        self._happen(Answered(update.device, update.round, update.phase, update.base, problem))
+
+    # What the round machine decides.
+
+    def accept(self, device: str, round: int, phase: str) -> None:
+        last_heard, holder = self._link.last_heard(device), self._link.holder_of(device)
+        self._spool.accept(round, phase, self._fetched[device], last_heard, holder)
+        self._question.device_answered(device, self._fetched.pop(device).object)
+        self._link.rate_limiter.frame_was_useful(device)
+        self._link.send(device, Receipt(round, phase, "accepted"))
+
+    def repeat_receipt(self, device: str, round: int, phase: str, problem: Problem | None) -> None:
+        verdict, reason = ("refused", problem.message) if problem else ("accepted", "")
+        self._link.send(device, Receipt(round, phase, verdict, reason))
+
+    def drop(self, drop: Drop) -> None:
+        self._fetched.pop(drop.device, None)
+        self._link.meter.rejected[drop.problem.reason] += 1
+        self._link.send(drop.device, Receipt(drop.round, drop.phase, drop.verdict, drop.problem.message))
