@@ -46,6 +46,9 @@ class Participants:
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
+        self._unheard: set[str] = (
+            set()
+        )  # of an earlier coordinator's roster: their class names are not known yet
         self._hellos: dict[str, tuple[Hello, int, int]] = {}  # each device's last, with its boot and sequence
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
@@ -56,12 +59,20 @@ class Participants:
     def wake_at(self) -> float:
         return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at)
 
-    def restore(self, members: Mapping[str, Member], domains: Mapping[str, str] | None = None) -> None:
+    def restore(self, members: Mapping[str, Member]) -> None:
         """As an earlier coordinator, or an earlier round, knew them; what was heard since counts more."""
         known = {**members, **self.members}
         self.members.clear()
         self.members.update(known)
-        self.domains.update(domains or {})
+
+    def resume(
+        self, members: Mapping[str, Member], domains: Mapping[str, str], roster: Iterable[str]
+    ) -> None:
+        """As an earlier coordinator knew them; what each has called its classes is not written down."""
+        self.restore(members)
+        self.domains.update(domains)
+        if not self.name_vote.is_as_saved:
+            self._unheard.update(roster)
 
     def wake(self) -> None:
         self.name_vote.wake(self._context.now)
@@ -82,6 +93,7 @@ class Participants:
     def _greeted(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
         self._hello_requests.discard(device)
+        self._unheard.discard(device)
         if problem := self._hello_problem(hello) or self.name_vote.judge(hello, now):
             self._refuse(device, problem)
             if device in self._machine.roster:  # it was another one before
@@ -92,6 +104,8 @@ class Participants:
             self._link.abandon(device)
             self._happen(Left(device, "its classes have other names"))
         self._judge_class_names_again()
+        if hello.names or hello.names_hash:
+            self._drop_unheard()
         if not waits:
             self._admit(hello)
 
@@ -146,6 +160,13 @@ class Participants:
         if device in {*self._machine.roster, *self._machine.cohort}:
             self.leave(device, "it is not listened to")
             self._hello_requests.add(device, self._context.now)
+
+    def _drop_unheard(self) -> None:
+        """Before the first device that says class names joins them: theirs may be others. Each says hello again."""
+        for device in sorted(self._unheard & self._machine.roster):
+            self.leave(device, "it has not said yet what its classes are called")
+            self._hello_requests.add(device, self._context.now)
+        self._unheard.clear()
 
     def listened_to_again(self, devices: Iterable[str]) -> None:
         """They answer a welcome with a hello; where that is lost, a `here` names them."""

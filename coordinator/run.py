@@ -133,7 +133,7 @@ class Run:
         self.participants.older_copies.begins(now)
         if recovered := self.spool.recover():
             past, members = recovered
-            self.participants.restore(members, self.spool.domains())
+            self.participants.resume(members, self.spool.domains(), past.roster)
             log.info("resuming in round %d, attempt %d", past.round, past.attempt)
             damaged = [Forget()] if self.spool.damaged_answers else []
             self.queue.add([*damaged, *self.machine.resume(past)], now)

@@ -6,7 +6,9 @@ contradicted, as soon as two devices and more than half of all that have said na
 or lies, cannot decide it alone. While all agree nobody waits, and a single device is all. Where they do not, those
 take part on whom it could be fixed; the others wait, and in a tie all do, however long it takes: no round mixes
 labels, nobody learns alone on one's word, and nobody is refused on it. What is fixed stays, over restarts too; only
-the settings are above it. Who is not enrolled any more has said nothing.
+the settings are above it. What each device has said does not: after a restart with nothing fixed, or with settings
+that say something else, those of before take part only with each other until they have said it again. Who is not
+enrolled any more has said nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class ClassNameVote:
         """`known` is what an earlier coordinator of this run has fixed."""
         self._enrolled = enrolled
         self._classes, self._listen = classes, min(listen, LISTEN_SECONDS)
-        self.fixed, self.saved = known, known is not None
+        self.fixed, self.saved, self._known = known, known is not None, known
         self._said: dict[str, bytes] = {}  # by each device, while nothing is fixed
         self._hellos: dict[str, Hello] = {}  # in which it was said
         self._votes: dict[bytes, int] = {}  # what was said first comes first
@@ -54,6 +56,11 @@ class ClassNameVote:
     def is_open(self) -> bool:
         """Whether devices vote. A hello to an earlier coordinator does not: a broker may have kept it."""
         return self.fixed is None
+
+    @property
+    def is_as_saved(self) -> bool:
+        """Whether all that an earlier coordinator has admitted say what is fixed."""
+        return bool(self.fixed and self._known and self.fixed.digest == self._known.digest)
 
     @property
     def names(self) -> Names:

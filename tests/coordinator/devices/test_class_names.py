@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.class_names import LISTEN_SECONDS, ClassNameVote
+from protofleet.coordinator.round.events import Save
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.wire.class_names import digest_of
 from protofleet.protocol.wire.messages import Hello
@@ -234,6 +235,44 @@ def test_what_is_fixed_stays_when_the_coordinator_starts_again(tmp_path):
     )
     run.run(lambda: run.agents["device-2"].finished)
     assert "its classes have other names" in run.agents["device-2"].view.problem and not run.service.finished
+
+
+class Cohorts:
+    """An observer that keeps who is asked together."""
+
+    def __init__(self):
+        self.drawn = set()
+
+    def happened(self, view, event, commands, now):
+        self.drawn |= {command.cohort for command in commands if isinstance(command, Save) and command.cohort}
+
+    def answered(self, view, update, now):
+        pass
+
+    def stepped(self, view, step, now):
+        pass
+
+
+@pytest.mark.parametrize("settings", [(), OTHER])
+def test_who_took_part_before_a_restart_is_not_asked_with_one_that_says_other_names_first(tmp_path, settings):
+    """Its network is down when the next coordinator starts, and the broker has not noticed yet."""
+    policy = RunPolicy(rounds=40, quorum=1, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
+    cohorts = Cohorts()
+    run = simulation(tmp_path, "fedavg", policy=policy, shards=odd_one("device-1"), observers=[cohorts])
+    for device in ("device-1", "device-2"):
+        run.kill(device)
+    run.run(lambda: run.service.run.machine.round == 3)
+    run.kill("coordinator")
+    run.broker.sessions["device-0"].close()
+    run.class_names = settings
+    run.boot_coordinator()
+    run.boot_device("device-1")
+    run.run(lambda: run.service.run.machine.round == 5)
+    run.boot_device("device-0")
+    until = run.world.now + 60.0
+    run.run(lambda: run.world.now >= until or run.service.finished)
+    assert cohorts.drawn == {("device-0",), ("device-1",)}
+    assert run.service.finished is bool(settings), "in a tie both wait"
 
 
 def test_a_device_leaves_by_itself_where_the_run_calls_its_classes_otherwise(tmp_path, monkeypatch, caplog):
