@@ -132,10 +132,16 @@ class Fleet:
     device: dict[str, Any] = field(default_factory=dict)  # settings of every device
 
     def __post_init__(self) -> None:
-        for name in self.hosts:
-            valid_device(name)
         if not self.hosts:
             raise ValueError("there are no hosts; add [hosts.NAME] with an address")
+        known: dict[tuple[str, int], str] = {}
+        for name, host in self.hosts.items():
+            other = known.setdefault((host.address.lower(), host.port), valid_device(name))
+            if other != name:
+                raise ValueError(
+                    f"hosts {other} and {name} have one address, {host.address}; a host runs one device, so the "
+                    "second would replace the first: leave one of them out"
+                )
 
     def some(self, names: list[str]) -> dict[str, Host]:
         """These hosts, or all."""

@@ -29,3 +29,23 @@ def test_a_host_with_a_name_says_itself_where_it_is_scraped():
     assert shipped("board-1", own={"metrics_host": "10.0.0.11"}).metrics_host == "10.0.0.11"
     assert shipped("board-1", {**METRICS, "metrics_host": "0.0.0.0"}).metrics_host == "0.0.0.0"
     assert shipped("board-1", {}).metrics_host == "127.0.0.1", "there are no metrics to serve"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "refused"),
+    [
+        ({"address": "b.example"}, {"address": "B.example"}, True),
+        ({"address": "10.0.0.1", "port": 22}, {"address": "10.0.0.1", "port": 22, "user": "root"}, True),
+        ({"address": "10.0.0.1", "port": 22}, {"address": "10.0.0.1", "port": 2222}, False),
+        ({"address": "10.0.0.1"}, {"address": "10.0.0.2"}, False),
+    ],
+)
+def test_two_devices_on_one_host_are_refused_by_both_names(first, second, refused):
+    table = {"root": "root", "hosts": {"a_b": first, "a.b": second}}
+    if not refused:
+        assert {*decode(Fleet, table).hosts} == {"a_b", "a.b"}
+        return
+    with pytest.raises(
+        SettingsError, match=r"hosts a_b and a\.b have one address, .*: leave one of them out"
+    ):
+        decode(Fleet, table)
