@@ -134,12 +134,17 @@ class Experiment:
                 for i in range(fleet.count)
             }
         chosen = fleet.clients or dict.fromkeys(sources or self._domains(), fleet.per_domain)
-        found = {}
+        found: dict[str, DataSettings] = {}
         for domain, number in chosen.items():
             own = sources.get(domain) or replace(self.data, domain=domain)
             for i in range(number):
-                name = domain if number == 1 else f"{domain}-{i + 1}"
-                found[name.replace("_", "-")] = replace(own, part=i, parts=number)
+                name = (domain if number == 1 else f"{domain}-{i + 1}").replace("_", "-")
+                if name in found:
+                    raise ValueError(
+                        f"domains {found[name].domain!r} and {domain!r} both have a device called {name!r}; rename "
+                        "one of them, or change how many devices share it"
+                    )
+                found[name] = replace(own, part=i, parts=number)
         return found
 
     @cached_property

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +25,9 @@ MAX_DEVICE_CONTAINERS: Final = 12  # up to so many devices have a container each
 CONTAINER_UID: Final = 10001  # who runs in the containers where root starts the stack
 RABBITMQ_NODES: Final = ("rabbit-1", "rabbit-2", "rabbit-3")
 HEALTHCHECK_CLIENT: Final = "probe"  # with whose certificate the broker's health check connects
+# Their keys or state lie where those of a device of that name would.
+OTHER_PARTIES: Final = (HEALTHCHECK_CLIENT, "prometheus", "grafana", *RABBITMQ_NODES)
+HOST_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 # Settings of compose.env that a person may change, with their defaults. Images: a name, or name@sha256:...
 DEFAULT_SETTINGS: Final = {
@@ -53,6 +61,11 @@ class Stack:
     def devices(self) -> list[str]:
         return list(self.experiment.shards)
 
+    @cached_property
+    def services(self) -> Mapping[str, str]:
+        """Device -> the service of its container, where each has one."""
+        return service_names(self.devices)
+
     @property
     def container_per_device(self) -> bool:
         return not self.one_container and len(self.devices) <= MAX_DEVICE_CONTAINERS
@@ -77,7 +90,7 @@ class Stack:
         return METRICS_PORT if self.container_per_device else METRICS_PORT + 1 + self.devices.index(device)
 
     def scrape_target(self, device: str) -> str:
-        host = service_name(device) if self.container_per_device else FLEET_SERVICE
+        host = self.services[device] if self.container_per_device else FLEET_SERVICE
         return f"{host}:{self.metrics_port(device)}"
 
     @property
@@ -108,9 +121,22 @@ class Stack:
         return own | chosen | {key: self.settings[key] for key in OPTIONAL_SETTINGS if key in self.settings}
 
 
-def service_name(device: str) -> str:
-    """A compose service is a host name too, and those have no dots and underscores."""
-    return "device-" + device.lower().replace("_", "-").replace(".", "-")
+def service_names(devices: Iterable[str]) -> dict[str, str]:
+    """Device -> its compose service, which is a host name too: no capitals, dots and underscores, 63 letters at most.
+    Where two devices would have one, or it would be no host name, with the first digits of the device's hash."""
+    plain = {name: "device-" + name.lower().replace("_", "-").replace(".", "-") for name in devices}
+    times = Counter(plain.values())
+    kept = {label for label in plain.values() if times[label] == 1 and HOST_LABEL.fullmatch(label)}
+    return {
+        device: label if label in kept else _with_hash(device, label, kept) for device, label in plain.items()
+    }
+
+
+def _with_hash(device: str, plain: str, taken: AbstractSet[str]) -> str:
+    """With 8 digits, and with more where another device is called like that already."""
+    digest = hashlib.sha256(device.encode()).hexdigest()
+    names = (f"{plain[: 62 - n].rstrip('-')}-{digest[:n]}" for n in range(8, 41))
+    return next(name for name in names if name not in taken)
 
 
 def container_user() -> tuple[int, int]:

@@ -32,10 +32,10 @@ from protofleet.deploy.stack.layout import (
     FLEET_SERVICE,
     HEALTHCHECK_CLIENT,
     METRICS_PORT,
+    OTHER_PARTIES,
     RABBITMQ_NODES,
     Stack,
     container_user,
-    service_name,
 )
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.security.enrolment import CURRENT, TLS_CA, TLS_CERT, TLS_KEY
@@ -56,6 +56,7 @@ def prepare(stack: Stack) -> None:
         raise SettingsError(
             "the stack is started from a checkout of protofleet; this is an installed package"
         )
+    _check_names(stack)
     _write_experiment(stack)
     _enrol(stack)
     _write_settings(stack)
@@ -64,6 +65,18 @@ def prepare(stack: Stack) -> None:
     _write(stack.folder / "devices.yaml", json.dumps(compose_devices(stack), indent=2))
     _write(stack.folder / "compose.env", "".join(f"{k}={v}\n" for k, v in stack.environment().items()))
     _chown_for_containers(stack)
+
+
+def _check_names(stack: Stack) -> None:
+    if taken := sorted({*stack.devices} & {*OTHER_PARTIES}):
+        words = "a part of the stack has that name; rename its domain"
+        raise SettingsError(f"a device of this stack cannot be called {taken[0]!r}: {words}")
+    dotted = [name for name in (stack.experiment.name, *stack.devices) if "." in name]
+    if stack.cluster and dotted:
+        words = (
+            "which takes a dot in a topic for a slash; rename the run or the domain, or leave out --cluster"
+        )
+        raise SettingsError(f"nobody can be called {dotted[0]!r} over RabbitMQ, {words}")
 
 
 def _write_experiment(stack: Stack) -> None:
@@ -167,8 +180,8 @@ def compose_devices(stack: Stack) -> dict[str, Any]:
     if not stack.container_per_device:
         return {"services": {FLEET_SERVICE: {**template, **_fleet_service(stack)}}}
     services = {
-        service_name(name): {**template, "volumes": _volumes(stack, name, CONTAINER_ROOT)}
-        for name in stack.devices
+        service: {**template, "volumes": _volumes(stack, name, CONTAINER_ROOT)}
+        for name, service in stack.services.items()
     }
     return {"services": services}
 

@@ -12,7 +12,7 @@ from protofleet.deploy.errors import RunError
 from protofleet.deploy.images.build import TARGETS, Build, build_context, packages_without_torch, with_pins
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import main, with_devices
-from protofleet.deploy.stack.layout import MAX_DEVICE_CONTAINERS, Stack, service_name
+from protofleet.deploy.stack.layout import MAX_DEVICE_CONTAINERS, Stack
 from protofleet.deploy.stack.prepare import prepare
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
@@ -114,10 +114,6 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert "there is no stack in" in capsys.readouterr().err
     assert main(["up", "--folder", str(tmp_path / "s"), "--with", "GRAFANA=no"]) == 1
     assert "there is no setting 'GRAFANA'" in capsys.readouterr().err
-
-
-def test_a_service_is_called_as_its_device_without_capitals_dots_and_underscores():
-    assert service_name("Board_7.lab") == "device-board-7-lab"
 
 
 def test_a_build_context_holds_sources_and_locks_and_nothing_else(tmp_path):
