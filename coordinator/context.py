@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.devices.error_boundary import ErrorBoundary
-from protofleet.coordinator.heartbeat import Heartbeat
+from protofleet.coordinator.here_timer import HereTimer
 from protofleet.coordinator.shutdown import Shutdown
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.rate_limit import TokenBucket
@@ -26,7 +26,7 @@ class ProcessContext:
     now: float = 0.0  # of the event that is handled
     connected: bool = False  # to the broker
     stopped: str = ""  # why the process ends before its run has
-    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    here_timer: HereTimer = field(default_factory=HereTimer)
     shutdown: Shutdown = field(default_factory=Shutdown)
     departures: Departures = field(default_factory=Departures)
     # Lines about what peers say: a flood must not fill the disk with them; the counters have all of it.
@@ -50,5 +50,5 @@ class ProcessContext:
     def announce_the_end(self, told: set[str]) -> None:
         """`told`: the devices that confirm it."""
         self.announce(State(False, "finished"))
-        self.heartbeat.stop()
+        self.here_timer.stop()
         self.shutdown.begin(told, self.now)

@@ -223,7 +223,7 @@ class Participants:
         """While devices are gathered everybody is waited for; after a question was asked, for a while nobody who was
         asked. The hellos of those that are missed are waited for all the time."""
         m, now, unheard = self._machine, self._context.now, self._context.bans.ignored
-        early = self._context.heartbeat.is_too_early_to_name(now)
+        early = self._context.here_timer.is_too_early_to_name(now)
         asked = m.asked if m.stage is Stage.COLLECTING else ""
         waited = set() if early else set(m.waited_for)
         if not early and (m.stage is Stage.GATHERING or len(waited) > MOST_NAMED):

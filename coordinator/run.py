@@ -144,7 +144,7 @@ class Run:
         now, before = self._context.now, self.machine.stage
         commands = self.machine.handle(event, now)
         if self._context.connected and (self.machine.stage is not before or isinstance(event, Advanced)):
-            self._set_heartbeat(now)
+            self._set_here_timer(now)
         # What a round has come to is written down before the Save that leaves it behind, or a crash would lose it.
         ended = isinstance(event, Advanced) and event.phase is None
         if not ended:
@@ -158,11 +158,11 @@ class Run:
         for observer in self.observers:
             self.isolation.call(observer.answered, self.view, update, self._context.now)
 
-    def _set_heartbeat(self, now: float) -> None:
+    def _set_here_timer(self, now: float) -> None:
         if self.machine.stage in WAITS:
-            self._context.heartbeat.waits(now)
+            self._context.here_timer.wait_for_devices(now)
         else:
-            self._context.heartbeat.waits_for_nobody()
+            self._context.here_timer.wait_for_nobody()
 
     # Commands of the machine.
 

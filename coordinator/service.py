@@ -37,7 +37,7 @@ class CoordinatorService:
     @property
     def wake_at(self) -> float:
         c = self.context
-        return min(part.wake_at for part in (self.link, self.run, c.bans, c.heartbeat, c.shutdown))
+        return min(part.wake_at for part in (self.link, self.run, c.bans, c.here_timer, c.shutdown))
 
     def take(self, item: Item, now: float) -> None:
         self.context.now = now
@@ -80,7 +80,7 @@ class CoordinatorService:
             case Disconnected(reason, final):
                 log.warning("connection to the broker lost: %s", reason)
                 self.context.connected = False
-                self.context.heartbeat.stop()
+                self.context.here_timer.stop()
                 if final:
                     self._stop(f"the broker ended the session: {reason}")
             case Denied(topic, reason):
@@ -104,7 +104,7 @@ class CoordinatorService:
             self.context.announce(State(False, "finished"))
             return
         self.context.announce(State(True, who=self.link.who))
-        self.context.heartbeat.connected(now)
+        self.context.here_timer.connected(now)
         self.run.go_on()
 
     def _denied(self, topic: str, reason: str, now: float) -> None:
@@ -119,10 +119,10 @@ class CoordinatorService:
         self.context.stopped, self.finished = "" if self.context.shutdown.begun else reason, True
 
     def _announce_what_is_due(self, now: float) -> None:
-        if now >= self.context.heartbeat.wake_at:
+        if now >= self.context.here_timer.wake_at:
             here = State(True, HERE, self.link.who, self.run.participants.here())
             self.link.publish(self.link.topics.coord_state, here)
-            self.context.heartbeat.announced(now)
+            self.context.here_timer.announced(now)
             self.run.note_traffic()
         for device in self.context.shutdown.due(now):
             self.link.send(device, Finished(self.run.machine.rounds))

@@ -83,10 +83,10 @@ LIMITS: Final = (
         "seconds for which a `here` names a device that is missed",
         "protofleet.coordinator.devices.hello_requests.REQUEST_SECONDS",
     ),
-    ("seconds between two `here` of a coordinator", "protofleet.coordinator.heartbeat.HERE_SECONDS"),
+    ("seconds between two `here` of a coordinator", "protofleet.coordinator.here_timer.HERE_SECONDS"),
     (
         "seconds from a question to a `here`; from there each twice as late, up to 60",
-        "protofleet.coordinator.heartbeat.ASK_SECONDS",
+        "protofleet.coordinator.here_timer.ASK_SECONDS",
     ),
     ("names in a `here`", "protofleet.protocol.wire.messages.MOST_NAMED"),
     ("bytes of such a name", "protofleet.protocol.wire.tables.SHORT_NAME"),

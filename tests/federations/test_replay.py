@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.heartbeat import HERE_SECONDS
+from protofleet.coordinator.here_timer import HERE_SECONDS
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS

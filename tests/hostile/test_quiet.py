@@ -9,7 +9,7 @@ from protofleet.coordinator.round.policy import Policy
 from tests.hostile.federation import Federation
 from tests.hostile.test_other_runs import held_in
 
-OFTEN = "import protofleet.coordinator.heartbeat as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
+OFTEN = "import protofleet.coordinator.here_timer as h; h.ASK_SECONDS = h.HERE_SECONDS = 1.0"
 HELLOS = "import protofleet.edge_client.conversation.hello_timer as q; q.HELLO_SECONDS = 0.5"
 SLOWLY = f"""
 {HELLOS}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.coordinator.heartbeat import ASK_SECONDS
+from protofleet.coordinator.here_timer import ASK_SECONDS
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.shutdown import AGAIN_SECONDS, STAY_SECONDS
 from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, QUIET_SECONDS, HelloTimer

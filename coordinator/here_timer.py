@@ -13,7 +13,7 @@ HERE_SECONDS: Final = 60.0  # a device that hears nothing new for longer knows t
 NEVER: Final = float("inf")
 
 
-class Heartbeat:
+class HereTimer:
     def __init__(self) -> None:
         self._at = self._ask_at = NEVER
         self._gap = ASK_SECONDS  # from this announcement about a question to the next
@@ -24,13 +24,13 @@ class Heartbeat:
 
     def connected(self, now: float) -> None:
         self._at = now + HERE_SECONDS
-        self.waits(now)
+        self.wait_for_devices(now)
 
-    def waits(self, now: float) -> None:
+    def wait_for_devices(self, now: float) -> None:
         """From now on devices are waited for."""
         self._ask_at, self._gap = now + ASK_SECONDS, ASK_SECONDS
 
-    def waits_for_nobody(self) -> None:
+    def wait_for_nobody(self) -> None:
         self._ask_at = NEVER
 
     def stop(self) -> None:
