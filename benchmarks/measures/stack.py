@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import held
 from benchmarks.harness.trees import Tree
-from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.coordinator.observe.rounds_file import read_rounds
 
 ROUNDS = 3
 PATIENCE = 300.0

@@ -8,18 +8,13 @@ averaged by the examples they hold.
 
 from __future__ import annotations
 
-import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from protofleet.coordinator.observe.isolation import Isolation
 from protofleet.coordinator.observe.measured import counted, pooled
 from protofleet.coordinator.observe.record import ByKind, ByView, PhaseRecord, RoundRecord
-from protofleet.coordinator.observe.rounds_file import copy_of, read_rounds, restored, sealed_line
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.events import (
     Accept,
@@ -40,12 +35,7 @@ from protofleet.coordinator.round.events import (
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
-from protofleet.protocol.storage.disk import Disk, is_full
 from protofleet.protocol.wire.messages import Update
-
-log = logging.getLogger("protofleet.coordinator")
-
-__all__ = ["ByView", "Journal", "RoundFile", "RoundRecord", "Sink", "read_rounds"]
 
 SEEN: Final = "seen"  # an entry that only tells that a device is there; it is not kept
 
@@ -231,72 +221,3 @@ def by_kind(counter: Mapping[tuple[str, str], int]) -> ByKind:
         if size:
             found[direction][kind] = size
     return found
-
-
-class RoundFile:
-    """rounds.jsonl and its copy: append-only, a line a round. A round that is replayed is not written twice."""
-
-    def __init__(self, path: Path, disk: Disk | None = None, until: int = 0) -> None:
-        """Of the rounds before `until` there must be a line."""
-        self._path, self._copy, self._disk = path, copy_of(path), disk or Disk()
-        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
-        self._mend(until)
-        found = self.records
-        self.last = found[-1]["round"] if found else 0
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
-        return [*read_rounds(self._path), *self._unwritten]
-
-    def entry(self, what: str, details: Mapping[str, Any]) -> None:
-        """Only whole rounds are kept; but what is left over of them is tried again."""
-        if self._unwritten:
-            self._write()
-
-    def round_ended(self, record: RoundRecord) -> None:
-        if self.last >= record.round:
-            return
-        self.last = record.round
-        self._unwritten.append(asdict(record))
-        self._write()
-
-    def _write(self) -> None:
-        """Into both or into none."""
-        text = "".join(map(sealed_line, self._unwritten))
-        before = {path: _size(path) for path in (self._path, self._copy)}
-        try:
-            for path in before:
-                self._append(path, text)
-        except OSError as error:
-            if not is_full(error):
-                raise
-            for path, size in before.items():
-                if path.exists():
-                    os.truncate(path, size)
-            log.error("%s is not written: %s; it is tried again", self._path, error)
-        else:
-            self._unwritten = []
-
-    def _append(self, path: Path, text: str) -> None:
-        fresh = not path.exists()
-        with path.open("a") as file:
-            file.write(text)
-        self._disk.sync(path)
-        if fresh:
-            self._disk.sync(path.parent)
-
-    def _mend(self, until: int) -> None:
-        """What a crash has torn goes before anything is written behind it; what is missing comes back, or is said."""
-        whole = restored(self._path, until)
-        before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
-        if before != whole:
-            if before:
-                log.warning("%s was damaged; it has %d whole lines now", self._path, whole.count(b"\n"))
-            self._disk.replace(self._path, whole)
-        if copied != whole:  # an earlier version wrote none, and a crash can leave it a line behind
-            self._disk.replace(self._copy, whole)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
-from protofleet.coordinator.observe.journal import ByView, RoundRecord
+from protofleet.coordinator.observe.record import ByView, RoundRecord
 from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.coordinator.observe.journal import SEEN, Journal, RoundFile, RoundRecord, Sink
+from protofleet.coordinator.observe.journal import SEEN, Journal, Sink
 from protofleet.coordinator.observe.metrics import Metrics
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.observe.summary_file import write_summary
 from protofleet.coordinator.run import Run
@@ -36,7 +38,7 @@ def observed(
 ) -> Iterator[None]:
     """A run with its observers; one that ends by itself leaves its summary."""
     view, disk = run.view, run.spool.disk
-    rounds = RoundFile(folder / "rounds.jsonl", disk, view.newest_round)
+    rounds = RoundsFile(folder / "rounds.jsonl", disk, view.newest_round)
     require_newest(run.spool, rounds.last)
     metrics = Metrics(view)
     metrics.registry.register(HostMetrics(software, "coordinator", folder, settings.broker))

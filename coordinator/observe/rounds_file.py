@@ -1,35 +1,96 @@
-"""Lines of rounds.jsonl and of its copy: each carries a seal, since a flipped bit in a number makes no bad JSON."""
+"""rounds.jsonl and its copy, a sealed line a round: a flipped bit in a number makes no bad JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
+import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from protofleet.coordinator.observe.record import believed_round
+from protofleet.coordinator.observe.record import RoundRecord, believed_round
 from protofleet.coordinator.spool.index import row_checksum
+from protofleet.protocol.storage.disk import Disk, is_full
 
 log = logging.getLogger("protofleet.coordinator")
 
-UNSEALED: Final = frozenset(  # what lines could say before they carried seals
-    {
-        "round",
-        "attempt",
-        "kind",
-        "resumed",
-        "seconds",
-        "phases",
-        "participants",
-        "late",
-        "dropped",
-        "payload",
-        "wire",
-    }
-    | {"fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected"}
-)
+# What lines could say before they carried seals.
+UNSEALED: Final = frozenset({
+    "round", "attempt", "kind", "resumed", "seconds", "phases", "participants", "late", "dropped", "payload", "wire",
+    "fedavg", "accuracy", "validation", "loss", "pooled", "figures", "rejected",
+})  # fmt: skip
+
+
+class RoundsFile:
+    """A sink of the journal. Append-only; a round that is replayed is not written twice."""
+
+    def __init__(self, path: Path, disk: Disk | None = None, until: int = 0) -> None:
+        """Of the rounds before `until` there must be a line."""
+        self._path, self._copy, self._disk = path, copy_of(path), disk or Disk()
+        self._unwritten: list[dict[str, Any]] = []  # the disk had no room
+        self._mend(until)
+        found = self.records
+        self.last = found[-1]["round"] if found else 0
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All of them, from the file: kept in memory, they would be 9 kB more with every round."""
+        return [*read_rounds(self._path), *self._unwritten]
+
+    def entry(self, what: str, details: Mapping[str, Any]) -> None:
+        """Only whole rounds are kept; but what is left over of them is tried again."""
+        if self._unwritten:
+            self._write()
+
+    def round_ended(self, record: RoundRecord) -> None:
+        if self.last >= record.round:
+            return
+        self.last = record.round
+        self._unwritten.append(asdict(record))
+        self._write()
+
+    def _write(self) -> None:
+        """Into both or into none."""
+        text = "".join(map(sealed_line, self._unwritten))
+        before = {path: _size(path) for path in (self._path, self._copy)}
+        try:
+            for path in before:
+                self._append(path, text)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            for path, size in before.items():
+                if path.exists():
+                    os.truncate(path, size)
+            log.error("%s is not written: %s; it is tried again", self._path, error)
+        else:
+            self._unwritten = []
+
+    def _append(self, path: Path, text: str) -> None:
+        fresh = not path.exists()
+        with path.open("a") as file:
+            file.write(text)
+        self._disk.sync(path)
+        if fresh:
+            self._disk.sync(path.parent)
+
+    def _mend(self, until: int) -> None:
+        """What a crash has torn goes before anything is written behind it; what is missing comes back, or is said."""
+        whole = restored(self._path, until)
+        before, copied = (p.read_bytes() if p.exists() else b"" for p in (self._path, self._copy))
+        if before != whole:
+            if before:
+                log.warning("%s was damaged; it has %d whole lines now", self._path, whole.count(b"\n"))
+            self._disk.replace(self._path, whole)
+        if copied != whole:  # an earlier version wrote none, and a crash can leave it a line behind
+            self._disk.replace(self._copy, whole)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def copy_of(path: Path) -> Path:

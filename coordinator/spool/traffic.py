@@ -15,8 +15,6 @@ from protofleet.protocol.link.meter import Meter
 from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.reasons import Reason
 
-ByKind = dict[str, dict[str, int]]  # direction -> kind -> bytes
-
 
 @dataclass(frozen=True)
 class RoundTraffic:

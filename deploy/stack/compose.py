@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.deploy.stack.layout import Stack

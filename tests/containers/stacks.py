@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from tests.containers.engine import Engine
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from protofleet.coordinator.observe.journal import RoundFile, read_rounds
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile, read_rounds
 from protofleet.coordinator.round.events import Advance
 from protofleet.coordinator.spool.spool import Accepted
 from protofleet.deploy.simulation.federation import Simulation
@@ -88,7 +88,7 @@ class Crashing(Simulation):
         if self._boot("coordinator", super().boot_coordinator):
             disk = self.service.run.spool.disk
             path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.run.spool.newest_round
-            rounds = RoundFile(path, disk, until)
+            rounds = RoundsFile(path, disk, until)
             self.service.run.observers.clear()
             keep_journal(self.service.run, [rounds])
             self.service.run.server_runner.step = partial(self._stepped, self.service.run.server_runner.step)  # type: ignore[method-assign]

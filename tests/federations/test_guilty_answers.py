@@ -7,8 +7,8 @@ import pytest
 import protofleet.methods.fedavg
 import protofleet.methods.fedpall
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.journal import RoundFile
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.coordinator.round.events import Left
 from protofleet.deploy.simulation.federation import Simulation
 from tests.support.run_policy import RunPolicy
@@ -52,7 +52,7 @@ def federation(folder, method, strikes, **rules):
     made = plan(method, POLICY.rounds, epochs=1, server_epochs=1)
     policy = replace(POLICY, **rules)
     run = Simulation(made, shards, policy, folder, build=build, limits=Limits(outlier=0.0))
-    file = RoundFile(folder / "rounds.jsonl")
+    file = RoundsFile(folder / "rounds.jsonl")
     keep_journal(run.service.run, [file])
     return run, file
 

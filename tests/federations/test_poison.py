@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.journal import RoundFile
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.methods.contract.catalog import names
 from protofleet.protocol.wire.reasons import Reason
 from tests.support.run_policy import RunPolicy
@@ -70,7 +70,7 @@ def attacked(folder, method, norm, rounds=(1, 2, 3), outlier=100.0, **more):
     run = simulation(
         folder, method, policy=policy, limits=limits, build=Poison(norm, rounds), hyper={"epochs": 1}
     )
-    file = RoundFile(folder / "rounds.jsonl")
+    file = RoundsFile(folder / "rounds.jsonl")
     keep_journal(run.service.run, [file])
     return run, file
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from protofleet.coordinator.observe.journal import RoundFile
 from protofleet.coordinator.observe.observers import keep_journal
+from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.deploy.simulation.federation import Simulation
 from protofleet.deploy.simulation.world import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan
@@ -79,7 +79,7 @@ def simulation(
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
 
 
-def replace_coordinator(run: Simulation, file: RoundFile) -> None:
+def replace_coordinator(run: Simulation, file: RoundsFile) -> None:
     """It dies, and the next one writes into the same file."""
     run.kill("coordinator")
     run.boot_coordinator()
@@ -87,7 +87,7 @@ def replace_coordinator(run: Simulation, file: RoundFile) -> None:
     keep_journal(run.service.run, [file])
 
 
-def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundFile) -> None:
+def replace_coordinator_in_the_repeated_round(run: Simulation, file: RoundsFile) -> None:
     """As soon as an answer has been put aside."""
     run.run(until=lambda: bool(run.service.run.spool.recover() and run.service.run.spool.recover()[0].aside))
     replace_coordinator(run, file)

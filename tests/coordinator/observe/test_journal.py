@@ -13,10 +13,10 @@ import pytest
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.curves import best, curve, totals
-from protofleet.coordinator.observe.journal import RoundFile, RoundRecord, read_rounds
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
-from protofleet.coordinator.observe.rounds_file import copy_of
+from protofleet.coordinator.observe.record import RoundRecord
+from protofleet.coordinator.observe.rounds_file import RoundsFile, copy_of, read_rounds
 from protofleet.coordinator.observe.summary import summarise
 from protofleet.coordinator.round.events import Stage
 from protofleet.coordinator.spool.index import row_checksum
@@ -40,7 +40,7 @@ class Moments:
 
 def observed(folder, method="fedavg", sinks=(), **more):
     run = simulation(folder / "world", method, **more)
-    rounds = RoundFile(folder / "rounds.jsonl")
+    rounds = RoundsFile(folder / "rounds.jsonl")
     keep_journal(run.service.run, [rounds, *sinks])
     return run, rounds
 
@@ -78,7 +78,7 @@ def test_a_resumed_run_writes_no_round_twice_and_says_where_it_was_resumed(tmp_p
     run, _ = observed(tmp_path)
     run.world.run(lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.boot_coordinator()
-    keep_journal(run.service.run, [RoundFile(tmp_path / "rounds.jsonl")])
+    keep_journal(run.service.run, [RoundsFile(tmp_path / "rounds.jsonl")])
     run.run()
     found = read_rounds(tmp_path / "rounds.jsonl")
     assert [line["round"] for line in found] == [1, 2, 3, 4]
@@ -95,7 +95,7 @@ def resumed_at(tmp_path, moment, method="fedavg"):
             run.world.run(lambda: moment(run.service.run.machine))
             run.kill("coordinator")
             run.boot_coordinator()
-            rounds = RoundFile(folder / "rounds.jsonl")
+            rounds = RoundsFile(folder / "rounds.jsonl")
             keep_journal(run.service.run, [rounds])
         run.run()
         found.append(read_rounds(folder / "rounds.jsonl"))
@@ -146,7 +146,7 @@ def test_no_flipped_bit_of_a_line_is_taken_for_what_happened(tmp_path, caplog):
     for at in range(0, len(whole), 97):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
         assert len(read_rounds(path)) >= 2 and all(record in honest for record in read_rounds(path)), at
-    RoundFile(path)
+    RoundsFile(path)
     assert "was damaged; it has 3 whole lines now" in caplog.text
     assert path.read_bytes() in whole and len(read_rounds(path)) == 3
 
@@ -158,12 +158,12 @@ def test_a_lost_line_comes_back_from_the_copy_as_it_was_and_what_both_have_lost_
     honest = path.read_bytes()
     lines = honest.splitlines(keepends=True)
     path.write_bytes(lines[0].replace(b'"round": 1', b'"round": 7') + lines[3])
-    RoundFile(path, until=5)
+    RoundsFile(path, until=5)
     assert path.read_bytes() == copy_of(path).read_bytes() == honest
     assert "lacked the lines of rounds [1, 2, 3]; they are taken from its copy" in caplog.text
     path.write_bytes(b"".join(lines[1:]))
     copy_of(path).write_bytes(b"".join(lines[:1] + lines[2:]).replace(b'"attempt": 0', b'"attempt": 1'))
-    RoundFile(path, until=5)
+    RoundsFile(path, until=5)
     assert path.read_bytes() == copy_of(path).read_bytes() == b"".join(lines[1:])
     assert "lacks the lines of rounds [1], and so does its copy" in caplog.text
 
@@ -179,7 +179,7 @@ def test_a_copy_that_is_gone_damaged_or_behind_is_made_anew(tmp_path, left):
         copy_of(path).write_bytes(honest.splitlines(keepends=True)[0] if left == "one line" else honest[::-1])
     else:
         copy_of(path).unlink()
-    RoundFile(path, until=5)
+    RoundsFile(path, until=5)
     assert path.read_bytes() == copy_of(path).read_bytes() == honest
 
 
@@ -221,7 +221,7 @@ def test_lines_of_an_earlier_version_with_numbers_that_are_none_are_read_without
 
 def test_no_number_that_is_none_can_be_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
-        RoundFile(tmp_path / "rounds.jsonl").round_ended(
+        RoundsFile(tmp_path / "rounds.jsonl").round_ended(
             RoundRecord(1, 0, "training", figures={"a": math.nan})
         )
 
@@ -241,7 +241,7 @@ def test_a_coordinator_killed_between_two_rounds_leaves_one_line_for_each(tmp_pa
     assert [line["round"] for line in read_rounds(lines)] == [1]
     run.observers.clear()
     run.boot_coordinator()
-    keep_journal(run.service.run, [RoundFile(lines)])
+    keep_journal(run.service.run, [RoundsFile(lines)])
     run.run()
     assert [line["round"] for line in read_rounds(lines)] == [1, 2, 3, 4]
     assert copy_of(lines).read_bytes() == lines.read_bytes()
@@ -259,7 +259,7 @@ def test_what_a_round_counted_is_an_event_by_name_and_a_replay_counts_the_same(t
 
     run.world.run(lambda: trained() and machine.stage is Stage.COLLECTING)
     run.boot_coordinator()
-    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    rounds = RoundsFile(tmp_path / "rounds.jsonl")
     keep_journal(run.service.run, [rounds, moments])
     run.run()
     counted = [details for what, details in moments.seen if what == "counted"]
@@ -274,7 +274,7 @@ def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_p
     run, _ = observed(tmp_path, policy=replace(POLICY, patience_seconds=30.0))
     run.world.run(lambda: run.service.run.machine.round == 2 and run.service.run.machine.answered)
     run.boot_coordinator()
-    keep_journal(run.service.run, [RoundFile(tmp_path / "rounds.jsonl")])
+    keep_journal(run.service.run, [RoundsFile(tmp_path / "rounds.jsonl")])
     run.kill("device-1")
     run.world.run(lambda: run.service.run.machine.attempt == 1)
     run.boot_device("device-1")
@@ -284,7 +284,7 @@ def test_a_round_that_is_resumed_and_then_begins_again_stays_a_resumed_one(tmp_p
 
 
 def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
-    rounds = RoundFile(tmp_path / "rounds.jsonl")
+    rounds = RoundsFile(tmp_path / "rounds.jsonl")
     kept = []
     tracemalloc.start()
     try:
@@ -297,7 +297,7 @@ def test_the_rounds_that_were_are_in_the_file_and_not_in_memory(tmp_path):
         tracemalloc.stop()
     assert kept[1] - kept[0] < 20_000, "200 records of more than 1,000 bytes"
     assert [line["round"] for line in rounds.records] == list(range(1, 301))
-    again = RoundFile(tmp_path / "rounds.jsonl")
+    again = RoundsFile(tmp_path / "rounds.jsonl")
     again.round_ended(RoundRecord(300, 0, "training"))
     assert len(again.records) == 300
 
@@ -367,7 +367,7 @@ def test_a_line_for_which_there_is_no_room_is_written_later(tmp_path, caplog):
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     disk, path = Full(durable=False), tmp_path / "rounds.jsonl"
-    file = RoundFile(path, disk)
+    file = RoundsFile(path, disk)
     file.round_ended(RoundRecord(1, 0, "training"))
     assert path.read_bytes() == b"" and "it is tried again" in caplog.text
     disk.full = False

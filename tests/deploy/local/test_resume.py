@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.coordinator.observe.journal import read_rounds
+from protofleet.coordinator.observe.rounds_file import read_rounds
 from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
 
 __all__ = ["place"]  # a fixture
