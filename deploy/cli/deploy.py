@@ -73,6 +73,6 @@ def deploy(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    from protofleet.deploy.fleet.commands import doctor_here
+    from protofleet.deploy.fleet.commands import check_this_machine
 
-    return doctor_here(options)
+    return check_this_machine(options)

@@ -1,4 +1,4 @@
-"""Is a device fit for its work? Facts in, verdicts out, each with its reason and the way to mend it."""
+"""Whether a device meets the requirements: facts in, verdicts out, each with its reason and a fix."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ GB: Final = 1e9
 ARCHITECTURES: Final = ("x86_64", "aarch64")
 OLDEST_PYTHON: Final = (3, 10)
 NEWEST_PYTHON: Final = (3, 13)
-LEAST_DISK: Final = 2 * GB  # for a release; with torch among what is fetched, see below
-LEAST_DISK_WITH_TORCH: Final = 8 * GB
-LITTLE_DISK: Final = 5 * GB
-LEAST_RAM: Final = 0.7 * GB
-LITTLE_RAM: Final = 2.5 * GB
-CLOCK_SECONDS: Final = 300.0  # records and certificates begin an hour before they are made
-OLDEST_NOW: Final = 1_750_000_000  # no certificate of ours is older
+MIN_DISK: Final = 2 * GB  # for a release; with torch among what is fetched, see below
+MIN_DISK_WITH_TORCH: Final = 8 * GB
+LOW_DISK: Final = 5 * GB
+MIN_RAM: Final = 0.7 * GB
+LOW_RAM: Final = 2.5 * GB
+MAX_CLOCK_OFFSET_SECONDS: Final = 300.0  # certificates are valid from an hour before they are issued
+EARLIEST_TIME: Final = 1_750_000_000  # every certificate of ours is newer
 CLOCK_FIX: Final = "set it: `timedatectl set-ntp true`; a board without a battery needs NTP at boot"
-HOT, TOO_HOT = 85.0, 97.0  # degrees: Orin slows itself from 99 on, and ends at 104.5
-DUE_DAYS, LAST_DAYS = 30.0, 2.0
+HOT, TOO_HOT = 85.0, 97.0  # degrees: an Orin throttles from 99 and shuts down at 104.5
+EXPIRES_SOON_DAYS, EXPIRES_NOW_DAYS = 30.0, 2.0
 # Docker 28.0 to 28.0.2 need a kernel option that L4T lacks, and no container has a network then.
 BAD_DOCKER: Final = re.compile(r"28\.0\.[012]\b")
 OLDEST_DOCKER: Final = (20, 10)
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the device is to do; a doctor without a fleet's file knows the defaults."""
+    """What the device is to run; the defaults are those of `protofleet doctor`, which has no fleet file."""
 
     kind: str = "venv"  # or container
     fetches_torch: bool = False
@@ -51,7 +51,7 @@ class Workload:
 
 
 def run_checks(facts: Facts, use: Workload, now: float) -> list[Check]:
-    """`now` is the clock of who asks."""
+    """`now` is the operator's clock."""
     checks = [
         *_machine(facts, use), *_system(facts, use), *_capacity(facts, use), *_clock(facts, now), *_sensors(facts),
         *_probe_results(facts, use, now),
@@ -83,9 +83,13 @@ def _machine(f: Facts, use: Workload) -> Iterator[Check]:
 def _system(f: Facts, use: Workload) -> Iterator[Check]:
     yield _tool(f, "rsync", "apt-get install rsync")
     up = f.systemd_state in ("running", "degraded", "starting")
-    state = f"systemd {f.systemd} is {f.systemd_state or 'silent'}" if f.systemd else "there is no systemd"
+    state = (
+        f"systemd {f.systemd} is {f.systemd_state or 'in an unknown state'}"
+        if f.systemd
+        else "there is no systemd"
+    )
     yield Check(
-        "systemd", "PASS" if f.systemd and up else "FAIL", state, "use a system that systemd has started"
+        "systemd", "PASS" if f.systemd and up else "FAIL", state, "use a system that was booted with systemd"
     )
     if use.kind == "venv":
         yield from _python(f, use)
@@ -109,16 +113,16 @@ def _python(f: Facts, use: Workload) -> Iterator[Check]:
     )
     yield Check(
         "venv", "PASS" if f.venv else "FAIL",
-        "environments can be made" if f.venv else "python3 cannot make environments", "apt-get install python3-venv",
+        "python3 -m venv works" if f.venv else "python3 -m venv does not work", "apt-get install python3-venv",
     )  # fmt: skip
 
 
 def _capacity(f: Facts, use: Workload) -> Iterator[Check]:
-    least = LEAST_DISK_WITH_TORCH if use.fetches_torch or use.kind == "container" else LEAST_DISK
+    least = MIN_DISK_WITH_TORCH if use.fetches_torch or use.kind == "container" else MIN_DISK
     free = min(f.disk_free, f.state_free)
     full = free < (0.2 * GB if f.installed.release else least)
     yield Check(
-        "disk", "FAIL" if full else "WARN" if free < LITTLE_DISK else "PASS", f"{free / GB:.1f} GB are free",
+        "disk", "FAIL" if full else "WARN" if free < LOW_DISK else "PASS", f"{free / GB:.1f} GB are free",
         f"make room for {least / GB:.0f} GB, or use a larger disk",
     )  # fmt: skip
     slow = "mmcblk" in f.storage
@@ -127,7 +131,7 @@ def _capacity(f: Facts, use: Workload) -> Iterator[Check]:
         f"{f.storage or 'unknown'}{', an SD card or eMMC: slow, and writing wears it out' if slow else ''}",
         "put /var/lib/protofleet on an NVMe disk",
     )  # fmt: skip
-    verdict: Verdict = "FAIL" if f.ram < LEAST_RAM else "WARN" if f.ram < LITTLE_RAM else "PASS"
+    verdict: Verdict = "FAIL" if f.ram < MIN_RAM else "WARN" if f.ram < LOW_RAM else "PASS"
     yield Check(
         "memory", verdict, f"{f.ram / GB:.1f} GB, {f.ram_free / GB:.1f} free", "use a board with more memory"
     )
@@ -140,11 +144,13 @@ def _capacity(f: Facts, use: Workload) -> Iterator[Check]:
 
 def _clock(f: Facts, now: float) -> Iterator[Check]:
     off = f.now - now
-    if f.now < OLDEST_NOW:
-        yield Check("clock", "FAIL", f"it says {day(f.now)}", CLOCK_FIX)
+    if f.now < EARLIEST_TIME:
+        yield Check("clock", "FAIL", f"it is set to {day(f.now)}", CLOCK_FIX)
         return
-    if abs(off) > CLOCK_SECONDS:
-        words = f"{abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} ours; certificates would not hold"
+    if abs(off) > MAX_CLOCK_OFFSET_SECONDS:
+        words = (
+            f"{abs(off):.0f} s {'behind' if off < 0 else 'ahead of'} ours; certificates would not be valid"
+        )
         yield Check(
             "clock",
             "FAIL",
@@ -152,7 +158,7 @@ def _clock(f: Facts, now: float) -> Iterator[Check]:
             CLOCK_FIX,
         )
         return
-    words = f"within {abs(off):.0f} s of ours" + ("" if f.clock_synced else ", and nothing keeps it so")
+    words = f"within {abs(off):.0f} s of ours" + ("" if f.clock_synced else ", but not synchronized")
     yield Check("clock", "WARN" if f.clock_synced is False else "PASS", words, "`timedatectl set-ntp true`")
 
 
@@ -164,13 +170,13 @@ def _sensors(f: Facts) -> Iterator[Check]:
             "temperature",
             verdict,
             f"{most:.0f} degrees ({zone})",
-            "cool it: a fan, more air, a lower nvpmodel",
+            "improve its cooling, or choose a lower nvpmodel",
         )
     if f.l4t:
         known = bool(f.nvpmodel)
         yield Check(
             "nvpmodel", "PASS" if known else "WARN", f.nvpmodel or "the power mode cannot be read",
-            "`nvpmodel -m 0` for full speed, or the mode that your power supply bears",
+            "`nvpmodel -m 0` for full speed, or the mode that your power supply is rated for",
         )  # fmt: skip
 
 
@@ -191,7 +197,7 @@ def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
             "broker",
             "FAIL",
             "its port cannot be reached from the device",
-            "look at the way there: routes, firewalls, the port",
+            "check routes, firewalls and the port",
         )
     if probe.broker:
         yield Check(
@@ -202,7 +208,9 @@ def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
         )
     if probe.cert_until:
         days = (probe.cert_until - now) / 86_400
-        verdict: Verdict = "FAIL" if days < LAST_DAYS else "WARN" if days < DUE_DAYS else "PASS"
+        verdict: Verdict = (
+            "FAIL" if days < EXPIRES_NOW_DAYS else "WARN" if days < EXPIRES_SOON_DAYS else "PASS"
+        )
         words = f"{days:.0f} days left" if days > 0 else "has expired"
         yield Check("certificate", verdict, words, "deploy again: it is renewed in its last 30 days")
 
@@ -210,20 +218,18 @@ def _probe_results(f: Facts, use: Workload, now: float) -> Iterator[Check]:
 def _engine(f: Facts, use: Workload) -> Iterator[Check]:
     if f.docker is None or not f.docker.version:
         words = (
-            "there is no docker"
+            "docker is not installed"
             if f.docker is None
             else "docker is installed, and its engine does not answer"
         )
-        mend = (
-            "install it" if f.docker is None else "`systemctl status docker`; on JetPack 6 look at iptables"
-        )
-        yield Check("docker", "FAIL", words, f'{mend}, or set software.kind = "venv", which needs none')
+        fix = "install it" if f.docker is None else "`systemctl status docker`; on JetPack 6 look at iptables"
+        yield Check("docker", "FAIL", words, f'{fix}, or set software.kind = "venv", which needs none')
     else:
         yield _docker_version(f.docker.version)
     if f.l4t and f.docker is not None:
         there = "nvidia" in f.docker.runtimes
         yield Check(
-            "nvidia runtime", "PASS" if there else "FAIL", "there" if there else "docker knows no nvidia runtime",
+            "nvidia runtime", "PASS" if there else "FAIL", "configured" if there else "docker has no nvidia runtime",
             "apt-get install nvidia-container-toolkit; nvidia-ctk runtime configure; restart docker",
         )  # fmt: skip
     if f.iptables_works is False:
@@ -249,4 +255,4 @@ def _docker_version(version: str) -> Check:
 
 def _tool(f: Facts, tool: str, fix: str) -> Check:
     there = tool in f.tools
-    return Check(tool, "PASS" if there else "FAIL", "there" if there else f"there is no {tool}", fix)
+    return Check(tool, "PASS" if there else "FAIL", "installed" if there else f"{tool} is not installed", fix)

@@ -20,14 +20,14 @@ from typing import Final, TypeAlias, TypeVar
 from protofleet.deploy.enrol import lifecycle
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.disconnect import revoke_and_disconnect
-from protofleet.deploy.errors import RunError
+from protofleet.deploy.errors import FAILED, RunError
 from protofleet.deploy.fleet.checks import Check, Workload, failures, run_checks
 from protofleet.deploy.fleet.control_plane import ControlPlane
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.device.facts import FACTS_SCRIPT, read_facts
-from protofleet.deploy.fleet.execute import REMOTE_SCRIPT, demand_success, gather_facts, upload
+from protofleet.deploy.fleet.execute import REMOTE_SCRIPT, gather_facts, require_success, upload
 from protofleet.deploy.fleet.plan import describe
-from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back, workload_of
+from protofleet.deploy.fleet.rollout import Rollout, connections, roll_back_by_hand, workload_of
 from protofleet.deploy.fleet.settings import Fleet, Host, read_fleet
 from protofleet.deploy.fleet.software import make_release
 from protofleet.deploy.fleet.ssh import Ssh
@@ -38,7 +38,6 @@ Options = argparse.Namespace
 T = TypeVar("T")
 Connect: TypeAlias = Callable[[Fleet, dict[str, Host]], AbstractContextManager[dict[str, Ssh]]]
 OK: Final = 0
-FAILED: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class Deployment:
     rollout: Rollout
     hosts: dict[str, Ssh]
 
-    def each(self, job: Callable[[Ssh], T]) -> Iterator[tuple[str, T | RunError]]:
-        """The result of a job on every host, in their order; a host that fails stops no other."""
+    def run_on_each(self, job: Callable[[Ssh], T]) -> Iterator[tuple[str, T | RunError]]:
+        """The job's result on each host, in their order; one that fails does not stop the others."""
 
         def tried(ssh: Ssh) -> T | RunError:
             try:
@@ -65,28 +64,28 @@ class Deployment:
 @dataclass(frozen=True, slots=True)
 class Command:
     run: Callable[[Deployment, Options], int]
-    changes: bool = False  # the fleet, so that only one may run at a time
-    needs_hosts: bool = False  # all of them is never meant by default
+    changes: bool = False  # it changes devices: only one such command may run at a time
+    needs_hosts: bool = False  # no host named does not mean all hosts
 
 
 def run(step: str, o: Options, connect: Connect = connections) -> int:
     command = COMMANDS[step]
     if command.needs_hosts and not o.hosts:
-        raise SettingsError(f"name the devices to {step}; all of them is not the default here")
-    with _opened(o, command.changes, connect) as deployment:
+        raise SettingsError(f"name the devices to {step}; this command does not default to all")
+    with _open(o, command.changes, connect) as deployment:
         return command.run(deployment, o)
 
 
 @contextmanager
-def _opened(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]:
+def _open(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]:
     fleet = read_fleet(o.fleet)
-    chosen = fleet.some(o.hosts)
-    lock = _only_one(o.fleet) if changes else contextlib.nullcontext()
+    chosen = fleet.selected(o.hosts)
+    lock = _exclusive_lock(o.fleet) if changes else contextlib.nullcontext()
     with tempfile.TemporaryDirectory(prefix="protofleet-") as folder, lock:
         release = make_release(fleet.software, Path(folder) / "wheels")
-        control = ControlPlane(fleet, release, _confirming(o), getattr(o, "replace", False))
+        control = ControlPlane(fleet, release, _ask_for_fingerprint(o), getattr(o, "replace", False))
         for name in chosen:
-            control.settings(name)  # a mistake in the file is found before anything is touched
+            control.settings(name)  # a mistake in the file is found before any device is changed
         rollout = Rollout(fleet, control, DeployLog(Path(fleet.log)), _print, getattr(o, "force", False))
         with connect(fleet, chosen) as hosts:
             yield Deployment(fleet, rollout, hosts)
@@ -94,7 +93,7 @@ def _opened(o: Options, changes: bool, connect: Connect) -> Iterator[Deployment]
 
 def plan(d: Deployment, o: Options) -> int:
     code = OK
-    for name, planned in d.each(lambda ssh: d.rollout.plan(ssh)[2]):
+    for name, planned in d.run_on_each(lambda ssh: d.rollout.plan(ssh)[2]):
         if isinstance(planned, RunError):
             code = FAILED
             _print(name, str(planned))
@@ -113,49 +112,49 @@ def apply(d: Deployment, o: Options) -> int:
         print(f"protofleet: {outcome.name}: {outcome.problem}", file=sys.stderr)
     changed = sum(1 for outcome in outcomes if outcome.changed)
     untouched = len(d.hosts) - len(outcomes)
-    rest = f"; {untouched} not touched, as {d.rollout.stopped}" if untouched else ""
+    rest = f"; {untouched} not changed, because {d.rollout.stopped}" if untouched else ""
     print(f"{len(outcomes)} devices: {changed} changed, {len(failed)} failed{rest}")
     if d.rollout.stopped and not failed:
-        words = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` takes a device back"
-        print(f"protofleet: {words}", file=sys.stderr)
+        message = f"{d.rollout.stopped}; `protofleet deploy rollback NAME` rolls a device back"
+        print(f"protofleet: {message}", file=sys.stderr)
     return FAILED if failed or d.rollout.stopped else OK
 
 
 def status(d: Deployment, o: Options) -> int:
     code = OK
     print(status_title())
-    for name, facts in d.each(gather_facts):
+    for name, facts in d.run_on_each(gather_facts):
         if isinstance(facts, RunError):
             code = FAILED
             print(f"{name:16} {facts}")
             continue
-        line, well = status_line(name, facts, d.rollout.control.target(name, facts).desired)
-        code = code if well else FAILED
+        line, healthy = status_line(name, facts, d.rollout.control.target(name, facts).desired)
+        code = code if healthy else FAILED
         print(line)
     return code
 
 
 def doctor(d: Deployment, o: Options) -> int:
     code = OK
-    for name, checks in d.each(lambda ssh: _checked(d, ssh)):
+    for name, checks in d.run_on_each(lambda ssh: _check(d, ssh)):
         if isinstance(checks, RunError):
-            checks = [Check("ssh", "FAIL", str(checks), "until then nothing else can be checked")]
+            checks = [Check("ssh", "FAIL", str(checks), "nothing else can be checked until ssh works")]
         else:
-            checks = [Check("ssh", "PASS", "it takes our key, and its host key is the known one"), *checks]
+            checks = [Check("ssh", "PASS", "it accepts our key, and its host key is the known one"), *checks]
         print(f"{name}:")
         code = max(code, print_checks(checks, o.strict))
     return code
 
 
-def _checked(d: Deployment, ssh: Ssh) -> list[Check]:
+def _check(d: Deployment, ssh: Ssh) -> list[Check]:
     control = d.rollout.control
     broker = control.settings(ssh.name).broker
     facts = gather_facts(ssh, "deep", "", broker.host, str(broker.port))
     return run_checks(facts, workload_of(d.fleet, control, ssh.name), time.time())
 
 
-def doctor_here(o: Options) -> int:
-    """`protofleet doctor`: of this very machine, without a fleet's file."""
+def check_this_machine(o: Options) -> int:
+    """`protofleet doctor`, which has no fleet file."""
     host, colon, port = o.broker.rpartition(":")
     if o.broker and (not colon or not port.isdigit()):
         raise SettingsError(f"--broker is {o.broker!r}, which is not of the form HOST:PORT")
@@ -181,31 +180,31 @@ def drain(d: Deployment, o: Options) -> int:
         if result.code:
             raise RunError(f"it cannot be stopped: {result.last_line}")
         d.rollout.log.append(ssh.name, "drain", "done")
-        return result.err.strip() or "stopped, with nothing in hand"
+        return result.err.strip() or "stopped, no work was in progress"
 
     return _print_each(d, drained)
 
 
 def rollback(d: Deployment, o: Options) -> int:
-    return _print_each(d, lambda ssh: roll_back(d.rollout, ssh))
+    return _print_each(d, lambda ssh: roll_back_by_hand(d.rollout, ssh))
 
 
 def tune(d: Deployment, o: Options) -> int:
-    """Some settings for some hours. With nothing to set, an earlier change ends."""
+    """Override some settings for some hours. With nothing to set, an earlier override ends."""
 
     def tuned(ssh: Ssh) -> str:
-        upload(ssh, {"tuning": d.rollout.control.tuned(ssh.name, o.set, o.hours)})
-        demand_success(ssh.run(REMOTE_SCRIPT, "tune"))
+        upload(ssh, {"tuning": d.rollout.control.signed_tuning(ssh.name, o.set, o.hours)})
+        require_success(ssh.run(REMOTE_SCRIPT, "tune"))
         d.rollout.log.append(ssh.name, "tune", "done", hours=o.hours, changes=o.set)
-        return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "all is as it was"
+        return f"for {o.hours:g} hours: {', '.join(o.set)}" if o.set else "no override any more"
 
-    for name in d.hosts:  # a mistake is found before any device is touched
-        d.rollout.control.tuned(name, o.set, o.hours)
+    for name in d.hosts:  # a mistake is found before any device is changed
+        d.rollout.control.signed_tuning(name, o.set, o.hours)
     return _print_each(d, tuned)
 
 
 def revoke(d: Deployment, o: Options) -> int:
-    """At the federation's root first: a device that cannot be reached is revoked all the same."""
+    """At the federation's root first: a device that cannot be reached is revoked too."""
 
     def erased(ssh: Ssh) -> str:
         result = ssh.run(REMOTE_SCRIPT, "erase_keys")
@@ -223,7 +222,7 @@ def revoke(d: Deployment, o: Options) -> int:
 
 def _revoke(authority: Authority, name: str, reason: str, broker: Path | None) -> None:
     if (latest := authority.register.latest(name)) is not None and latest.revoked_at:
-        _print(name, "is revoked already")
+        _print(name, "was revoked already")
     elif broker:
         _print(name, revoke_and_disconnect(authority, name, reason, broker))
     else:
@@ -235,30 +234,31 @@ def _revoke(authority: Authority, name: str, reason: str, broker: Path | None) -
 
 def _print_each(d: Deployment, job: Callable[[Ssh], str]) -> int:
     code = OK
-    for name, result in d.each(job):
+    for name, result in d.run_on_each(job):
         code = FAILED if isinstance(result, RunError) else code
         _print(name, str(result))
     return code
 
 
 @contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Two operators who change one fleet at once would undo each other's steps. The lock ends with its process."""
+def _exclusive_lock(path: Path) -> Iterator[None]:
+    """Two operators who change one fleet at once would undo each other's steps. It is freed with its process."""
     with path.open("r") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            words = f"another command is changing the fleet of {path} now; wait until it has ended"
-            raise SettingsError(words) from None
+            raise SettingsError(
+                f"another command is changing the fleet of {path} now; wait until it has ended"
+            ) from None
         yield
 
 
-def _confirming(o: Options) -> Callable[[str, str], bool]:
+def _ask_for_fingerprint(o: Options) -> Callable[[str, str], bool]:
     """Asks the operator whether a device's fingerprint is the right one, one device after the other."""
-    asking = threading.Lock()
+    prompt = threading.Lock()
 
     def confirm(name: str, fingerprint: str) -> bool:
-        with asking:
+        with prompt:
             _print(name, f"fingerprint of its request, made on the device: {fingerprint}")
             if getattr(o, "yes", False):
                 return True
@@ -270,8 +270,8 @@ def _confirming(o: Options) -> Callable[[str, str], bool]:
     return confirm
 
 
-def _print(name: str, words: str) -> None:
-    print(f"{name:16} {words}", flush=True)
+def _print(name: str, message: str) -> None:
+    print(f"{name:16} {message}", flush=True)
 
 
 COMMANDS: Final[Mapping[str, Command]] = {

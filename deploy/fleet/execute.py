@@ -1,4 +1,4 @@
-"""The steps of a plan, done on one device over SSH."""
+"""Executes the steps of a plan on one device over SSH."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from protofleet.deploy.fleet.ssh import Result, Ssh, UnreachableError
 from protofleet.edge_client.host.status_file import Status
 from protofleet.protocol.settings.reader import SettingsError
 
-HERE: Final = Path(__file__).parent / "device"
-# The program that checks what was shipped travels with the steps: nothing that lies on the device has a say in it.
+DEVICE_SCRIPTS: Final = Path(__file__).parent / "device"
+# The program that verifies what was shipped comes with each step, so that no file on the device can replace it.
 REMOTE_SCRIPT: Final = (
-    f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(HERE / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
-    f"{(HERE / 'remote.sh').read_text()}"
+    f"verifier() {{ cat <<'END_OF_VERIFIER'\n{(DEVICE_SCRIPTS / 'verify.py').read_text()}END_OF_VERIFIER\n}}\n"
+    f"{(DEVICE_SCRIPTS / 'remote.sh').read_text()}"
 )
-TOP: Final = "/opt/protofleet"
+DEVICE_ROOT: Final = "/opt/protofleet"
 BUILD_SECONDS: Final = 1800.0
-SWITCH_SECONDS: Final = 900.0  # all of a release is read again, from an SD card
+SWITCH_SECONDS: Final = 900.0  # a whole release is read again, perhaps from an SD card
 POLL_SECONDS: Final = 0.5
 REQUEST: Final = re.compile(
     r"-----BEGIN PROTOFLEET REQUEST-----.*?-----END PROTOFLEET REQUEST-----", re.DOTALL
@@ -65,28 +65,28 @@ class ServiceState:
 
 
 def gather_facts(ssh: Ssh, *how: str) -> Facts:
-    said = ssh.run(FACTS_SCRIPT.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
+    result = ssh.run(FACTS_SCRIPT.read_text(), *(how or ("quick",)), seconds=240.0 if how else 60.0)
     try:
-        return read_facts(said.out)
+        return read_facts(result.out)
     except SettingsError:
-        words = said.last_line
-        if "sudo" in words:
-            words += "; let this user `sudo -n`, or deploy as root"
-        raise UnreachableError(f"{ssh.name}: its facts cannot be gathered: {words}") from None
+        problem = result.last_line
+        if "sudo" in problem:
+            problem += "; let this user `sudo -n`, or deploy as root"
+        raise UnreachableError(f"{ssh.name}: its facts cannot be gathered: {problem}") from None
 
 
 class Executor:
     """One device."""
 
     def __init__(
-        self, ssh: Ssh, current_user: ControlPlane, target: Target, say: Callable[[str], None],
+        self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
-        self.ssh, self.control, self.target, self.say = ssh, current_user, target, say
+        self.ssh, self.control, self.target, self.report = ssh, control, target, report
         self._clock, self._sleep = clock, sleep
 
     def execute(self, step: Step, facts: Facts) -> None:
-        """Raises StepError, or UnreachableError when the device is lost in the middle."""
+        """Raises StepError, or UnreachableError where the device can no longer be reached."""
         desired = self.target.desired
         match step:
             case Refuse(reasons):
@@ -96,20 +96,22 @@ class Executor:
                 upload(self.ssh, {"roots": self.control.roots()})
                 self.run_step("pin")
             case Ship(release):
-                demand_success(self.ssh.send(self.control.shipped(), f"{TOP}/wheels/{release}"))
+                require_success(
+                    self.ssh.send(self.control.release_folder(), f"{DEVICE_ROOT}/wheels/{release}")
+                )
             case Build(release):
-                made = self.control.release
-                job = "load" if made.container else "build"
-                self.run_step(job, release, *made.install_arguments, seconds=BUILD_SECONDS)
+                built = self.control.release
+                step_name = "load" if built.container else "build"
+                self.run_step(step_name, release, *built.install_arguments, seconds=BUILD_SECONDS)
             case Enrol():
                 self._enrol()
             case Configure():
-                version = self.control.present(desired.name, facts.installed.settings).version
+                version = self.control.installed_settings(desired.name, facts.installed.settings).version
                 self.configure(self.target.text, self.target.unit, version)
             case Drain(seconds):
-                said = self.run_step("drain", f"{seconds:.0f}", seconds=seconds + 60)
-                if said.err.strip():
-                    self.say(said.err.strip())
+                result = self.run_step("drain", f"{seconds:.0f}", seconds=seconds + 60)
+                if result.err.strip():
+                    self.report(result.err.strip())
             case Switch(release):
                 self.run_step("switch", release, desired.name, seconds=SWITCH_SECONDS)
             case Start():
@@ -122,17 +124,17 @@ class Executor:
                 self.record(release, settings, desired.unit)
 
     def configure(self, text: str, unit: str, version: int) -> None:
-        """Beside those in use, and read by the new release before anything depends on it."""
+        """Upload settings and unit beside those in use; the new release checks that it can read them."""
         desired = self.target.desired
-        files = {"settings": self.control.signed(desired.name, text, version), "unit": unit}
-        self._place_signed(files, {name: sha256_of(text) for name, text in files.items()})
+        files = {"settings": self.control.signed_settings(desired.name, text, version), "unit": unit}
+        self._upload_signed(files, {name: sha256_of(text) for name, text in files.items()})
         self.run_step("check", desired.release, desired.name)
 
     def configure_kept(self, text: str, which: str, good: KnownGood, version: int) -> None:
-        """The unit is the one that the device has kept, or it is refused there."""
+        """Sign the earlier settings again; the unit is the one that the device has kept, or the device refuses it."""
         desired = self.target.desired
-        settings = self.control.signed(desired.name, text, version)
-        self._place_signed({"settings": settings}, {"settings": sha256_of(settings), "unit": good.unit})
+        settings = self.control.signed_settings(desired.name, text, version)
+        self._upload_signed({"settings": settings}, {"settings": sha256_of(settings), "unit": good.unit})
         self.run_step("restore_unit", which)
         self.run_step("check", desired.release, desired.name)
 
@@ -148,99 +150,107 @@ class Executor:
         self.run_step("allow", f"{release}-{settings}")
 
     def run_step(self, step: str, *arguments: str, seconds: float = 120.0) -> Result:
-        return demand_success(self.ssh.run(REMOTE_SCRIPT, step, *arguments, seconds=seconds))
+        return require_success(self.ssh.run(REMOTE_SCRIPT, step, *arguments, seconds=seconds))
 
     def service_state(self) -> ServiceState:
-        told = dict(line.partition("=")[::2] for line in self.run_step("state").out.splitlines())
+        state = dict(line.partition("=")[::2] for line in self.run_step("state").out.splitlines())
         service = Service(
-            told.get("ActiveState", ""), told.get("SubState", ""),
-            pid=int(told.get("agent") or 0), restarts=int(told.get("NRestarts") or 0),
+            state.get("ActiveState", ""), state.get("SubState", ""),
+            pid=int(state.get("agent") or 0), restarts=int(state.get("NRestarts") or 0),
         )  # fmt: skip
         try:
-            status = Status(**json.loads(told.get("status", "")))
+            status = Status(**json.loads(state.get("status", "")))
         except (ValueError, TypeError):
             status = None
         return ServiceState(service, status if status and status.pid == service.pid else None)
 
     def last_log_line(self) -> str:
-        """Of the service, as its journal has them."""
+        """Of the service, from its journal."""
         lines = [line for line in self.ssh.run(REMOTE_SCRIPT, "journal").out.splitlines() if line.strip()]
-        told = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
-        return (told or lines or ["its journal says nothing"])[-1]
+        ours = [line.removeprefix("protofleet: ") for line in lines if line.startswith("protofleet: ")]
+        return (ours or lines or ["its journal is empty"])[-1]
 
-    def _place_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
+    def _upload_signed(self, files: dict[str, str], listed: dict[str, str]) -> None:
         subject = f"device {self.target.desired.name}"
         upload(self.ssh, {**files, MANIFEST: self.control.manifest(subject, listed)})
 
     def _enrol(self) -> None:
         desired = self.target.desired
-        said = self.run_step("request", desired.release, desired.name, self.control.federation)
-        found = REQUEST.search(said.out)
+        result = self.run_step("request", desired.release, desired.name, self.control.federation)
+        found = REQUEST.search(result.out)
         if found is None:
-            raise StepError(f"the device made no request: {said.last_line}")
+            raise StepError(f"the device made no request: {result.last_line}")
         upload(self.ssh, {"approval": self.control.approval(desired.name, found[0] + "\n")})
         self.run_step("enrol", desired.release, self.control.root_fingerprint)
-        if words := self.control.let_back_in(desired.name):
-            self.say(words)
+        if message := self.control.readmit(desired.name):
+            self.report(message)
 
     def _wait_until_healthy(self, seconds: float) -> None:
-        """An open port is no health: this process has to have the coordinator's signed answer."""
-        began, first, ends = self._clock(), self.service_state().service.restarts, 0
+        """Healthy is this process once the coordinator has answered it, signed; an open port is not enough."""
+        started_at, restarts, failures = self._clock(), self.service_state().service.restarts, 0
         while True:
             seen = self.service_state()
-            ends += seen.service.sub == "auto-restart"  # once may be the process before
+            failures += seen.service.sub == "auto-restart"  # the first may be of the process before
             if seen.status is not None and seen.status.connected and (seen.status.heard or seen.status.idle):
                 return
-            if ends > 1 or seen.service.restarts > first or seen.service.active in ("failed", "inactive"):
-                raise StepError(f"it does not stay up: {self.last_log_line()}")
-            if self._clock() - began > seconds:
+            if (
+                failures > 1
+                or seen.service.restarts > restarts
+                or seen.service.active in ("failed", "inactive")
+            ):
+                raise StepError(f"it does not keep running: {self.last_log_line()}")
+            if self._clock() - started_at > seconds:
                 raise StepError(self._unhealthy_reason(seen, seconds))
             self._sleep(POLL_SECONDS)
 
     def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
         if seen.status is None:
-            return f"after {seconds:g} s it still starts: {self.last_log_line()}"
+            return f"after {seconds:g} s it is still starting: {self.last_log_line()}"
         if not seen.status.connected:
-            return f"no broker has taken it within {seconds:g} s: {self.last_log_line()}"
+            return f"no broker has accepted it within {seconds:g} s: {self.last_log_line()}"
         return (
-            f"the broker has taken it, but no coordinator has answered within {seconds:g} s; is a run on, and does "
-            f"the coordinator know {self.target.desired.name}'s record?"
+            f"the broker has accepted it, but no coordinator has answered within {seconds:g} s; is a run in "
+            f"progress, and does the coordinator have {self.target.desired.name}'s record?"
         )
 
     def _soak(self, rounds: int, seconds: float) -> None:
-        began, first = self._clock(), self.service_state()
+        started_at, first = self._clock(), self.service_state()
         while True:
             seen = self.service_state()
             if seen.service.pid != first.service.pid:
-                raise StepError(f"it was started again while it served: {self.last_log_line()}")
+                raise StepError(f"it was restarted during the soak: {self.last_log_line()}")
             if (status := seen.status) is not None:
                 if status.refused:
-                    raise StepError("an answer of it was refused by the coordinator; its log says why")
+                    raise StepError(
+                        "the coordinator has refused an answer of it; the coordinator's log says why"
+                    )
                 if status.accepted >= rounds:
                     return
                 if status.idle and not (status.working or status.waiting):
-                    self.say("the run is over, so no round was served")
+                    self.report("the run is over, so no round was served")
                     return
-            if self._clock() - began > seconds:
+            if self._clock() - started_at > seconds:
                 if status is not None and status.working:
                     raise StepError(f"no answer was finished within {seconds:g} s")
-                self.say(f"no round has asked it within {seconds:g} s; it counts as good by its health alone")
+                self.report(
+                    f"no round has asked it within {seconds:g} s; it counts as good because it is healthy"
+                )
                 return
             self._sleep(POLL_SECONDS)
 
 
 def upload(ssh: Ssh, files: dict[str, str]) -> None:
-    """Small files, for a step of `remote.sh` to take from there."""
+    """Small files, for a step of `remote.sh` to use."""
     folder = Path(tempfile.mkdtemp(prefix="protofleet-"))
     try:
         for name, text in files.items():
             (folder / name).write_text(text)
-        demand_success(ssh.send(folder, f"{TOP}/incoming"))
+        require_success(ssh.send(folder, f"{DEVICE_ROOT}/incoming"))
     finally:
         shutil.rmtree(folder)
 
 
-def demand_success(said: Result) -> Result:
-    if said.code:
-        raise StepError(said.last_line)
-    return said
+def require_success(result: Result) -> Result:
+    if result.code:
+        raise StepError(result.last_line)
+    return result

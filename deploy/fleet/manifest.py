@@ -1,4 +1,4 @@
-"""What is copied to a device, by hash: a statement of the federation's root that the device checks (`verify.py`).
+"""The files that are copied to a device, by hash: a statement by the federation's root, verified there (`verify.py`).
 
     body := federation | subject | u64 issued | each file: "SHA-256 name"
 

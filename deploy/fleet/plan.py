@@ -1,6 +1,6 @@
-"""Facts in, a list of steps out. Nothing here touches a device: what shall be done is a value, to be shown or done.
+"""Facts in, a list of steps out. Nothing here reaches a device: a plan is a value, to be printed or executed.
 
-A step that was broken off leaves facts from which the same plan comes out again, less what was finished.
+After an interrupted step the facts give the same plan again, without the steps that were finished.
 """
 
 from __future__ import annotations
@@ -11,53 +11,53 @@ from typing import Final, TypeAlias
 
 from protofleet.deploy.fleet.checks import Check, failures
 from protofleet.deploy.fleet.device.facts import Facts, KnownGood
-from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.fleet.settings import RolloutSettings
 
 DAY: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What a device shall be."""
+    """The desired state of a device."""
 
     name: str
     release: str
-    release_words: str
+    release_description: str
     settings: str  # digest of their text
     unit: str  # SHA-256 of the unit file
-    unit_mark: str  # by which a process says that this unit has started it
-    tls: frozenset[str]  # SHA-256 of certificates of this name that hold; empty: it is not enrolled yet
+    unit_mark: str  # in the environment of the processes that this unit has started
+    tls: frozenset[str]  # SHA-256 of the valid certificates of this name; empty: it is not enrolled yet
     roots: str
     coordinator: str
-    care: Care
+    care: RolloutSettings
 
     @property
-    def pair(self) -> str:
-        """What is blocked when it has failed: this software with these settings."""
+    def blocked_key(self) -> str:
+        """This software with these settings, which is blocked once it has failed."""
         return f"{self.release}-{self.settings}"
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """It cannot be, and why."""
+    """The device cannot be deployed, and why."""
 
     reasons: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Users of its own, its folders, and the roots whose signature counts there."""
+    """Users and folders of its own, and the roots whose signatures it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ship:
     release: str
-    words: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """An environment of what was shipped; it counts when it has imported everything and multiplied a matrix."""
+    """An environment from what was shipped, complete once it has imported everything and multiplied a matrix."""
 
     release: str
 
@@ -76,26 +76,26 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Wait until the process in charge has nothing in hand, and end it there."""
+    """Wait until the running process has finished its work, and stop it."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """From now on this release with these settings, whoever starts it."""
+    """Every later start is of this release with these settings."""
 
     release: str
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The new process, in place of the one before."""
+    """The new process replaces the running one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The coordinator has answered this very process."""
+    """Wait until the coordinator has answered the new process."""
 
     seconds: float
 
@@ -108,7 +108,7 @@ class Soak:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """This is what is gone back to, when a later change fails."""
+    """Note this state as known good: a later change that fails is rolled back to it."""
 
     release: str
     settings: str
@@ -130,13 +130,13 @@ class InstalledSettings:
 def plan(
     facts: Facts, desired: Desired, checks: list[Check], present: InstalledSettings, force: bool = False
 ) -> list[Step]:
-    """What is still missing."""
+    """The steps from the device's facts to its desired state."""
     here = facts.installed
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [Refuse(tuple(reasons))]
-    if desired.pair in here.blocked and not force:
-        words = f"release {desired.release} with these settings has failed on this device before"
-        return [Refuse((f"{words}; change one of them, or say --force",))]
+    if desired.blocked_key in here.blocked and not force:
+        problem = f"release {desired.release} with these settings has failed on this device before"
+        return [Refuse((f"{problem}; change one of them, or say --force",))]
     return list(_steps(facts, desired, present))
 
 
@@ -145,7 +145,7 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
     if not here.user or here.pinned != desired.roots:
         yield Prepare()
     if desired.release not in here.complete:
-        yield Ship(desired.release, desired.release_words)
+        yield Ship(desired.release, desired.release_description)
         yield Build(desired.release)
     if reason := enrolment_reason(facts, desired):
         yield Enrol(reason)
@@ -162,15 +162,15 @@ def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterat
         if service.active == "active":
             yield Drain(care.drain_seconds)
         yield Start()
-    if stale or not is_good(here.good, desired) or not is_well(facts):
+    if stale or not is_known_good(here.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
-        if not is_good(here.good, desired):
+        if not is_known_good(here.good, desired):
             yield Soak(care.soak_rounds, care.soak_seconds)
             yield Record(desired.release, desired.settings)
 
 
 def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bool:
-    """The process that runs was started from what is desired."""
+    """Whether the running process was started from the desired state."""
     service, status = facts.installed.service, facts.installed.status
     if service.active not in ("active", "activating") or not service.enabled:
         return False
@@ -179,12 +179,12 @@ def is_running(facts: Facts, desired: Desired, present: InstalledSettings) -> bo
     return status is None or status.pid != service.pid or status.settings == present.version
 
 
-def is_well(facts: Facts) -> bool:
+def is_healthy(facts: Facts) -> bool:
     status = facts.installed.status
     return status is not None and status.pid == facts.installed.service.pid and status.connected
 
 
-def is_good(good: KnownGood | None, desired: Desired) -> bool:
+def is_known_good(good: KnownGood | None, desired: Desired) -> bool:
     return good is not None and (good.release, good.settings, good.unit) == (
         desired.release,
         desired.settings,
@@ -199,9 +199,9 @@ def enrolment_reason(facts: Facts, desired: Desired) -> str:
     if here.tls not in desired.tls:
         return "its certificate ends soon, has been revoked or is not of this federation"
     if here.roots != desired.roots:
-        return "the federation has other roots by now"
+        return "the federation has other roots now"
     if here.coordinator != desired.coordinator:
-        return "the coordinator has another record by now"
+        return "the coordinator has another record now"
     return ""
 
 
@@ -211,8 +211,8 @@ def describe(step: Step) -> str:
             return "cannot be deployed: " + "; ".join(reasons)
         case Prepare():
             return "prepare: users and folders of its own, and the roots of the federation"
-        case Ship(release, words):
-            return f"ship: release {release}, {words}"
+        case Ship(release, description):
+            return f"ship: release {release}, {description}"
         case Build(release):
             return f"build: release {release}"
         case Enrol(reason):
@@ -220,7 +220,7 @@ def describe(step: Step) -> str:
         case Configure(reason):
             return f"configure: {reason}"
         case Drain(seconds):
-            return f"drain: at most {seconds:g} s for the work in hand"
+            return f"drain: at most {seconds:g} s for the work in progress"
         case Switch(release):
             return f"switch: to release {release}"
         case Start():

@@ -1,4 +1,4 @@
-"""A fleet's file: which hosts there are, what runs on them, and how carefully it is changed."""
+"""A fleet file: which hosts there are, what runs on them, and how a change is rolled out."""
 
 from __future__ import annotations
 
@@ -23,19 +23,18 @@ from protofleet.protocol.settings.reader import (
 )
 from protofleet.protocol.wire.names import valid_device
 
-ADDRESS: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
-USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-PATH: Final = re.compile(
-    r"[A-Za-z0-9_./@+-]+"
-)  # what may stand in an ssh configuration and in a unit as it is
-OPTION: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
-KEYS: Final = Path("/var/lib/protofleet/keys")
-DEVICE_PATHS: Final[Mapping[str, Any]] = {
+ADDRESS_PATTERN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
+USER_PATTERN: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+# What needs no quotes in an ssh configuration and in a unit.
+PATH_PATTERN: Final = re.compile(r"[A-Za-z0-9_./@+-]+")
+OPTION_PATTERN: Final = re.compile(r"[A-Za-z0-9_./:@=,+-]+")
+KEY_FOLDER: Final = Path("/var/lib/protofleet/keys")
+DEVICE_DEFAULTS: Final[Mapping[str, Any]] = {
     "folder": "/var/lib/protofleet/state",
     "status": "/run/protofleet/status.json",
     "tuning": "/etc/protofleet/tuning",
     "trainer": "child",
-    "patience_seconds": float("inf"),  # a board that is switched on before its network waits for it
+    "patience_seconds": float("inf"),  # a board that boots before its network waits for it
 }
 KINDS: Final = ("venv", "container")
 DEPENDENCIES: Final = ("index", "shipped", "system")
@@ -43,17 +42,16 @@ DEPENDENCIES: Final = ("index", "shipped", "system")
 
 @dataclass(frozen=True)
 class Software:
-    """What is shipped. A release is named by what is in it."""
+    """What is shipped. A release is named by a digest of it."""
 
     kind: str = "venv"
     wheels: str = ""  # folder of wheels to ship beside ours
     python: str = "python3"  # on the device
-    dependencies: str = (
-        "index"  # index: pip fetches them; shipped: all are in `wheels`; system: the device has them
-    )
+    # index: pip fetches them; shipped: all are in `wheels`; system: the device has them
+    dependencies: str = "index"
     image: str = ""  # of a container: name@sha256:..., where the device can pull it
     archive: str = ""  # of a container: what `docker save` wrote, where it cannot
-    options: tuple[str, ...] = ()  # of a container: more words for docker run, such as volumes and devices
+    options: tuple[str, ...] = ()  # of a container: for docker run, such as volumes and devices
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -63,14 +61,14 @@ class Software:
             raise ValueError(words)
         if self.dependencies == "shipped" and not self.wheels:
             raise ValueError('dependencies is "shipped", but no folder of wheels is named; set wheels')
-        if not PATH.fullmatch(self.python):
+        if not PATH_PATTERN.fullmatch(self.python):
             raise ValueError(f"python is {self.python!r}, it must be a command or a path without spaces")
         if self.kind == "container" and bool(self.image) == bool(self.archive):
             raise ValueError(
                 "a container comes as image (name@sha256:...) or as archive (a tar file), not both"
             )
         for word in self.options:
-            if not OPTION.fullmatch(word):
+            if not OPTION_PATTERN.fullmatch(word):
                 raise ValueError(
                     f"options has {word!r}; a word for docker run has no spaces, quotes or signs of a shell"
                 )
@@ -80,19 +78,19 @@ class Software:
 
 
 @dataclass(frozen=True)
-class Care:
-    """How carefully a fleet is changed."""
+class RolloutSettings:
+    """How a change is rolled out, and when it counts as good."""
 
     canary: Annotated[int, Within(1, LARGEST_COUNT)] = 1  # devices of the first wave
-    share: Annotated[float, Within(0, 1, above=True)] = (
-        0.1  # of the fleet in the second; the third is the rest
-    )
+    share: Annotated[float, Within(0, 1, above=True)] = 0.1  # of the fleet, in the second wave
     parallel: Annotated[int, Within(1, 1024)] = 8
-    drain_seconds: Seconds = 900.0  # for the work in hand to end
+    drain_seconds: Seconds = 900.0  # for the work in progress to end
     health_seconds: Seconds = 120.0  # for the coordinator to answer a hello
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1  # to be served before a change counts as good
-    soak_seconds: Seconds = 1800.0  # for them; who is asked for nothing in this time passes, and it is said
-    accuracy_drop: Share = 0.0  # of any domain, after a wave, that keeps the next from coming; 0: not asked
+    soak_seconds: Seconds = (
+        1800.0  # for them; a device that no round asks in this time passes, and that is printed
+    )
+    accuracy_drop: Share = 0.0  # of any domain, after a wave, that stops the rollout; 0: not checked
     metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics
 
     def __post_init__(self) -> None:
@@ -108,15 +106,15 @@ class Host:
     user: str = ""  # empty: as ssh has it
     port: OptionalPort = 0
     key: str = ""  # of the ssh client
-    memory_bytes: Bytes = 0  # most that the service may take; 0: all but 1.5 GB
-    device: dict[str, Any] = field(default_factory=dict)  # settings on top of the common ones
+    memory_bytes: Bytes = 0  # limit of the service; 0: all but 1.5 GB
+    device: dict[str, Any] = field(default_factory=dict)  # settings in addition to the common ones
 
     def __post_init__(self) -> None:
-        if not ADDRESS.fullmatch(self.address):
+        if not ADDRESS_PATTERN.fullmatch(self.address):
             raise ValueError(f"address is {self.address!r}, it must be a host's name or address")
-        if self.user and not USER.fullmatch(self.user):
+        if self.user and not USER_PATTERN.fullmatch(self.user):
             raise ValueError(f"user is {self.user!r}, which is no user's name")
-        if self.key and not PATH.fullmatch(self.key):
+        if self.key and not PATH_PATTERN.fullmatch(self.key):
             raise ValueError(f"key is {self.key!r}, it must be a path without spaces")
 
 
@@ -128,7 +126,7 @@ class Fleet:
     broker: str = ""  # its folder from `protofleet enrol broker`, where it runs on this machine
     log: str = "deploy.log"
     software: Software = field(default_factory=Software)
-    care: Care = field(default_factory=Care)
+    care: RolloutSettings = field(default_factory=RolloutSettings)
     device: dict[str, Any] = field(default_factory=dict)  # settings of every device
 
     def __post_init__(self) -> None:
@@ -143,15 +141,15 @@ class Fleet:
                     "second would replace the first: leave one of them out"
                 )
 
-    def some(self, names: list[str]) -> dict[str, Host]:
-        """These hosts, or all."""
+    def selected(self, names: list[str]) -> dict[str, Host]:
+        """The named hosts; all, where none is named."""
         if unknown := [name for name in names if name not in self.hosts]:
             raise SettingsError(f"there is no host {unknown[0]!r}; there are {', '.join(sorted(self.hosts))}")
         return {name: host for name, host in sorted(self.hosts.items()) if not names or name in names}
 
 
 def read_fleet(path: Path) -> Fleet:
-    """Paths in it are as seen from the file itself."""
+    """Relative paths in it are relative to the file."""
     fleet, base = decode_file(Fleet, path, read_toml(path)), path.parent
     software = fleet.software
     wheels = str(base / software.wheels) if software.wheels else ""
@@ -165,25 +163,25 @@ def read_fleet(path: Path) -> Fleet:
     )  # fmt: skip
 
 
-def settings_of(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
-    """A device's settings: the common ones, its own on top, and where things are on a device that we set up."""
-    fixed = {"name": name, "federation": federation, "enrolled": str(KEYS)}
-    table = merge(merge(DEVICE_PATHS, fleet.device), fleet.hosts[name].device)
+def device_settings(fleet: Fleet, federation: str, name: str) -> DeviceSettings:
+    """The common settings, this device's own, and the paths of a deployed device."""
+    fixed = {"name": name, "federation": federation, "enrolled": str(KEY_FOLDER)}
+    table = merge(merge(DEVICE_DEFAULTS, fleet.device), fleet.hosts[name].device)
     for key, value in fixed.items():
         if table.setdefault(key, value) != value:
             raise SettingsError(f"device.{key} of {name} is {table[key]!r}; a deployed device has {value!r}")
     if table.get("metrics_port") and "metrics_host" not in table:
-        table["metrics_host"] = reached_at(name, fleet.hosts[name].address)
+        table["metrics_host"] = metrics_address(name, fleet.hosts[name].address)
     broker = dict(table.get("broker", {}))
     if broker.get("password") is not None:
-        words = "settings are shipped in the clear and hold no secret; let the broker take certificates"
+        words = "settings are shipped unencrypted and hold no secret; use certificates for the broker"
         raise SettingsError(f"device.broker.password of {name} is set, but {words}")
-    broker.setdefault("tls", encode(tls_files(KEYS)))
+    broker.setdefault("tls", encode(tls_files(KEY_FOLDER)))
     return decode(DeviceSettings, {**table, "broker": broker}, f"device ({name})")
 
 
-def reached_at(name: str, address: str) -> str:
-    """Where Prometheus finds a device's metrics. What a host's name means is another thing on the host itself."""
+def metrics_address(name: str, address: str) -> str:
+    """Where the device serves its metrics. A host's name may resolve to another address on the host itself."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:

@@ -16,31 +16,31 @@ from protofleet.deploy.fleet.settings import Fleet, Host
 
 CONNECT_SECONDS: Final = 10
 CLOSE_SECONDS: Final = 10.0
-FAILED_TO_CONNECT: Final = 255  # of ssh itself; any other code is the remote command's
+SSH_FAILED: Final = 255  # of ssh itself; any other code is the remote command's
 AS_ROOT: Final = '$([ "$(id -u)" = 0 ] || echo sudo -n)'  # evaluated by the shell there
 # The output of a device must not steer the operator's terminal.
-CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL_CHARACTERS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-# A part of what ssh prints, and what it means for the operator. The first that is found counts.
+# A part of what ssh prints, and what it means for the operator. The first match counts.
 EXPLANATIONS: Final = (
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known: another machine answers "
-     "there, or it was set up anew; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the known one: another machine answers "
+     "there, or it was installed again; if so, `ssh-keygen -R {host}`, compare its fingerprint, and add the new key"),
     ("Host key verification failed", "its host key is not known here; compare its fingerprint and add it: "
      "`ssh-keyscan {host} >> known_hosts`, or connect once by hand"),
     ("No matching host key", "its host key is not known here in a form that it offers; `ssh-keyscan {host}`"),
-    ("Permission denied", "it does not take our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
-    ("Could not resolve hostname", "nobody knows a host of that name; correct address in the fleet's file"),
-    ("Connection refused", "nothing listens there; is sshd running, is the port right?"),
+    ("Permission denied", "it does not accept our key; put the public key into its authorized_keys (`ssh-copy-id`)"),
+    ("Could not resolve hostname", "its name cannot be resolved; correct address in the fleet file"),
+    ("Connection refused", "nothing listens on that port; is sshd running, is the port right?"),
     ("timed out", "no answer; is it switched on, does a firewall drop the port?"),
-    ("No route to host", "no way there; is it switched on and on this network?"),
-    ("Network is unreachable", "no way there from this machine's network"),
-    ("Connection reset", "it hung up before it answered; does sshd run in good order there?"),
-    ("Connection closed", "it hung up before it answered; does sshd run in good order there?"),
+    ("No route to host", "no route to it; is it switched on and on this network?"),
+    ("Network is unreachable", "this machine's network has no route to it"),
+    ("Connection reset", "it closed the connection before it answered; does sshd work there?"),
+    ("Connection closed", "it closed the connection before it answered; does sshd work there?"),
 )  # fmt: skip
 
 
 class UnreachableError(RunError):
-    """A host cannot be worked on. The message says why, and the way out."""
+    """A host cannot be reached. The message says why, and the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def run_program(command: Sequence[str], stdin: str, seconds: float) -> Result:
 
 
 class Ssh:
-    """One host. `folder` is private to this deployment: the sockets of shared connections lie there."""
+    """One host. `folder` is private to this deployment: it holds the sockets of shared connections."""
 
     def __init__(self, name: str, host: Host, fleet: Fleet, folder: Path, run: Run = run_program) -> None:
         self.name, self._host, self._run = name, host, run
@@ -106,22 +106,22 @@ class Ssh:
             done = self._run(command, stdin, seconds)
         except subprocess.TimeoutExpired:
             raise UnreachableError(
-                f"{self.name}: no end after {seconds:.0f} s; does it still answer?"
+                f"{self.name}: not finished after {seconds:.0f} s; is it still reachable?"
             ) from None
-        result = Result(done.code, CONTROL.sub("", done.out), CONTROL.sub("", done.err))
-        if result.code == FAILED_TO_CONNECT:
+        result = Result(done.code, CONTROL_CHARACTERS.sub("", done.out), CONTROL_CHARACTERS.sub("", done.err))
+        if result.code == SSH_FAILED:
             raise UnreachableError(f"{self.name} ({self._host.address}): {self._explain(result)}")
         return result
 
     def _explain(self, result: Result) -> str:
-        for words, explanation in EXPLANATIONS:
-            if words in result.err:
+        for text, explanation in EXPLANATIONS:
+            if text in result.err:
                 return explanation.format(host=self._host.address)
         return result.last_line
 
 
 def configuration(host: Host, fleet: Fleet, folder: Path) -> str:
-    """An ssh configuration: what we insist on, then the user's own for all the rest."""
+    """An ssh configuration: what we require, then the user's own."""
     lines = [
         f"Host {host.address}", "BatchMode yes", "StrictHostKeyChecking yes", "ForwardAgent no", "ForwardX11 no",
         f"ConnectTimeout {CONNECT_SECONDS}", "ServerAliveInterval 5", "ServerAliveCountMax 6", "RequestTTY no",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
-from protofleet.deploy.fleet.settings import Fleet, settings_of
+from protofleet.deploy.fleet.settings import Fleet, device_settings
 from protofleet.deploy.local.experiment import Experiment, read_tables
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
@@ -89,7 +89,7 @@ def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
     """The data is on the hosts: only what the settings say is known here."""
     federation = str(fleet.device.get("federation", "protofleet"))
     for name, host in fleet.hosts.items():
-        data = settings_of(fleet, federation, name).data
+        data = device_settings(fleet, federation, name).data
         yield Participant(
             name, normalized(configured_class_names(data)), data, elsewhere=f"at {host.address}"
         )

@@ -134,12 +134,12 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
     words = {
         "no-disk": "0.1 GB are free; make room",
         "wrong-arch": "architecture: armv7l, for which there is no torch",
-        "no-clock": "clock: it says 1970",
+        "no-clock": "clock: it is set to 1970",
         "no-sshd": "nothing listens there; is sshd running",
         "stranger": "its host key is not known here",
-        "locked": "it does not take our key",
-        "no-rsync": "there is no rsync; apt-get install rsync",
-        "nowhere": "nobody knows a host of that name",
+        "locked": "it does not accept our key",
+        "no-rsync": "rsync is not installed; apt-get install rsync",
+        "nowhere": "its name cannot be resolved",
     }
     for name, expected in words.items():
         line = next(text for host, text in told.items() if host.startswith(name))
@@ -149,7 +149,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
 
     fleet.fleet(hosts, software={"kind": "container", "image": f"edge@sha256:{'0' * 64}"})
     done = fleet.deploy("doctor", "no-disk", check=False)
-    assert done.returncode == 1 and "FAIL  docker" in done.stdout and "there is no docker" in done.stdout
+    assert done.returncode == 1 and "FAIL  docker" in done.stdout and "docker is not installed" in done.stdout
     for device in broken.values():
         bench.stop(device)
 
@@ -194,8 +194,8 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
 
     fleet.fleet(device={"data": {"root": "/nowhere", "source": "folder"}})
     done = fleet.deploy("apply", check=False)
-    assert done.returncode == 1 and "it does not stay up" in done.stderr and "/nowhere" in done.stderr
-    assert "it went back to release" in done.stderr and "which is well" in done.stderr
+    assert done.returncode == 1 and "it does not keep running" in done.stderr and "/nowhere" in done.stderr
+    assert "it was rolled back to release" in done.stderr and "which is healthy" in done.stderr
     assert (
         device.do("readlink", "/opt/protofleet/current") == good and show(device, "ActiveState") == "active"
     )
@@ -211,7 +211,7 @@ def test_a_change_that_does_not_serve_is_taken_back_and_blocked(rig):
     fleet.fleet(device={"threads": 2})
     assert "1 changed, 0 failed" in fleet.deploy("apply").stdout, "and something else goes"
     back = fleet.deploy("rollback").stdout
-    assert "back on release" in back
+    assert "rolled back to release" in back
     settings = device.sh(
         "sed 1d /etc/protofleet/device.settings | base64 -di 2>/dev/null | tr -cd '[:print:]'"
     )
@@ -224,7 +224,7 @@ def test_a_device_can_be_drained_started_again_and_revoked(rig):
     fleet.start_coordinator(rounds=10_000)
     fleet.deploy("apply", "--yes")
     first, second = fleet.devices.values()
-    assert "stopped, with nothing in hand" in fleet.deploy("drain", "board-0").stdout
+    assert "stopped, no work was in progress" in fleet.deploy("drain", "board-0").stdout
     assert (show(first, "ActiveState"), show(second, "ActiveState")) == ("inactive", "active")
     assert fleet.deploy("status", check=False).returncode == 1
     assert "1 changed" in fleet.deploy("apply").stdout and show(first, "ActiveState") == "active"
@@ -317,5 +317,5 @@ def test_a_container_is_shipped_loaded_and_served_by(rig, bench, tmp_path):
     assert found["Config"]["User"] == device.sh('echo "$(id -u protofleet):$(id -g protofleet)"')
     assert not any("PRIVATE" in value or "KEY" in value for value in found["Config"]["Env"])
     assert device.do("systemd-analyze", "verify", f"/etc/systemd/system/{UNIT}") == ""
-    assert "stopped, with nothing in hand" in fleet.deploy("drain").stdout
+    assert "stopped, no work was in progress" in fleet.deploy("drain").stdout
     assert device.do("docker", "ps", "-q") == "" and "1 changed" in fleet.deploy("apply").stdout

@@ -11,7 +11,7 @@ import pytest
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.fleet.settings import read_fleet, settings_of
+from protofleet.deploy.fleet.settings import device_settings, read_fleet
 from protofleet.deploy.local.experiment import Experiment
 from protofleet.deploy.stack.__main__ import with_devices
 from protofleet.deploy.stack.layout import Stack
@@ -87,7 +87,7 @@ address = "127.0.0.3"
 def test_a_deployed_device_is_scraped_at_the_address_of_the_fleets_file(federation, tmp_path, capsys):
     port = free_port()
     (tmp_path / "fleet.toml").write_text(FLEET.format(port=port))
-    shipped = settings_of(read_fleet(tmp_path / "fleet.toml"), federation.name, "board-1")
+    shipped = device_settings(read_fleet(tmp_path / "fleet.toml"), federation.name, "board-1")
     federation.coordinator()
     federation.device("board-1", metrics_port=shipped.metrics_port, metrics_host=shipped.metrics_host)
     serves(federation, port, "127.0.0.3")

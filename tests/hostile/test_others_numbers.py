@@ -13,7 +13,7 @@ from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.fleet.accuracy import AccuracyCheck
-from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.deploy.local.progress import Progress
 from tests.hostile.device import Answer
 from tests.hostile.federation import Federation
@@ -79,11 +79,13 @@ def test_a_device_takes_no_domain_of_another_and_no_more_than_one(tmp_path):
             liar.greet(domain=f"invented-{i}")
         f.wait_until(lambda: len(shown(f)) > 1, "two domains to be measured")
         judge = AccuracyCheck(
-            Care(accuracy_drop=0.05, metrics=f"http://127.0.0.1:{f.metrics_port}/metrics", soak_seconds=60.0)
+            RolloutSettings(
+                accuracy_drop=0.05, metrics=f"http://127.0.0.1:{f.metrics_port}/metrics", soak_seconds=60.0
+            )
         )
-        judge.begin()
+        judge.record_baseline()
         liar.greet(domain="street")
-        assert judge.verdict() == (True, "")
+        assert judge.judge() == (True, "")
         assert shown(f) == {("street", "global"): 0.9, ("street (liar)", "global"): 0.0}
         assert "'street', which is not for it; it is shown as 'street (liar)'" in f.log_of(coordinator)
         assert f.log_of(coordinator).count("is not for it") == 1

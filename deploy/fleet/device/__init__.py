@@ -1,4 +1,4 @@
-"""What runs on a device while it is deployed to, and what it tells: facts, checks of signatures, its unit.
+"""What runs on a device during a deployment: it reports facts, verifies signatures, and has a systemd unit.
 
 May import: deploy.fleet, edge_client.*, methods.contract, protocol.*.
 """

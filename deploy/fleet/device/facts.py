@@ -1,4 +1,4 @@
-"""What a device is and holds, as a value. `facts.sh` tells it there; a test may make it up."""
+"""The state of a device as a value, read from what `facts.sh` prints there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVICE: Final = "protofleet-device.service"
 
 @dataclass(frozen=True, slots=True)
 class KnownGood:
-    """What has served a round on this device: to be gone back to."""
+    """A state in which this device has answered a round: a rollback goes to it."""
 
     release: str
     settings: str  # digest of their text
@@ -33,16 +33,16 @@ class Service:
     active: str = ""  # active, activating, failed, inactive; empty: there is no such unit
     sub: str = ""
     enabled: bool = False
-    pid: int = 0  # as the agent itself knows it: in a container another than the service manager's
+    pid: int = 0  # as the agent sees it: in a container another than systemd's
     restarts: int = 0
     running: str = ""  # release of the process
-    unit: str = ""  # mark of the unit that it was started by
+    unit: str = ""  # mark of the unit that has started it
 
 
 @dataclass(frozen=True, slots=True)
 class Installed:
     user: bool = False
-    pinned: str = ""  # SHA-256 of the roots whose signature root believes here
+    pinned: str = ""  # SHA-256 of the roots whose signatures the device accepts
     release: str = ""  # that `current` links to
     complete: frozenset[str] = frozenset()
     blocked: frozenset[str] = frozenset()
@@ -67,11 +67,11 @@ class Docker:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What only our own program on the device can say."""
+    """What only our own program on the device can find out."""
 
     torch: str = ""
     cuda: bool | None = None
-    broker: str = ""  # ok, or why not; empty: nobody has asked
+    broker: str = ""  # ok, or why not; empty: not checked
     broker_tcp: bool | None = None  # whether its port can be reached
     cert_until: int = 0
 
@@ -90,7 +90,7 @@ class Facts:
     venv: bool = False
     systemd: int = 0
     systemd_state: str = ""
-    clock_synced: bool | None = None  # None: nobody knows
+    clock_synced: bool | None = None  # None: unknown
     groups: tuple[str, ...] = ()  # that may use the GPU: video, render
     disk_free: int = 0
     state_free: int = 0
@@ -108,32 +108,32 @@ class Facts:
 
 
 def read_facts(text: str) -> Facts:
-    """What `facts.sh` has printed. SettingsError where it broke off."""
-    told: dict[str, list[str]] = defaultdict(list)
+    """What `facts.sh` has printed. SettingsError where it did not come to its end."""
+    values: dict[str, list[str]] = defaultdict(list)
     for line in text.splitlines():
         key, equals, value = line.partition("=")
         if equals:
-            told[key].append(value.strip())
-    one = {key: values[-1] for key, values in told.items()}
+            values[key].append(value.strip())
+    one = {key: found[-1] for key, found in values.items()}
     if "end" not in one or not one.get("arch"):
-        raise SettingsError(f"the device has not told all that was asked; its last word was {text[-80:]!r}")
+        raise SettingsError(f"the facts of the device are incomplete; they end with {text[-80:]!r}")
     return Facts(
         one["arch"], int(one["uid"]), int(one["now"]),
         os=one.get("os", ""), model=one.get("model", ""), l4t=one.get("l4t", ""), nvidia="nvidia" in one,
-        tools=frozenset(told["tool"]), python=one.get("python", ""), venv="venv" in one,
+        tools=frozenset(values["tool"]), python=one.get("python", ""), venv="venv" in one,
         systemd=int(one.get("systemd") or 0), systemd_state=one.get("systemd_state", ""),
         clock_synced=_yes_or_no(one.get("clock_synced")), groups=tuple(one.get("groups", "").split()),
         disk_free=int(one.get("disk_free") or 0), state_free=int(one.get("state_free") or 0),
         storage=one.get("storage", ""), ram=int(one.get("ram", 0)), ram_free=int(one.get("ram_free", 0)),
-        swap=int(one.get("swap", 0)), temperatures=tuple(map(_temperature, told["temperature"])),
+        swap=int(one.get("swap", 0)), temperatures=tuple(map(_temperature, values["temperature"])),
         nvpmodel=one.get("nvpmodel", ""),
         docker=Docker(one["docker"], tuple(one.get("docker_runtimes", "").split())) if "docker" in one else None,
         iptables=one.get("iptables", ""), iptables_works=_yes_or_no(one.get("iptables_works")),
-        installed=_installed(told, one), probe=_probe(one),
+        installed=_installed(values, one), probe=_probe(one),
     )  # fmt: skip
 
 
-def _installed(told: Mapping[str, list[str]], one: Mapping[str, str]) -> Installed:
+def _installed(values: Mapping[str, list[str]], one: Mapping[str, str]) -> Installed:
     service = Service(
         one.get("ActiveState", ""), one.get("SubState", ""), one.get("UnitFileState") == "enabled",
         int(one.get("agent") or 0), int(one.get("NRestarts") or 0), one.get("running", ""),
@@ -141,7 +141,7 @@ def _installed(told: Mapping[str, list[str]], one: Mapping[str, str]) -> Install
     )  # fmt: skip
     return Installed(
         "user" in one, one.get("pinned", ""), one.get("release", ""),
-        frozenset(told["complete"]), frozenset(told["blocked"]),
+        frozenset(values["complete"]), frozenset(values["blocked"]),
         settings=_statement(one.get("settings", "")), good_settings=_statement(one.get("good_settings", "")),
         previous_settings=_statement(one.get("previous_settings", "")),
         unit=one.get("unit", ""), tls=one.get("tls", ""), roots=one.get("roots", ""),

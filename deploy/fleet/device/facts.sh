@@ -1,23 +1,23 @@
-# What a device is and holds, as key=value lines. Reads only; runs in any POSIX shell.
-# Arguments: deep | quick. Deep also asks torch and the broker, which takes seconds.
-# What belongs to the device's own user is read by that user: a link of its could lead root to any file.
+# The state of a device, as key=value lines. Reads only; runs in any POSIX shell.
+# Arguments: deep | quick. Deep also tries torch and the broker, which takes seconds.
+# Files of the device's own user are read as that user: a link among them could lead root to any file.
 cd /
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin:/usr/local/sbin"
 say() { printf '%s=%s\n' "$1" "$(printf '%s' "$2" | tr '\n' ' ')"; }
 has() { command -v "$1" >/dev/null 2>&1; }
-briefly() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
-there() { for place; do [ -e "$place" ] && { echo "$place"; return; }; done; }
-sum() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
+with_timeout() { if has timeout; then timeout 10 "$@"; else "$@"; fi 2>/dev/null; }
+first_existing() { for path; do [ -e "$path" ] && { echo "$path"; return; }; done; }
+sha256() { [ -r "$1" ] && sha256sum "$1" | cut -d' ' -f1; }
 as_user() { # command ...: in the groups that may use a GPU
   if [ "$(id -u)" != 0 ] || ! id protofleet >/dev/null 2>&1; then "$@" </dev/null 2>/dev/null; return; fi
-  of=$(cut -d: -f1,3 /etc/group | sed -n 's/^\(video\|render\)://p' | tr '\n' ',')
-  if [ -n "$of" ]; then of=--groups=${of%,}; else of=--clear-groups; fi
-  env HOME=/var/lib/protofleet setpriv --reuid=protofleet --regid=protofleet "$of" --no-new-privs -- "$@" </dev/null 2>/dev/null
+  gpu=$(cut -d: -f1,3 /etc/group | sed -n 's/^\(video\|render\)://p' | tr '\n' ',')
+  if [ -n "$gpu" ]; then groups=--groups=${gpu%,}; else groups=--clear-groups; fi
+  env HOME=/var/lib/protofleet setpriv --reuid=protofleet --regid=protofleet "$groups" --no-new-privs -- "$@" </dev/null 2>/dev/null
 }
-known() { grep -aE '^(torch|torch_problem|cuda|cert_until|broker)=' | cut -c1-500; } # of what a program of that user says
-theirs() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }
-their_sum() { held=$(theirs "$1" | sha256sum | cut -d' ' -f1); [ "$held" != "$nothing" ] && echo "$held"; }
-nothing=$(sha256sum </dev/null | cut -d' ' -f1)
+known_keys() { grep -aE '^(torch|torch_problem|cuda|cert_until|broker)=' | cut -c1-500; } # of the output of a program that runs as that user
+read_as_user() { as_user timeout 5 head -c 65536 "$1" 2>/dev/null; }
+sha256_as_user() { digest=$(read_as_user "$1" | sha256sum | cut -d' ' -f1); [ "$digest" != "$of_nothing" ] && echo "$digest"; }
+of_nothing=$(sha256sum </dev/null | cut -d' ' -f1)
 
 say arch "$(uname -m)"
 say kernel "$(uname -r)"
@@ -26,7 +26,7 @@ say now "$(date +%s)"
 [ -r /etc/os-release ] && say os "$(. /etc/os-release; echo "$ID $VERSION_ID")"
 [ -r /proc/device-tree/model ] && say model "$(tr -d '\0' </proc/device-tree/model)"
 [ -r /etc/nv_tegra_release ] && say l4t "$(sed -n 's/^# R\([0-9]*\) (release), REVISION: \([0-9.]*\),.*/\1.\2/p' /etc/nv_tegra_release)"
-[ -n "$(there /dev/nvidia0 /dev/nvhost-gpu /dev/nvmap)" ] && say nvidia yes
+[ -n "$(first_existing /dev/nvidia0 /dev/nvhost-gpu /dev/nvmap)" ] && say nvidia yes
 for tool in rsync python3 docker sha256sum runuser; do has $tool && say tool $tool; done
 has python3 && say python "$(python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null)"
 has python3 && python3 -c 'import venv, ensurepip' 2>/dev/null && say venv yes
@@ -34,25 +34,25 @@ has systemctl && {
   say systemd "$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')"
   say systemd_state "$(systemctl is-system-running 2>/dev/null)"
 }
-has timedatectl && say clock_synced "$(briefly timedatectl show -p NTPSynchronized --value)"
+has timedatectl && say clock_synced "$(with_timeout timedatectl show -p NTPSynchronized --value)"
 say groups "$(cut -d: -f1 /etc/group | grep -xE 'video|render' | tr '\n' ' ')"
 
-say disk_free "$(df -Pk "$(there /opt/protofleet /opt /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
-say state_free "$(df -Pk "$(there /var/lib/protofleet /var/lib /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
-say storage "$(df -P "$(there /var/lib/protofleet /var/lib /)" | awk 'NR==2 {print $1}')"
+say disk_free "$(df -Pk "$(first_existing /opt/protofleet /opt /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
+say state_free "$(df -Pk "$(first_existing /var/lib/protofleet /var/lib /)" | awk 'NR==2 {printf "%.0f", $4 * 1024}')"
+say storage "$(df -P "$(first_existing /var/lib/protofleet /var/lib /)" | awk 'NR==2 {print $1}')"
 awk '/^MemTotal:/ {printf "ram=%.0f\n", $2 * 1024} /^MemAvailable:/ {printf "ram_free=%.0f\n", $2 * 1024}
      /^SwapTotal:/ {printf "swap=%.0f\n", $2 * 1024}' /proc/meminfo
 for zone in /sys/class/thermal/thermal_zone*; do
   heat=$(cat "$zone/temp" 2>/dev/null) && say temperature "$heat $(cat "$zone/type")"
 done
-has nvpmodel && say nvpmodel "$(briefly nvpmodel -q | sed -n 's/^NV Power Mode: //p')"
+has nvpmodel && say nvpmodel "$(with_timeout nvpmodel -q | sed -n 's/^NV Power Mode: //p')"
 
 has docker && {
-  say docker "$(briefly docker version --format '{{.Server.Version}}')"
-  say docker_runtimes "$(briefly docker info --format '{{range $name, $run := .Runtimes}}{{$name}} {{end}}')"
+  say docker "$(with_timeout docker version --format '{{.Server.Version}}')"
+  say docker_runtimes "$(with_timeout docker info --format '{{range $name, $run := .Runtimes}}{{$name}} {{end}}')"
 }
-has iptables && say iptables "$(briefly iptables --version)"
-[ "$(id -u)" = 0 ] && has iptables && { briefly iptables -t nat -n -L >/dev/null && say iptables_works yes || say iptables_works no; }
+has iptables && say iptables "$(with_timeout iptables --version)"
+[ "$(id -u)" = 0 ] && has iptables && { with_timeout iptables -t nat -n -L >/dev/null && say iptables_works yes || say iptables_works no; }
 
 top=/opt/protofleet
 [ -L $top/current ] && say release "$(basename "$(readlink $top/current)")"
@@ -63,20 +63,20 @@ for kept in good previous; do
   [ -r $top/kept/$kept/settings ] && say ${kept}_settings "$(cat $top/kept/$kept/settings)"
 done
 [ -r /etc/protofleet/device.settings ] && say settings "$(cat /etc/protofleet/device.settings)"
-say pinned "$(sum /etc/protofleet/roots)"
-say unit "$(sum /etc/systemd/system/protofleet-device.service)"
+say pinned "$(sha256 /etc/protofleet/roots)"
+say unit "$(sha256 /etc/systemd/system/protofleet-device.service)"
 id protofleet >/dev/null 2>&1 && say user protofleet
-say tls "$(their_sum /var/lib/protofleet/keys/current/tls.crt)"
-say roots "$(their_sum /var/lib/protofleet/keys/current/roots)"
-say coordinator "$(their_sum /var/lib/protofleet/keys/current/coordinator.record)"
-status=$(theirs /run/protofleet/status.json)
+say tls "$(sha256_as_user /var/lib/protofleet/keys/current/tls.crt)"
+say roots "$(sha256_as_user /var/lib/protofleet/keys/current/roots)"
+say coordinator "$(sha256_as_user /var/lib/protofleet/keys/current/coordinator.record)"
+status=$(read_as_user /run/protofleet/status.json)
 if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
   for key in ActiveState SubState NRestarts UnitFileState; do
     say "$key" "$(systemctl show -p $key --value protofleet-device.service)"
   done
   pid=$(systemctl show -p MainPID --value protofleet-device.service)
   say agent "$pid"
-  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container counts processes anew
+  [ "$pid" != 0 ] && [ -e $top/current/image ] && # a container has process ids of its own
     say agent "$(printf '%s\n' "$status" | sed -n 's/^ "pid": \([0-9]*\),$/\1/p')"
   [ "$pid" != 0 ] && {
     say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | sed -n '1s|^/opt/protofleet/releases/\([0-9a-f]*\)/.*|\1|p; s|^protofleet.release=||p')"
@@ -85,23 +85,23 @@ if has systemctl && [ -e /etc/systemd/system/protofleet-device.service ]; then
 fi
 [ -n "$status" ] && say status "$status"
 
-# Older releases have it under its old name; nothing of the folder in which this is called is imported.
+# Older releases have the program under its old name; nothing of the working directory is imported.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
 runpy.run_module(name, run_name="__main__", alter_sys=True)'
-if [ "$1" = deep ]; then # then: an interpreter that has our program, the broker's host and port
+if [ "$1" = deep ]; then # followed by an interpreter that has our program, the broker's host and port
   has python3 && [ -n "${3:-}" ] && {
-    briefly python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
+    with_timeout python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()' "$3" "$4" \
       && say broker_tcp yes || say broker_tcp no
   }
   connected=$(printf '%s' "$status" | grep -q '"connected": true' && echo connected)
   for python in "${2:-}" $top/current/bin/python; do
-    as_user test -x "$python" && { as_user timeout 90 "$python" -c "$probe" tell $connected | known; break; }
+    as_user test -x "$python" && { as_user timeout 90 "$python" -c "$probe" tell $connected | known_keys; break; }
   done
   has python3 && [ ! -x "${2:-}" ] && [ ! -x $top/current/bin/python ] && as_user timeout 90 python3 -c '
 import torch
 print("torch=" + torch.__version__)
-print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))' | known
+print("cuda=" + ("yes" if torch.cuda.is_available() else "no"))' | known_keys
 fi
 say end yes

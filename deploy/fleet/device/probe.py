@@ -1,4 +1,4 @@
-"""Run on a device by its own interpreter: what only our program there can say, as key=value lines."""
+"""Run on a device by its own interpreter: what only our program there can find out, as key=value lines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.fleet.settings import KEYS
+from protofleet.deploy.fleet.settings import KEY_FOLDER
 
-SETTINGS: Final = Path("/etc/protofleet/device.settings")
+SETTINGS_FILE: Final = Path("/etc/protofleet/device.settings")
 
 
 def main(arguments: list[str]) -> int:
@@ -47,7 +47,7 @@ def check_settings(path: Path) -> int:
     from protofleet.protocol.settings.reader import SettingsError
 
     try:
-        verified_settings(path, str(KEYS), ())
+        verified_settings(path, str(KEY_FOLDER), ())
     except (SettingsError, StatementError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -64,7 +64,7 @@ def print_torch() -> None:
 
 
 def print_enrolment(connected: bool) -> None:
-    """A running device is asked nothing: the broker would hand us its session."""
+    """Does not connect where the device is connected: the broker would give its session to us."""
     from cryptography import x509
 
     from protofleet.edge_client.host.loaded_settings import verified_settings
@@ -73,18 +73,18 @@ def print_enrolment(connected: bool) -> None:
     from protofleet.protocol.settings.reader import SettingsError
     from protofleet.protocol.transport.address import preflight
 
-    cert = KEYS / CURRENT / TLS_CERT
+    cert = KEY_FOLDER / CURRENT / TLS_CERT
     if cert.exists():
         until = x509.load_pem_x509_certificate(cert.read_bytes()).not_valid_after_utc
         print(f"cert_until={int(until.timestamp())}")
     if connected:
         print("broker=ok")
-    elif SETTINGS.exists() and cert.exists():
+    elif SETTINGS_FILE.exists() and cert.exists():
         try:
-            words = preflight(verified_settings(SETTINGS, str(KEYS), ()).settings.broker) or "ok"
+            result = preflight(verified_settings(SETTINGS_FILE, str(KEY_FOLDER), ()).settings.broker) or "ok"
         except (SettingsError, StatementError) as error:
-            words = f"the settings that are installed are not taken: {error}"
-        print(f"broker={words}".replace("\n", " "))
+            result = f"the installed settings are not accepted: {error}"
+        print(f"broker={result}".replace("\n", " "))
     sys.stdout.flush()
 
 

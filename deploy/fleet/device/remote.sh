@@ -1,6 +1,6 @@
 # The steps of a deployment, run as root on the device. Each can be interrupted anywhere and run again.
 #
-# /var/lib/protofleet and /run/protofleet belong to the user of the service, which may have been taken over: root neither
+# /var/lib/protofleet and /run/protofleet belong to the service's user, which an attacker may control: root neither
 # reads nor writes there, for a link could lead it to any file. What has to be done there is done as that user.
 set -eu
 umask 022
@@ -10,23 +10,23 @@ top=/opt/protofleet etc=/etc/protofleet keys=/var/lib/protofleet/keys
 user=protofleet builder=protofleet-build
 unit=/etc/systemd/system/protofleet-device.service name=protofleet-device.service
 fail() { echo "$*" >&2; exit 1; }
-try() { # what a failure means, command ...: its error line, or its last one, is printed as well
-    meaning=$1
+try() { # problem, command ...: where it fails, the problem and its error line, or its last line
+    problem=$1
     shift
-    said=$("$@" 2>&1) || fail "$meaning: $(printf '%s\n' "$said" | { grep -m 1 '^ERROR' || printf '%s\n' "$said" | grep . | tail -n 1; })"
+    output=$("$@" 2>&1) || fail "$problem: $(printf '%s\n' "$output" | { grep -m 1 '^ERROR' || printf '%s\n' "$output" | grep . | tail -n 1; })"
 }
 as_user() { # user command ...: inherits nothing from root, neither the lock nor the rest of this script
-    whom=$1
+    name_of_user=$1
     shift
-    env HOME=/var/lib/protofleet setpriv --reuid="$whom" --regid="$whom" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
+    env HOME=/var/lib/protofleet setpriv --reuid="$name_of_user" --regid="$name_of_user" --clear-groups --no-new-privs -- "$@" </dev/null 9>&-
 }
 as_device() { # release program ...: a container switches to the user by itself
-    run=$top/releases/$1
+    installed=$top/releases/$1
     shift
-    if [ -e "$run/image" ]; then "$run/bin/$@" </dev/null 9>&-; else as_user $user "$run/bin/$@"; fi
+    if [ -e "$installed/image" ]; then "$installed/bin/$@" </dev/null 9>&-; else as_user $user "$installed/bin/$@"; fi
 }
 read_as_user() { as_user $user timeout 5 head -c "$1" "$2" 2>/dev/null || :; } # bytes file: it may be a pipe that never ends
-# Our program on the device, started in a way that releases of all versions understand.
+# Our program on the device, started in a way that works with releases of all versions.
 probe='import sys; sys.path[:] = [p for p in sys.path if p]; import runpy
 from importlib.util import find_spec
 name = "protofleet.deploy.fleet.device.probe" if find_spec("protofleet") else "deploy.fleet.probe"
@@ -43,7 +43,7 @@ prepare() {
 }
 
 # Nothing that was copied here is used before the signature of the federation's root over it was verified.
-verified() { said=$(verifier | "${python:-python3}" -I -S - "$@" 2>&1) || fail "$said"; }
+verified() { output=$(verifier | "${python:-python3}" -I -S - "$@" 2>&1) || fail "$output"; }
 pin() {
     verified roots $top/incoming/roots $etc/roots
     replace $top/incoming/roots $etc/roots 0644
@@ -52,7 +52,7 @@ pin() {
 verify_release() { # release, and how it is to be installed
     verified folder "$top/wheels/$1" $etc/roots "release $1"
     [ "$(cat "$top/wheels/$1/how")" = "$2
-$3" ] || fail "release $1 is not to be installed like this, by its signed manifest; deploy again"
+$3" ] || fail "the signed manifest of release $1 asks for another way to install it; deploy again"
 }
 # A release is activated only if all its files are still what was built.
 list_files() {
@@ -69,7 +69,7 @@ verify_unchanged() { # release; the oldest ones have no list of files
     built=$top/releases/$1
     [ -e "$built/.files" ] || return 0
     [ ! -e "$built/image" ] || [ "$(docker image inspect -f '{{.Id}}' "protofleet-release:$1")" = "$(cat "$built/image")" ] ||
-        fail "the image of release $1 is another than was loaded; deploy again"
+        fail "the image of release $1 is not the one that was loaded; deploy again"
     other=$( (list_files "$built") | diff "$built/.files" - | sed -n '2s/^. *\([0-9a-f]\{64\}  \)\{0,1\}//p')
     [ -z "$other" ] || { rm -f "$built/.complete"; fail "$other in release $1 was changed since it was built; deploy again"; }
 }
@@ -131,8 +131,8 @@ load() { # release image options; without an image it has been shipped
         try "docker cannot pull it" docker pull -q "$2"
         image=$2
     else
-        told=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
-        image=${told#Loaded image: } image=${image#Loaded image ID: }
+        output=$(docker load -q -i "$shipped") || fail "docker cannot load what was shipped"
+        image=${output#Loaded image: } image=${image#Loaded image ID: }
     fi
     install -d -m 0755 "$release" "$release/bin"
     docker tag "$image" "protofleet-release:$1"
@@ -193,8 +193,8 @@ drain() { # seconds
     systemctl kill --kill-who=main -s USR1 $name
     until=$(($(date +%s) + $1))
     while [ "$(show MainPID)" = "$pid" ]; do
-        echo draining || exit 1 # the connection of whoever waits has closed
-        [ "$(date +%s)" -lt "$until" ] || { echo "there is still work in hand; it is asked again" >&2; return 0; }
+        echo draining || exit 1 # the operator's connection has closed
+        [ "$(date +%s)" -lt "$until" ] || { echo "there is still work in progress; the task is sent again" >&2; return 0; }
         sleep 0.2
     done
 }
@@ -218,7 +218,7 @@ state() {
 
 journal() { journalctl -q -u $name -t protofleet -n 12 -o cat --no-pager 2>/dev/null; }
 
-record() { # JSON: the release in use is good now, and is what a rollback goes to
+record() { # JSON: the release in use is known good now, and a rollback goes to it
     release=$(basename "$(readlink $top/current)")
     if [ "$1" != "$(cat $top/kept/good/record 2>/dev/null)" ]; then
         rm -rf $top/kept/new
@@ -230,7 +230,7 @@ record() { # JSON: the release in use is good now, and is what a rollback goes t
         if [ -e $top/kept/good ]; then rm -rf $top/kept/previous; mv $top/kept/good $top/kept/previous; fi
         mv $top/kept/new $top/kept/good
     fi
-    for old in "$top"/releases/*; do # all but those that a rollback may go to
+    for old in "$top"/releases/*; do # all but those that a rollback may need
         number=$(basename "$old")
         if [ "$number" = "$release" ] || grep -qs "\"$number\"" $top/kept/*/record; then continue; fi
         [ ! -e "$old/image" ] || docker rmi "protofleet-release:$number" >/dev/null 2>&1 || :
@@ -256,12 +256,12 @@ erase_keys() {
 
 case $1 in # the name of a release may have come from the device, which reports what it has kept
     build | load | request | enrol | check | switch | block | allow)
-        case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is no release's name, which has digits from 0 to f alone" ;; esac ;;
+        case ${2:-} in *[!0-9a-f-]* | '') fail "'${2:-}' is not the name of a release, which is hexadecimal" ;; esac ;;
 esac
-# One deployment at a time; a step of one that died ends first.
+# One deployment at a time; a step whose connection was lost ends first.
 case $1 in
     state | journal) ;;
     *) exec 9>/run/protofleet-deploy.lock
-       flock -w 120 9 || fail "another deployment is at work on this device" ;;
+       flock -w 120 9 || fail "another deployment is running on this device" ;;
 esac
 "$@"

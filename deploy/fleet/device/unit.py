@@ -1,4 +1,4 @@
-"""The systemd unit of a device: what it may do, and when it is started again."""
+"""The systemd unit of a device: its sandbox and limits, and when it is restarted."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from typing import Final
 
 from protofleet.deploy.fleet.device.facts import Facts
-from protofleet.deploy.fleet.settings import KEYS, OPTION, Host, Software
+from protofleet.deploy.fleet.settings import KEY_FOLDER, OPTION_PATTERN, Host, Software
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError
 
 UNIT_FILE: Final = "/etc/systemd/system/protofleet-device.service"
-SETTINGS: Final = "/etc/protofleet/device.settings"
-COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS} --enrolled {KEYS}"
-LEFT_TO_OTHERS: Final = (
-    1_500_000_000  # bytes of memory, where a fleet's file does not say; a GPU may share them
+SETTINGS_FILE: Final = "/etc/protofleet/device.settings"
+COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS_FILE} --enrolled {KEY_FOLDER}"
+RESERVED_MEMORY: Final = (
+    1_500_000_000  # bytes that the service leaves to others, also to a GPU that shares them
 )
-MARK_DIGITS: Final = 16  # digits
-BACKOFF_SYSTEMD: Final = 254  # the first that can wait ever longer between two starts
+MARK_DIGITS: Final = 16
+RESTART_STEPS_SYSTEMD: Final = 254  # the first version that can increase the delay between restarts
 
-# MemoryDenyWriteExecute is not among them: torch's kernels for the CPU are written at run time.
-HARDENED: Final = """\
+# Without MemoryDenyWriteExecute: torch compiles kernels for the CPU at run time.
+SANDBOX: Final = """\
 NoNewPrivileges=yes
 CapabilityBoundingSet=
 AmbientCapabilities=
@@ -46,10 +46,10 @@ SystemCallFilter=~@privileged @resources
 SystemCallErrorNumber=EPERM
 UMask=0077
 """
-# sched_setaffinity and setpriority are what torch's threads ask for; being refused them costs nothing.
-WITHOUT_A_GPU: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
+# torch's threads call sched_setaffinity and setpriority; they work as well without.
+NO_GPU_SANDBOX: Final = "PrivateDevices=yes\nDevicePolicy=closed\nProtectClock=yes\n"
 
-UNIT: Final = """\
+VENV_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
 Description=protofleet device {name}
@@ -86,8 +86,8 @@ WantedBy=multi-user.target
 """
 
 
-# The engine confines the container; the client that systemd watches passes signals on to it.
-CONTAINER: Final = """\
+# Docker confines the container; its client, which systemd watches, forwards signals to it.
+CONTAINER_UNIT: Final = """\
 # Written by protofleet deploy; the next deployment replaces it.
 [Unit]
 Description=protofleet device {name}, in a container
@@ -117,13 +117,13 @@ WantedBy=multi-user.target
 
 
 def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Software) -> str:
-    contained = software.kind == "container"
-    steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= BACKOFF_SYSTEMD else ""
+    in_container = software.kind == "container"
+    steps = "RestartSteps=6\nRestartMaxDelaySec=5min\n" if facts.systemd >= RESTART_STEPS_SYSTEMD else ""
     gpu = settings.compute != "cpu" and (bool(facts.l4t) or facts.nvidia)
-    memory = host.memory_bytes or max(512_000_000, facts.ram - LEFT_TO_OTHERS)
+    memory = host.memory_bytes or max(512_000_000, facts.ram - RESERVED_MEMORY)
     at_home = settings.data.root.startswith(("/home/", "/root/"))
-    hardened = HARDENED.format(home="read-only" if at_home else "yes") + ("" if gpu else WITHOUT_A_GPU)
-    text = (CONTAINER if contained else UNIT).format(
+    hardened = SANDBOX.format(home="read-only" if at_home else "yes") + ("" if gpu else NO_GPU_SANDBOX)
+    text = (CONTAINER_UNIT if in_container else VENV_UNIT).format(
         name=settings.name,
         mark="{mark}",
         command=COMMAND,
@@ -131,7 +131,7 @@ def unit_of(facts: Facts, host: Host, settings: DeviceSettings, software: Softwa
         backoff="RestartSec=10s\n" + steps,
         memory=memory,
         hardened=hardened,
-        options=" ".join(_docker_options(facts, settings, memory, gpu)) if contained else "",
+        options=" ".join(_docker_options(facts, settings, memory, gpu)) if in_container else "",
     )
     return text.replace("{mark}", sha256_of(text)[:MARK_DIGITS])
 
@@ -140,9 +140,9 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
     yield f"--name protofleet-device --memory {memory} --oom-score-adj 500 --log-driver none"
     yield "--volume /run/protofleet:/run/protofleet"
     if settings.data.root:
-        if not OPTION.fullmatch(settings.data.root):
+        if not OPTION_PATTERN.fullmatch(settings.data.root):
             raise SettingsError(
-                f"data.root is {settings.data.root!r}; a container takes no path with spaces or signs"
+                f"data.root is {settings.data.root!r}; a container needs a path without spaces and special characters"
             )
         yield f"--volume {settings.data.root}:{settings.data.root}:ro"
     if gpu:
@@ -151,7 +151,7 @@ def _docker_options(facts: Facts, settings: DeviceSettings, memory: int, gpu: bo
 
 
 def mark_of(unit: str) -> str:
-    """By which a process says which unit has started it."""
+    """The id of a unit, in the environment of the processes that it has started."""
     return unit.partition("PROTOFLEET_UNIT=")[2][:MARK_DIGITS]
 
 

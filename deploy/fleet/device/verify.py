@@ -1,11 +1,11 @@
-"""Run by root on a device, by its system's Python alone: is this what the federation's root has signed?
+"""Run by root on a device, with the system's Python alone: has the federation's root signed this?
 
-    verify.py roots NEW HELD               may these roots follow those that are held (or be the first)?
+    verify.py roots NEW HELD               may these roots replace those that are held (or be the first)?
     verify.py folder FOLDER ROOTS SUBJECT  does FOLDER hold what its manifest lists, and nothing else?
 
-Nothing of ours is installed there yet when the first release comes, so signatures are checked as RFC 8032 (5.1.7) has
-it. The form of a statement is that of `protocol/security/statements.py`. Nothing is secret here: time may tell what
-it likes.
+Before the first release nothing of ours is installed there, so signatures are verified here, as in RFC 8032 (5.1.7).
+The form of a statement is that of `protocol/security/statements.py`. Nothing here is secret, so nothing has to take
+constant time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ D: Final = -121665 * pow(121666, P - 2, P) % P
 ROOT_OF_MINUS_ONE: Final = pow(2, (P - 1) // 4, P)
 DOMAIN: Final = b"protofleet/1 statement\x00"
 MANIFEST: Final = "manifest"
-MOST: Final = 1 << 20
+MAX_BYTES: Final = 1 << 20
 PARTIAL: Final = ".rsync-partial"
 
 Point = tuple[int, int, int, int]  # extended coordinates
@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
 
 def body_of(kind: str, path: str, roots: Sequence[bytes] | None) -> bytes:
-    """The body of a statement, once one of these keys has been found to have signed it; None: whoever signed it."""
+    """The body of a statement that one of these keys has signed; with None, whoever has signed it."""
     data = armoured(kind, path)
     start = b"PFS\x01" + bytes([len(kind)]) + kind.encode()
     try:
@@ -61,7 +61,7 @@ def body_of(kind: str, path: str, roots: Sequence[bytes] | None) -> bytes:
 def armoured(kind: str, path: str) -> bytes:
     try:
         with Path(path).open("rb") as file:
-            lines = file.read(2 * MOST).split(b"\n")
+            lines = file.read(2 * MAX_BYTES).split(b"\n")
     except OSError as error:
         raise RefusedError(f"{path} cannot be read: {error.strerror}") from None
     label = f"PROTOFLEET {kind.upper()}-----".encode()
@@ -70,7 +70,7 @@ def armoured(kind: str, path: str) -> bytes:
     try:
         return base64.b64decode(b"".join(lines[1:-2]), validate=True)
     except ValueError:
-        raise RefusedError(f"{path} was damaged on its way") from None
+        raise RefusedError(f"{path} is not valid base64: it was damaged in transfer") from None
 
 
 class Fields:
@@ -99,31 +99,32 @@ def roots_of(body: bytes) -> tuple[str, int, list[bytes]]:
     return fields.blob().decode(), fields.number(), fields.blobs()
 
 
-def follow(new: str, held: str) -> None:
-    """The first roots are believed because root itself brought them here."""
+def check_roots(new: str, held: str) -> None:
+    """The first roots are accepted, for whoever deploys has root's rights here anyway."""
     if not Path(held).exists():
         for key in roots_of(body_of("roots", new, None))[2]:
             body_of("roots", new, [key])
         return
     federation, version, keys = roots_of(body_of("roots", held, None))
-    words = f"; if this device is to join another federation, remove {held} there first"
+    way_out = f"; if this device is to join another federation, remove {held} there first"
     try:
-        told = roots_of(body_of("roots", new, keys))
+        follower = roots_of(body_of("roots", new, keys))
     except RefusedError as error:
-        raise RefusedError(f"{error}{words}") from None
-    if told[0] != federation or told[1] < version:
+        raise RefusedError(f"{error}{way_out}") from None
+    if follower[0] != federation or follower[1] < version:
         raise RefusedError(
-            f"roots {told[1]} of {told[0]} cannot follow roots {version} of {federation}{words}"
+            f"roots {follower[1]} of {follower[0]} cannot follow roots {version} of {federation}{way_out}"
         )
 
 
-def check(folder: str, roots: str, subject: str) -> None:
+def check_folder(folder: str, roots: str, subject: str) -> None:
     federation, _, keys = roots_of(body_of("roots", roots, None))
     fields = Fields(body_of(MANIFEST, f"{folder}/{MANIFEST}", keys))
-    told = (fields.blob().decode(), fields.blob().decode())
-    if told != (federation, subject):
-        words = f"is of {told[1]} in {told[0]}, not of {subject} in {federation}"
-        raise RefusedError(f"{folder}/{MANIFEST} {words}")
+    found = (fields.blob().decode(), fields.blob().decode())
+    if found != (federation, subject):
+        raise RefusedError(
+            f"{folder}/{MANIFEST} is of {found[1]} in {found[0]}, not of {subject} in {federation}"
+        )
     fields.number()
     listed = dict(line.decode().split(" ", 1)[::-1] for line in fields.blobs())
     present = {path.name for path in Path(folder).iterdir()} - {MANIFEST, PARTIAL}
@@ -194,16 +195,16 @@ def base() -> Point:
     return found
 
 
-def main(words: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     try:
-        if words[0] == "roots":
-            follow(words[1], words[2])
+        if arguments[0] == "roots":
+            check_roots(arguments[1], arguments[2])
         else:
-            check(words[1], words[2], words[3])
+            check_folder(arguments[1], arguments[2], arguments[3])
     except RefusedError as error:
         sys.exit(str(error))
     except (struct.error, ValueError, IndexError):
-        sys.exit(f"what {' '.join(words)} names is no statement of ours")
+        sys.exit(f"what {' '.join(arguments)} names is no statement of ours")
 
 
 if __name__ == "__main__":

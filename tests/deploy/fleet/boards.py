@@ -8,13 +8,22 @@ from typing import Any
 
 from protofleet.deploy.fleet.device.facts import Docker, Facts, Installed, KnownGood, Probe, Service
 from protofleet.deploy.fleet.plan import Desired
-from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.fleet.settings import RolloutSettings
 from protofleet.edge_client.host.status_file import Status
 
 NOW = 1_790_000_000
 RELEASE, SETTINGS, UNIT, MARK = "a" * 16, "b" * 16, "c" * 64, "d" * 16
 WANTED = Desired(
-    "board-7", RELEASE, "1 file", SETTINGS, UNIT, MARK, frozenset({"tls"}), "roots", "coordinator", Care()
+    "board-7",
+    RELEASE,
+    "1 file",
+    SETTINGS,
+    UNIT,
+    MARK,
+    frozenset({"tls"}),
+    "roots",
+    "coordinator",
+    RolloutSettings(),
 )
 GOOD = KnownGood(RELEASE, SETTINGS, UNIT, "eve@desk", NOW)
 

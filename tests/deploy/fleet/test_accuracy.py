@@ -11,14 +11,14 @@ from prometheus_client import generate_latest
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.fleet.accuracy import AccuracyCheck, Reading, fetch_metrics, worst_drop
+from protofleet.deploy.fleet.accuracy import AccuracyCheck, MetricsReading, fetch_metrics, worst_drop
 from protofleet.deploy.fleet.deploy_log import DeployLog
 from protofleet.deploy.fleet.rollout import Outcome, Rollout
-from protofleet.deploy.fleet.settings import Care
+from protofleet.deploy.fleet.settings import RolloutSettings
 from tests.support.small_federation import simulation
 
 URL = "http://coordinator:9100/metrics"
-CARE = Care(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)
+CARE = RolloutSettings(accuracy_drop=0.05, metrics=URL, soak_seconds=10.0)
 DIGITS, STREET = ("mnist", "test", "global"), ("svhn", "test", "global")
 
 
@@ -37,7 +37,7 @@ def check_of(*readings, care=CARE):
 
 
 def reading(rounds, digits, street=0.5):
-    return Reading(rounds, {DIGITS: digits, STREET: street})
+    return MetricsReading(rounds, {DIGITS: digits, STREET: street})
 
 
 @contextmanager
@@ -61,43 +61,43 @@ def test_the_worst_domain_is_named_and_what_may_be_lost_is_not():
     assert worst_drop(reading(1, 0.9), reading(2, 0.86), 0.05) == ""
     words = worst_drop(reading(1, 0.9, 0.5), reading(2, 0.8, 0.3), 0.05)
     assert words == "accuracy of svhn (test, global) has fallen from 0.500 to 0.300, by more than 0.05"
-    assert worst_drop(Reading(1, {DIGITS: 0.9}), Reading(2, {}), 0.05) == "", (
+    assert worst_drop(MetricsReading(1, {DIGITS: 0.9}), MetricsReading(2, {}), 0.05) == "", (
         "who is not measured has lost nothing"
     )
 
 
 def test_accuracy_is_judged_when_two_more_rounds_have_ended():
     check = check_of(reading(7, 0.9), reading(9, 0.9), reading(9, 0.2), reading(10, 0.2), reading(11, 0.9))
-    check.begin()
-    assert check.verdict() == (True, "")
+    check.record_baseline()
+    assert check.judge() == (True, "")
     check = check_of(reading(7, 0.9), reading(9, 0.9), reading(10, 0.9), reading(11, 0.7))
-    check.begin()
-    good, words = check.verdict()
+    check.record_baseline()
+    good, words = check.judge()
     assert not good and "from 0.900 to 0.700" in words
 
 
-def test_a_domain_that_is_not_shown_any_more_is_said():
-    check = check_of(reading(7, 0.9), reading(8, 0.9), Reading(9, {DIGITS: 0.9}), Reading(10, {DIGITS: 0.9}))
-    check.begin()
-    assert check.verdict() == (True, "accuracy of svhn is not shown any more, and was not judged")
+def test_a_domain_that_is_no_longer_measured_is_named():
+    check = check_of(reading(7, 0.9), reading(8, 0.9), *(MetricsReading(n, {DIGITS: 0.9}) for n in (9, 10)))
+    check.record_baseline()
+    assert check.judge() == (True, "accuracy of svhn is no longer measured, and was not judged")
 
 
 def test_a_run_that_stands_still_is_not_judged_and_that_is_said():
     check = check_of(reading(7, 0.9))
-    check.begin()
-    assert check.verdict() == (True, "2 rounds have not ended within 10 s: accuracy was not judged")
+    check.record_baseline()
+    assert check.judge() == (True, "2 rounds have not ended within 10 s: accuracy was not judged")
 
 
 def test_a_coordinator_that_was_started_again_counts_from_nothing():
     check = check_of(reading(7, 0.9), reading(7, 0.9), reading(0, 0.9), reading(1, 0.1))
-    check.begin()
-    assert not check.verdict()[0]
+    check.record_baseline()
+    assert not check.judge()[0]
 
 
 def test_who_asks_for_no_judgement_needs_no_coordinator():
-    check = check_of(reading(1, 0.0), care=Care())
-    check.begin()
-    assert check.verdict() == (True, "")
+    check = check_of(reading(1, 0.0), care=RolloutSettings())
+    check.record_baseline()
+    assert check.judge() == (True, "")
 
 
 def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
@@ -115,10 +115,10 @@ def test_metrics_are_read_as_a_coordinator_exports_them(tmp_path):
 def test_what_is_no_coordinator_is_said_with_the_way_out(text):
     with (
         exporter(text) as url,
-        pytest.raises(RunError, match=r"says nothing of accuracy.*care\.metrics.*accuracy_drop"),
+        pytest.raises(RunError, match=r"has no metrics of accuracy.*care\.metrics.*accuracy_drop"),
     ):
         fetch_metrics(url)
-    with pytest.raises(RunError, match="says nothing of accuracy"):
+    with pytest.raises(RunError, match="has no metrics of accuracy"):
         fetch_metrics("http://127.0.0.1:1/metrics")
 
 
@@ -128,12 +128,12 @@ def test_what_is_no_coordinator_is_said_with_the_way_out(text):
 )
 def test_settings_that_cannot_be_are_refused(drop, metrics, words):
     with pytest.raises(ValueError, match=words):
-        Care(accuracy_drop=drop, metrics=metrics)
+        RolloutSettings(accuracy_drop=drop, metrics=metrics)
 
 
 def rollout_of(tmp_path, monkeypatch, check):
-    monkeypatch.setattr(Rollout, "look", lambda self, ssh: None)
-    monkeypatch.setattr(Rollout, "one", lambda self, ssh: Outcome(ssh, 3))
+    monkeypatch.setattr(Rollout, "check", lambda self, ssh: None)
+    monkeypatch.setattr(Rollout, "deploy", lambda self, ssh: Outcome(ssh, 3))
     made = Rollout(SimpleNamespace(care=CARE), None, DeployLog(tmp_path / "log"), lambda name, words: None)
     made.accuracy = check
     return made
@@ -151,11 +151,11 @@ def test_a_canary_that_costs_accuracy_is_the_last(tmp_path, monkeypatch, after, 
 
 def test_metrics_that_are_gone_after_a_wave_stop_the_next_and_hide_no_outcome(tmp_path, monkeypatch):
     def gone(url):
-        raise RunError(f"{url} says nothing of accuracy")
+        raise RunError(f"{url} has no metrics of accuracy")
 
     check = check_of(reading(7, 0.9))
     made = rollout_of(tmp_path, monkeypatch, check)
-    check.begin()
-    check.look, check.begin = gone, lambda: None
+    check.record_baseline()
+    check.fetch, check.record_baseline = gone, lambda: None
     assert [outcome.name for outcome in made.run({name: name for name in "abc"})] == ["a"]
-    assert "says nothing of accuracy" in made.stopped
+    assert "has no metrics of accuracy" in made.stopped

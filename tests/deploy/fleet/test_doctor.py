@@ -172,7 +172,7 @@ def test_facts_survive_tools_that_say_nothing_or_nonsense(facts_of):
 
 
 def test_facts_that_broke_off_are_no_facts():
-    with pytest.raises(SettingsError, match="not told all"):
+    with pytest.raises(SettingsError, match="facts of the device are incomplete"):
         read_facts("arch=x86_64\nuid=0\nnow=5\n")
 
 

@@ -103,7 +103,7 @@ def test_a_board_gets_no_certificate_but_its_own_and_keeps_none_from_the_others(
             "key to receive with is a point of small order",
         ),
         "none": (no_request, "this is not a request"),
-        "honest": (asked(tmp_path / "honest", "honest"), "health: after 0.1 s it still starts"),
+        "honest": (asked(tmp_path / "honest", "honest"), "health: after 0.1 s it is still starting"),
     }
     operators_machine(tmp_path, {name: text for name, (text, _) in boards.items()})
     done = subprocess.run(

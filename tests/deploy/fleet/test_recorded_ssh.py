@@ -196,7 +196,7 @@ def test_what_fails_after_the_switch_goes_back_to_what_was_good(deployed, capsys
         f"remote.sh switch {release} board-1",
     ]
     assert deployed.board.facts["good"] == before["good"]
-    assert "and it could not go back: it hangs" in capsys.readouterr().err, "as drain fails again"
+    assert "and it could not be rolled back: it hangs" in capsys.readouterr().err, "as drain fails again"
 
 
 def test_status_looks_once_at_each_device(deployed, capsys):
@@ -212,7 +212,7 @@ def test_doctor_asks_for_deep_facts_with_the_broker_s_address(deployed, capsys):
 
 def test_a_drain_stops_the_service(deployed, capsys):
     assert deployed.deploy("drain") == ["remote.sh stop 30"] and deployed.code == 0
-    assert "stopped, with nothing in hand" in capsys.readouterr().out and deployed.logged()[-1] == (
+    assert "stopped, no work was in progress" in capsys.readouterr().out and deployed.logged()[-1] == (
         "drain",
         "done",
     )
@@ -259,4 +259,4 @@ def test_a_revoked_device_loses_its_certificate_first_and_its_keys_then(deployed
     deployed.board.fails = {}
     assert deployed.deploy("revoke", "board-1") == ["remote.sh erase_keys"] and deployed.code == 0
     said = capsys.readouterr().out
-    assert "is revoked already" in said and "stopped, and its keys are destroyed" in said
+    assert "was revoked already" in said and "stopped, and its keys are destroyed" in said

@@ -118,7 +118,7 @@ def test_a_release_is_a_name_and_no_path(board, name):
     before = outside(board)
     for step in ("build", "load", "request", "enrol", "check", "switch", "block", "allow"):
         said = board.step(step, name, check=False)
-        assert said.returncode == 1 and "is no release's name" in said.stderr, step
+        assert said.returncode == 1 and "is not the name of a release" in said.stderr, step
     assert outside(board) == before
     assert board.sh("readlink /opt/protofleet/current") == f"releases/{RELEASE}"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protofleet.deploy.fleet.settings import Fleet, settings_of
+from protofleet.deploy.fleet.settings import Fleet, device_settings
 from protofleet.protocol.settings.reader import SettingsError, decode
 
 METRICS = {"metrics_port": 9101}
@@ -12,7 +12,7 @@ def shipped(address, device=METRICS, own=None):
     fleet = decode(
         Fleet, {"root": "root", "device": device, "hosts": {"b": {"address": address, "device": own or {}}}}
     )
-    return settings_of(fleet, "lab", "b")
+    return device_settings(fleet, "lab", "b")
 
 
 @pytest.mark.parametrize("address", ["10.0.0.11", "fd00::11"])

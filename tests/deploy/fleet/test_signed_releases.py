@@ -152,7 +152,7 @@ HARMS = {
     "a file more": ("echo >{}/torch-9.whl", "torch-9.whl is not in the signed manifest"),
     "a link": ("mv {0}/how /opt/how; ln -s /opt/how {0}/how", "is not what the signed manifest lists"),
     "no manifest": ("rm {}/manifest", "manifest cannot be read"),
-    "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "was damaged on its way"),
+    "a manifest with another letter": ("sed -i '3s/./_/' {}/manifest", "it was damaged in transfer"),
     "a manifest with another byte": ("sed -i '3s/^./\\\\n/;3s/^.*$/AAAA&/' {}/manifest", "."),
     "an empty manifest": (": >{}/manifest", "is no manifest"),
 }
@@ -170,7 +170,7 @@ def test_what_is_not_as_it_was_signed_is_not_built(executor, board, harm):
 
 def test_a_release_is_installed_as_it_was_signed_and_not_otherwise(executor):
     release = executor.control.release
-    with pytest.raises(StepError, match="is not to be installed like this"):
+    with pytest.raises(StepError, match="asks for another way to install it"):
         executor.run_step("build", release.name, release.python, "index")
 
 
