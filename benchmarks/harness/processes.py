@@ -59,6 +59,7 @@ class Family:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                 env={**self.environment, **more}, start_new_session=True,
+                cwd=self.folder,  # what they start in turn shall import nothing of a checkout that we stand in
             )  # fmt: skip
         self.started.append(process)
         return log

@@ -142,3 +142,13 @@ def test_a_lost_segment_holds_back_what_is_behind_it_and_no_more():
     assert 0 < stalled[-1] - plain[-1] < 700 * 0.05 * 8 * 1448 / 1e6 + 0.5, (
         "stalls overlap with what is sent meanwhile"
     )
+
+
+def test_processes_that_a_program_starts_run_the_measured_code_too(tree, tmp_path, monkeypatch):
+    """A checkout's own folder is no place to start them in: its `protofleet` would be found there, and be another."""
+    monkeypatch.chdir(ROOT)
+    child = "import protofleet.protocol as p; print(p.__path__[0])"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    with Family(tmp_path, tree.environment()) as family:
+        found = family.finish("parent", 30, tree.python, "-P", "-c", code).strip()
+    assert found == str(tree.path[0] / "protofleet" / "protocol")
