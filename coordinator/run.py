@@ -130,7 +130,7 @@ class Run:
         """
         now = self._context.now
         self._resumed = True
-        self.participants.older_copies.begins(now)
+        self.participants.older_copies.start_listening(now)
         if recovered := self.spool.recover():
             past, members = recovered
             self.participants.resume(members, self.spool.domains(), past.roster)

@@ -51,7 +51,7 @@ class CoordinatorService:
         if reason := self.run.older_copy():
             self.context.stopped, self.finished = reason, True
             self.context.announce(State(False, reason))
-        self._look_at_bans(now)
+        self._refresh_bans(now)
         self.run.wake()
         self._end_turn(now)
 
@@ -66,7 +66,7 @@ class CoordinatorService:
         return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
     def _end_turn(self, now: float) -> None:
-        self._drop_the_unheard()
+        self._drop_excluded()
         self.link.flush(now)
         self.finished |= self.context.shutdown.is_over(now)
 
@@ -145,20 +145,20 @@ class CoordinatorService:
             log.warning("frames under names that are not enrolled flood: none is read for %.0f s", seconds)
         self.context.error_boundary.exclude(who)
 
-    def _drop_the_unheard(self) -> None:
+    def _drop_excluded(self) -> None:
         """Nobody waits for them: not in what was going on when they were cut off, but after it."""
         for device in self.context.error_boundary.take_excluded():
             self.link.abandon(device, for_good=True)
             self.run.participants.drop(device)
             self._subscribe()
 
-    def _look_at_bans(self, now: float) -> None:
+    def _refresh_bans(self, now: float) -> None:
         bans = self.context.bans
         if now >= bans.wake_at:
-            unheard = bans.ignored
+            ignored_before = bans.ignored
             self.link.count_banned(bans.refresh(now))
             self._subscribe()
-            self.run.participants.listened_to_again(unheard - bans.ignored)
+            self.run.participants.listened_to_again(ignored_before - bans.ignored)
 
     # Messages.
 

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily
 
 from protofleet.coordinator.devices.last_wills import OUTCOMES
 from protofleet.coordinator.observe.record import ByView, RoundRecord
-from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from protofleet.coordinator.observe.series import Attendance, Devices, DiskSpace, Learned, Progress, Traffic
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.spool.older_copies import ITS_OWN, OURS
 from protofleet.protocol.wire.reasons import DisconnectReason
@@ -24,7 +24,7 @@ MAX_DEVICES: Final = 1000  # series of one device each; beyond that they share o
 VERDICTS: Final = ("accepted", "late", "refused")
 
 
-class Names:
+class BoundedLabels:
     """Values of a label that devices choose: the first so many, then "other", or a liar makes series without end."""
 
     def __init__(self, most: int) -> None:
@@ -42,7 +42,7 @@ class Names:
         return "other"
 
 
-class Damage:
+class DamageCounts:
     """What this coordinator has found damaged on its disk, and gone on without."""
 
     def __init__(self, fallbacks: Mapping[str, int]) -> None:
@@ -83,45 +83,45 @@ class DepartureCounts:
         yield family
 
 
-class OfDevices:
-    """What is counted of each device in one of a few ways; 0 from the first that is heard of a device, as no increase
-    is seen in a series that begins above that."""
+class PerDeviceCounts:
+    """What is counted of each device under a label of a few values; 0 from the first that is heard of a device, as no
+    increase is seen in a series that begins above that."""
 
     name: str
     words: str
-    way: str
-    ways: tuple[str, ...]
+    label: str
+    values: tuple[str, ...]
 
-    def __init__(self, counted: Mapping[tuple[str, str], int], names: Names) -> None:
+    def __init__(self, counted: Mapping[tuple[str, str], int], names: BoundedLabels) -> None:
         self._counted, self._names = counted, names
 
     @classmethod
     def describe(cls) -> list[CounterMetricFamily]:
-        return [CounterMetricFamily(cls.name, cls.words, labels=["device", cls.way])]
+        return [CounterMetricFamily(cls.name, cls.words, labels=["device", cls.label])]
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         (family,) = self.describe()
-        summed = Counter({(device, way): 0 for device in self._names.known for way in self.ways})
-        for (device, way), number in snapshot_of(self._counted).items():
-            summed[self._names.label(device), way] += number
+        summed = Counter({(device, label): 0 for device in self._names.known for label in self.values})
+        for (device, label), number in snapshot_of(self._counted).items():
+            summed[self._names.label(device), label] += number
         for labels, number in sorted(summed.items()):
             family.add_metric(list(labels), number)
         yield family
 
 
-class Wills(OfDevices):
+class WillCounts(PerDeviceCounts):
     """How often the broker said each device's will, and what came of it."""
 
-    name, way, ways = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
+    name, label, values = "protofleet_device_wills", "outcome", tuple(OUTCOMES)
     words = "Wills of a device that the broker has said. " + "; ".join(
         f"{outcome}: {meaning}" for outcome, meaning in OUTCOMES.items()
     )
 
 
-class OlderCopies(OfDevices):
+class OlderCopyCounts(PerDeviceCounts):
     """What devices say."""
 
-    name, way, ways = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
+    name, label, values = "protofleet_older_copies", "whose", (ITS_OWN, OURS)
     words = (
         "Signs of an older copy in what one device says. whose: device (it came back with less than it had "
         "learned), coordinator (it knows more of the run than the coordinator's folder; what one device says "
@@ -166,22 +166,22 @@ class Metrics:
     def __init__(self, run: RunView) -> None:
         self.registry = r = CollectorRegistry()
         self._run, self._method = run, run.plan.method
-        self._device_names, self._domain_names = Names(MAX_DEVICES), Names(MAX_DEVICES)
+        self._device_names, self._domain_names = BoundedLabels(MAX_DEVICES), BoundedLabels(MAX_DEVICES)
         r.register(MeterCollector(run.meter, self._method))
         r.register(ConnectionErrors(lambda: run.connection_errors))
         self.progress, self.attendance, self.traffic = Progress(r), Attendance(r), Traffic(r)
-        self.learned, self.devices, self.room = Learned(r), Devices(r), Room(r)
+        self.learned, self.devices, self.disk_space = Learned(r), Devices(r), DiskSpace(r)
         r.register(DepartureCounts(run))
-        r.register(Damage(run.fallbacks))
-        r.register(Wills(run.wills, self._device_names))
-        r.register(OlderCopies(run.older_copies, self._device_names))
+        r.register(DamageCounts(run.fallbacks))
+        r.register(WillCounts(run.wills, self._device_names))
+        r.register(OlderCopyCounts(run.older_copies, self._device_names))
         r.register(Errors(run))
         self.attendance.banned.set_function(lambda: float(len(run.banned)))
         self.progress.epoch.set(run.epoch)
         self.progress.planned.set(run.rounds_planned)
         self.progress.quorum.set(run.policy.quorum)
-        self.room.full.set_function(lambda: float(bool(run.disk_full)))
-        self.room.free.set_function(lambda: float(run.free_bytes))
+        self.disk_space.full.set_function(lambda: float(bool(run.disk_full)))
+        self.disk_space.free.set_function(lambda: float(run.free_bytes))
         for verdict in VERDICTS:  # from the start: a series that is not there raises no alarm
             self.attendance.updates.labels(verdict)
 
@@ -216,33 +216,33 @@ class Metrics:
                 self.progress.repeated.inc()
 
     def round_ended(self, record: RoundRecord) -> None:
-        self.missed()
-        self._hold()
+        self.set_missing()
+        self._set_class_holders()
         self.progress.commit.set(time.time())
         self.progress.duration.observe(record.seconds)
         for phase in record.phases:
             self.progress.phase.labels(phase.phase).observe(phase.seconds)
-        self._count(record)
-        self._weigh(record)
-        for domain, view, value in self._measured(record.accuracy):
+        self._set_attendance(record)
+        self._set_traffic(record)
+        for domain, view, value in self._by_label(record.accuracy):
             self.learned.accuracy.labels(domain, "test", view).set(value)
-        for domain, view, value in self._measured(record.validation):
+        for domain, view, value in self._by_label(record.validation):
             self.learned.accuracy.labels(domain, "validation", view).set(value)
-        for domain, view, value in self._measured(record.loss):
+        for domain, view, value in self._by_label(record.loss):
             self.learned.loss.labels(domain, view).set(value)
 
-    def missed(self) -> None:
+    def set_missing(self) -> None:
         for device, missing in self._run.missing().items():
             self.devices.missing.labels(self._device_names.label(device)).set(missing)
 
-    def _hold(self) -> None:
+    def _set_class_holders(self) -> None:
         """Of methods that are told how many images of each class there are; of others nobody knows."""
         known = self._run.members
         counts = [known[device].counts for device in sorted(self._run.roster) if device in known]
         for number, held in enumerate(zip(*filter(None, counts), strict=False)):
             self.learned.holders.labels(str(number)).set(sum(1 for images in held if images))
 
-    def _count(self, record: RoundRecord) -> None:
+    def _set_attendance(self, record: RoundRecord) -> None:
         invited = {device for phase in record.phases for device in phase.asked}
         self.attendance.invited.set(len(invited))
         self.attendance.accepted.set(len(record.participants))
@@ -250,7 +250,7 @@ class Metrics:
         self.attendance.failed.set(len(record.dropped))
         self.attendance.participation.set(len(record.participants) / len(invited) if invited else 0)
 
-    def _weigh(self, record: RoundRecord) -> None:
+    def _set_traffic(self, record: RoundRecord) -> None:
         for direction, kinds in record.payload.items():
             for kind, size in kinds.items():
                 self.traffic.payload.labels(direction, kind, self._method).set(size)
@@ -263,7 +263,7 @@ class Metrics:
             self.traffic.fedavg.labels(direction).set(size)
             self.traffic.fedavg_total.labels(direction).inc(size)
 
-    def _measured(self, views: ByView) -> Iterator[tuple[str, str, float]]:
+    def _by_label(self, views: ByView) -> Iterator[tuple[str, str, float]]:
         for view, domains in views.items():
             for domain, value in domains.items():
                 yield self._domain_names.label(domain), view, value

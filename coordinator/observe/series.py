@@ -138,7 +138,7 @@ class Learned:
         )
 
 
-class Room:
+class DiskSpace:
     """On the disk of the run."""
 
     def __init__(self, r: CollectorRegistry) -> None:

@@ -26,8 +26,8 @@ from protofleet.protocol.wire.messages import Hello
 log = logging.getLogger("protofleet.coordinator")
 
 LISTEN_SECONDS: Final = 30.0  # two hellos of everybody: one liar that is first must not speak for all
-SAY_SECONDS: Final = 3600.0  # between lines about what one device says, after the first few
-FEW: Final = 5.0
+LOG_SECONDS: Final = 3600.0  # between lines about what one device says, after the first few
+LOG_BURST: Final = 5.0
 OURS, ITS_OWN = "coordinator", "device"  # whose folder it is that a device makes an older copy
 
 
@@ -79,25 +79,25 @@ class OlderCopyDetector:
         """`enrolled` counts those that could come: reading their records takes a while, so it is seldom asked."""
         self._spool, self._listen, self._enrolled = spool, min(patience, LISTEN_SECONDS), enrolled
         self.counted: Counter[tuple[str, str]] = Counter()  # device, and whose folder
-        self._words: dict[tuple[str, str], TokenBucket] = {}  # of each of these
-        self._unheard_of: set[str] = set()  # devices that hold what this folder has never asked with
+        self._log_limits: dict[tuple[str, str], TokenBucket] = {}  # of the lines about each of these
+        self._hold_unknown: set[str] = set()  # devices that hold what this folder has never asked with
         self._ahead: dict[str, int] = {}  # devices, and the later round that each has answered
-        self._judged: dict[str, int] = {}  # devices, and their boots
-        self._since = 0.0
+        self._judged_boots: dict[str, int] = {}  # by device
+        self._listening_since = 0.0
         self.wake_at = float("inf")
 
-    def begins(self, now: float) -> None:
-        self._since = now
+    def start_listening(self, now: float) -> None:
+        self._listening_since = now
 
     def answered(self, device: str, round: int, now: float) -> None:
         """An answer of this run to a question of a round that has not begun, as far as this folder knows."""
         if round <= self._spool.newest_round or self._ahead.get(device, 0) >= round:
             return
         self._ahead[device] = round
-        if self._is_news(device, OURS, now):
+        if self._count_and_may_log(device, OURS, now):
             log.error("%s has answered round %d, and %s knows of %d at most", device, round, self._spool.folder,
                       self._spool.newest_round)  # fmt: skip
-        self.wake_at = max(now, self._since + self._listen)
+        self.wake_at = max(now, self._listening_since + self._listen)
 
     def verdict(self, present: Collection[str], now: float) -> str:
         """Why this coordinator has to stop, or nothing.
@@ -105,7 +105,7 @@ class OlderCopyDetector:
         Most that are there have to say so, and most that are enrolled: who comes while all others are away ends
         nobody's run.
         """
-        self._judge_folder(present)
+        self._warn_if_most_know_more(present)
         if now < self.wake_at:
             return ""
         self.wake_at = float("inf")
@@ -116,15 +116,15 @@ class OlderCopyDetector:
         written = max(ahead[device] for device in who)
         return describe(
             self._spool,
-            f"{len(who)} of {enrolled} devices ({_some(who)}) have answered round {written}",
+            f"{len(who)} of {enrolled} devices ({_first_three(who)}) have answered round {written}",
             written,
         )
 
-    def _judge_folder(self, present: Collection[str]) -> None:
+    def _warn_if_most_know_more(self, present: Collection[str]) -> None:
         """Devices of an earlier version do not say which rounds they have answered; they may also hold what is not
         ours. So the run waits."""
         ahead = {device for device, round in self._ahead.items() if round > self._spool.newest_round}
-        who = sorted((ahead | self._unheard_of) & set(present))
+        who = sorted((ahead | self._hold_unknown) & set(present))
         if self._spool.fallbacks["folder"] or not _are_most(who, len(present)):
             return
         if len(who) < 2 and self._enrolled() > 1:
@@ -134,19 +134,19 @@ class OlderCopyDetector:
             "%d of %d devices (%s) know more of this run than %s: where that is an older copy, no round ends, as "
             "devices answer no question of an earlier round than their last. Then put the newest copy back; or see "
             "`protofleet go-on --help`; or begin the run anew under another name",
-            len(who), len(present), _some(who), self._spool.folder,
+            len(who), len(present), _first_three(who), self._spool.folder,
         )  # fmt: skip
 
-    def _is_news(self, device: str, whose: str, now: float) -> bool:
+    def _count_and_may_log(self, device: str, whose: str, now: float) -> bool:
         """Counted each time; whether it is also to be said: one device fills no log."""
         self.counted[device, whose] += 1
-        return self._words.setdefault((device, whose), TokenBucket(1 / SAY_SECONDS, FEW)).take(now)
+        return self._log_limits.setdefault((device, whose), TokenBucket(1 / LOG_SECONDS, LOG_BURST)).take(now)
 
-    def _knows_other(self, device: str, now: float) -> None:
-        if device in self._unheard_of or not self._spool.knows_all_broadcasts:
+    def _note_unknown_broadcast(self, device: str, now: float) -> None:
+        if device in self._hold_unknown or not self._spool.knows_all_broadcasts:
             return
-        self._unheard_of.add(device)
-        if self._is_news(device, OURS, now):
+        self._hold_unknown.add(device)
+        if self._count_and_may_log(device, OURS, now):
             log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
 
     def greeted(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
@@ -155,22 +155,23 @@ class OlderCopyDetector:
         self._spool.note_held_objects(device, holds)
         known = {name: place for name in holds if (place := self._spool.asked_broadcast(name))}
         if holds and not known and base not in holds:
-            self._knows_other(device, now)
+            self._note_unknown_broadcast(device, now)
             return
-        self._unheard_of.discard(device)
-        if self._judged.get(device) != boot:
-            lacks = (
-                self._behind(hello, boot) if hello.phase else self._lacks(device, holds, known, boot, base)
-            )
-            self._judged[device] = boot
-            if lacks and self._is_news(device, ITS_OWN, now):
+        self._hold_unknown.discard(device)
+        if self._judged_boots.get(device) != boot:
+            if hello.phase:
+                behind = self._behind_by_answer(hello, boot)
+            else:
+                behind = self._behind_by_broadcasts(device, holds, known, boot, base)
+            self._judged_boots[device] = boot
+            if behind and self._count_and_may_log(device, ITS_OWN, now):
                 log.error(
                     "%s has answered %s: its folder is an older copy, was emptied, or was damaged. It takes part as "
                     "it is; what it learned since is lost, and other bits come of it",
-                    device, lacks,
+                    device, behind,
                 )  # fmt: skip
 
-    def _behind(self, hello: Hello, boot: int) -> str:
+    def _behind_by_answer(self, hello: Hello, boot: int) -> str:
         """By the answer that it names as its last."""
         accepted = self._spool.answered_before_boot(hello.device, boot)
         if not accepted or hello.round > accepted[-1][0]:
@@ -182,7 +183,7 @@ class OlderCopyDetector:
         held = f"what it answered in round {hello.round}" + (phase and f" {hello.phase}")
         return f"round {newest[0]}{phase}, and came back holding {held if hello.round else 'nothing'}"
 
-    def _lacks(
+    def _behind_by_broadcasts(
         self,
         device: str,
         holds: Collection[bytes],
@@ -204,5 +205,5 @@ def _are_most(who: Collection[str], of: int) -> bool:
     return 2 * len(who) > of
 
 
-def _some(who: list[str]) -> str:
+def _first_three(who: list[str]) -> str:
     return ", ".join(who[:3]) + (" ..." if len(who) > 3 else "")

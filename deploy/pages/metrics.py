@@ -13,14 +13,14 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from protofleet.coordinator.observe.metrics import (
     MAX_DEVICES,
-    Damage,
+    BoundedLabels,
+    DamageCounts,
     DepartureCounts,
     Errors,
-    Names,
-    OlderCopies,
-    Wills,
+    OlderCopyCounts,
+    WillCounts,
 )
-from protofleet.coordinator.observe.series import Attendance, Devices, Learned, Progress, Room, Traffic
+from protofleet.coordinator.observe.series import Attendance, Devices, DiskSpace, Learned, Progress, Traffic
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
@@ -75,12 +75,12 @@ def of_both(r: CollectorRegistry) -> None:
 
 
 def of_a_coordinator(r: CollectorRegistry) -> None:
-    for series in (Progress, Attendance, Traffic, Learned, Devices, Room):
+    for series in (Progress, Attendance, Traffic, Learned, Devices, DiskSpace):
         series(r)
     r.register(DepartureCounts(None))
-    r.register(Damage(Counter()))
-    r.register(Wills(Counter(), Names(MAX_DEVICES)))
-    r.register(OlderCopies(Counter(), Names(MAX_DEVICES)))
+    r.register(DamageCounts(Counter()))
+    r.register(WillCounts(Counter(), BoundedLabels(MAX_DEVICES)))
+    r.register(OlderCopyCounts(Counter(), BoundedLabels(MAX_DEVICES)))
     r.register(Errors(None))
 
 

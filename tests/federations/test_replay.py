@@ -204,7 +204,7 @@ def test_what_a_broker_swallows_is_missed(tmp_path):
     run.broker.publish = swallow
     run.run()
     assert run.service.link.missing() == {"device-0": 0, "device-1": 4, "device-2": 0}
-    metrics.missed()
+    metrics.set_missing()
     value = metrics.registry.get_sample_value
     assert value("protofleet_device_messages_missing", {"device": "device-1"}) == 4
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.coordinator.observe.metrics import Names
+from protofleet.coordinator.observe.metrics import BoundedLabels
 from protofleet.coordinator.spool.spool import Accepted, Spool
 from protofleet.methods.contract.bridge import LazyPayload
 from protofleet.methods.contract.wants import SLICE, TensorSpec, problem_with
@@ -86,7 +86,7 @@ def test_counts_are_compared_with_the_examples_only_where_they_count_samples():
 
 
 def test_a_liar_makes_no_series_without_end():
-    names = Names(3)
+    names = BoundedLabels(3)
     assert [names.label(f"view-{i}") for i in range(5)] == ["view-0", "view-1", "view-2", "other", "other"]
     assert names.label("view-1") == "view-1"
 

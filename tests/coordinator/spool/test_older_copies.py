@@ -114,7 +114,7 @@ def test_only_most_of_all_that_are_enrolled_end_a_run_though_all_others_are_away
 ):
     spool = Spool(tmp_path)
     copies = OlderCopyDetector(spool, 60.0, lambda: enrolled)
-    copies.begins(0.0)
+    copies.start_listening(0.0)
     there = [f"device-{i}" for i in range(says)]
     for device in there:
         copies.answered(device, 29, 1.0)
