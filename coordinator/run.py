@@ -253,7 +253,7 @@ class Run:
         if isinstance(step, Exception):
             if not is_full(step) or self._advancing is None:
                 raise step
-            self.queue.again(self._advancing, step, self._context.now)
+            self.queue.retry(self._advancing, step, self._context.now)
             return
         self.spool.check_claim()
         if step.manifest is not None and not self._fits(step.manifest.size):

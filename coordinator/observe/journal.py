@@ -53,8 +53,8 @@ class Journal:
 
     def __init__(self, run: RunView, sinks: Sequence[Sink], isolation: Isolation) -> None:
         self._run, self._sinks, self._isolation, self._model_bytes = run, sinks, isolation, run.model_bytes
-        self._before = Meter()
-        self._began, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
+        self._meter_before = Meter()
+        self._began_at, self._closed_at, self._asked_at = 0.0, 0.0, 0.0
         self._record = RoundRecord(0, 0, "training")
         self._metrics: dict[str, dict[str, float]] = {}
         self._gone_back: dict[str, tuple[int, str]] = {}  # device -> in which round that was found, why
@@ -65,35 +65,35 @@ class Journal:
         """The open round, and what has crossed in it in this life."""
         if not self._record.round:
             return None
-        crossed = self._run.traffic().since(self._before)
-        return self._record.round, RoundTraffic.of(crossed, self._run.now - self._began)
+        crossed = self._run.traffic().since(self._meter_before)
+        return self._record.round, RoundTraffic.of(crossed, self._run.now - self._began_at)
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         match event:
             case Joined(device):
-                self._present("joined", device, now)
+                self._note_presence("joined", device, now)
             case Left(device, reason):
-                self._present("left", device, now, reason=reason[:200])
+                self._note_presence("left", device, now, reason=reason[:200])
             case Advanced(None, fault=""):
-                self._end(run, now)
+                self._round_ended(run, now)
         for command in commands:
-            self._note(command, now)
+            self._note_command(command, now)
 
     def answered(self, run: RunView, update: Update, now: float) -> None:
         if (update.round, update.phase) == (run.round, run.asked):
-            self._measured(update.device, update.metrics)
+            self._note_metrics(update.device, update.metrics)
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
         if self._record.round != step.round:  # taken up from the disk: no Save announced it
-            self._begin(step.round, run.attempt, now, resumed=True)
+            self._round_began(step.round, run.attempt, now, resumed=True)
             if damaged := {what: n for what, n in run.fallbacks.items() if n}:
-                self._enter("fell_back", round=step.round, damaged=damaged)
+                self._tell_sinks("fell_back", round=step.round, damaged=damaged)
         if step.phase is not None:  # in a replay once more, and then it must be the same
             place = {"round": step.round, "attempt": self._record.attempt, "phase": step.phase}
-            self._enter("counted", **place, answers=step.counted)
+            self._tell_sinks("counted", **place, answers=step.counted)
         for device, words in step.aside.items():
             self._record.aside[device] = f"{step.phase}: {words}"
-            self._enter("aside", round=step.round, phase=step.phase, device=device, reason=words)
+            self._tell_sinks("aside", round=step.round, phase=step.phase, device=device, reason=words)
         self._record.figures = {k: v for k, v in step.figures.items() if math.isfinite(v)}
         if step.ask is None:
             return
@@ -103,78 +103,80 @@ class Journal:
         for device, answer in run.answers(step.round, step.ask.phase).items():  # of an earlier life
             if answer.base == base:
                 phase.answered.append(device)
-                self._measured(device, answer.metrics)
+                self._note_metrics(device, answer.metrics)
         self._record.phases.append(phase)
         self._asked_at = now
-        self._enter("asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains))
+        self._tell_sinks(
+            "asked", round=step.round, phase=step.ask.phase, cohort=cohort, domains=dict(run.domains)
+        )
 
-    def _measured(self, device: str, metrics: Mapping[str, float]) -> None:
+    def _note_metrics(self, device: str, metrics: Mapping[str, float]) -> None:
         self._metrics.setdefault(device, {}).update(counted(metrics, self._run.measures))
 
-    def _present(self, what: str, device: str, now: float, **more: str) -> None:
+    def _note_presence(self, what: str, device: str, now: float, **more: str) -> None:
         """A hello every few seconds, or a will that is said again, changes nothing: then it is only SEEN."""
         changed = self._presence.get(device) != what
         self._presence[device] = what
         roster, unsteady = len(self._run.roster), len(self._run.unsteady)
-        self._enter(what if changed else SEEN, device=device, roster=roster, unsteady=unsteady, **more)
+        self._tell_sinks(what if changed else SEEN, device=device, roster=roster, unsteady=unsteady, **more)
 
-    def _note(self, command: Command, now: float) -> None:
+    def _note_command(self, command: Command, now: float) -> None:
         match command:
             case Save(number, attempt, _):
-                self._begin(number, attempt, now, self._record.resumed and self._record.round == number)
+                self._round_began(number, attempt, now, self._record.resumed and self._record.round == number)
             case Accept(device, number, phase):
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)
-                self._enter("answered", round=number, phase=phase, device=device, **self._bytes())
+                self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
             case Close(_, phase):
-                self._close(phase, now)
+                self._phase_ended(phase, now)
             case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
-                self._drop(device, verdict, problem.message)
+                self._note_drop(device, verdict, problem.message)
                 place = {"round": number, "phase": phase, "device": device}
-                self._enter("dropped", **place, verdict=verdict, reason=problem.message)
+                self._tell_sinks("dropped", **place, verdict=verdict, reason=problem.message)
             case Rollback():
-                self._enter("again", round=self._record.round)
+                self._tell_sinks("again", round=self._record.round)
             case PutAside(number, phase, _, aside, words):
-                self._went_back(number, phase, aside, words)
+                self._note_went_back(number, phase, aside, words)
             case Diverge(number, words):
-                self._enter("diverged", round=number, reason=words)
+                self._tell_sinks("diverged", round=number, reason=words)
             case Finish(rounds):
-                self._enter("finished", rounds=rounds)
+                self._tell_sinks("finished", rounds=rounds)
 
-    def _went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
+    def _note_went_back(self, number: int, phase: str, aside: Sequence[str], words: str) -> None:
         """It is gone back once, however many answers are put aside for it."""
         for i, device in enumerate(aside):
             self._gone_back[device] = self._record.round, f"round {number} was repeated without it: {words}"
             what = "aside" if i else "went_back"
-            self._enter(what, round=number, phase=phase, device=device, reason=words)
+            self._tell_sinks(what, round=number, phase=phase, device=device, reason=words)
 
-    def _begin(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
+    def _round_began(self, number: int, attempt: int, now: float, resumed: bool = False) -> None:
         kind = "evaluation" if number > self._run.rounds_planned else "training"
         if self._record.round != number:
             earlier = self._run.earlier_traffic(number)
             self._earlier, resumed = sum(earlier, RoundTraffic()), resumed or bool(earlier)
         self._record = RoundRecord(number, attempt, kind, resumed)
-        self._began = self._closed_at = now
+        self._began_at = self._closed_at = now
         self._metrics = {}
 
-    def _drop(self, device: str, verdict: str, reason: str) -> None:
+    def _note_drop(self, device: str, verdict: str, reason: str) -> None:
         if verdict == "late":
             if device not in self._record.late:  # it may say so again and again
                 self._record.late.append(device)
         else:
             self._record.dropped[device] = reason
 
-    def _close(self, phase: str, now: float) -> None:
+    def _phase_ended(self, phase: str, now: float) -> None:
         if self._record.phases:
             self._record.phases[-1].seconds = round(now - self._asked_at, 3)
         self._closed_at = now
 
-    def _end(self, run: RunView, now: float) -> None:
+    def _round_ended(self, run: RunView, now: float) -> None:
         record, meter = self._record, run.traffic()
-        crossed = RoundTraffic.of(meter.since(self._before), now - self._began) + self._earlier
-        self._before, self._earlier = meter, RoundTraffic()
+        crossed = RoundTraffic.of(meter.since(self._meter_before), now - self._began_at) + self._earlier
+        self._meter_before, self._earlier = meter, RoundTraffic()
         record.seconds = round(crossed.seconds, 3)
         record.aside |= {device: words for device, (_, words) in self._gone_back.items()}
         self._gone_back = {d: known for d, known in self._gone_back.items() if known[0] > record.round}
@@ -210,7 +212,7 @@ class Journal:
             for way in (UP, DOWN)
         }
 
-    def _enter(self, what: str, **details: Any) -> None:
+    def _tell_sinks(self, what: str, **details: Any) -> None:
         for sink in self._sinks:
             self._isolation.call(sink.entry, what, details)
 

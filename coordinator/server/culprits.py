@@ -173,28 +173,28 @@ class GroupTest:
 
     works: Works
     most: int  # that may be left out
-    _out: list[str] = field(default_factory=list)
-    _known: dict[frozenset[str], bool] = field(default_factory=dict)
+    _left_out: list[str] = field(default_factory=list)
+    _results: dict[frozenset[str], bool] = field(default_factory=dict)  # by who is kept
 
     def left_out(self, order: Sequence[str]) -> list[str]:
         """Without whom it works, the least suspected first in `order`; nobody, if it takes too many."""
         if self.most < 1:
             return []
-        self._known[frozenset(order)] = False
+        self._results[frozenset(order)] = False
         self._grow(self._grow([], order[:-1]), order[-1:])
-        return self._out if len(self._out) <= self.most else []
+        return self._left_out if len(self._left_out) <= self.most else []
 
     def _grow(self, core: Sequence[str], more: Sequence[str]) -> Sequence[str]:
         both = [*core, *more]
-        if len(self._out) > self.most or not more or self._tried(frozenset(both)):
+        if len(self._left_out) > self.most or not more or self._works_with(frozenset(both)):
             return both
         if len(more) == 1:
-            self._out += more
+            self._left_out += more
             return core
         half = (len(more) + 1) // 2
         return self._grow(self._grow(core, more[:half]), more[half:])
 
-    def _tried(self, kept: frozenset[str]) -> bool:
-        if kept not in self._known:
-            self._known[kept] = self.works(kept)
-        return self._known[kept]
+    def _works_with(self, kept: frozenset[str]) -> bool:
+        if kept not in self._results:
+            self._results[kept] = self.works(kept)
+        return self._results[kept]

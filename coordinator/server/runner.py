@@ -24,7 +24,7 @@ from protofleet.runtime.faults import is_ours
 log = logging.getLogger("protofleet.coordinator")
 
 
-MOST_WORDS: Final = 200  # letters of an error, for records and people
+MAX_FAULT_LETTERS: Final = 200  # of an error, for records and people
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ServerRunner:
     ) -> Step:
         """Runs on the worker's thread; what it needs of the spool's index is handed to it.
 
-        A step that found the disk full has been made; said again, it goes on at its broadcast. An error is no better
+        A step that found the disk full has been made; retried, it goes on at its broadcast. An error is no better
         than a state that is not finite: what is not ours came up with what devices have answered.
         """
         try:
@@ -84,7 +84,9 @@ class ServerRunner:
             self.errors += 1
             where = f"after {advance.phase}" if advance.phase else "at its start"
             log.exception("an error of the server half in round %d, %s", advance.round, where)
-            words = printable(f"the server half raised {type(error).__name__} {where}: {error}")[:MOST_WORDS]
+            words = printable(f"the server half raised {type(error).__name__} {where}: {error}")[
+                :MAX_FAULT_LETTERS
+            ]
             aside = self._stepper.aside
             return Step(advance.round, None, None, phase=advance.phase, aside=aside, fault=words)
 
@@ -94,13 +96,13 @@ class ServerRunner:
         given = {device: answers[device] for device in advance.devices}
         ask = self._unwritten or self._next(advance, members, given)
         counted = {device: answer.object.hex() for device, answer in self._stepper.used(given).items()}
-        said = (dict(self.server.monitor()), advance.phase, counted, self._stepper.aside)
+        common = (dict(self.server.monitor()), advance.phase, counted, self._stepper.aside)
         if ask is None:
-            return Step(advance.round, None, None, *said, fault=self._stepper.fault())
+            return Step(advance.round, None, None, *common, fault=self._stepper.fault())
         self._unwritten = ask
         manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
         self._unwritten = None
-        return Step(advance.round, ask, manifest, *said)
+        return Step(advance.round, ask, manifest, *common)
 
     def _next(self, advance: Advance, members: Sequence[Member], given: Mapping[str, Accepted]) -> Ask | None:
         if advance.phase is None:

@@ -21,12 +21,12 @@ class Stepper:
         self.server: ServerHalf = plan.server_half()
         self.aside: dict[str, str] = {}  # device -> why its answer to the phase in hand is not used
         self._rounds, self._outlier, self._arrays = rounds, outlier or math.inf, arrays
-        self._out: set[str] = set()  # devices, in the round in hand
+        self._excluded: set[str] = set()  # devices, in the round in hand
         self._sample = torch.randn(2, plan.channels, plan.size, plan.size, generator=seeded("a fixed input"))
         self._round: Round | None = None
 
     def begin(self, number: int, members: Sequence[Member]) -> Ask:
-        self._out, self.aside = set(), {}
+        self._excluded, self.aside = set(), {}
         self.server.begin(number, members)
         self._round = evaluation(self.server) if number > self._rounds else self.server.round()
         return next(self._round)
@@ -34,7 +34,7 @@ class Stepper:
     def send(self, answers: Mapping[str, Accepted]) -> Ask | None:
         """None: the round is over."""
         assert self._round is not None, "a round is stepped before it began"
-        self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._out)})
+        self._put_aside({device: answers[device] for device in sorted(answers.keys() - self._excluded)})
         used = self.used(answers)
         try:
             return self._round.send(
@@ -45,7 +45,7 @@ class Stepper:
             return None
 
     def used(self, answers: Mapping[str, Accepted]) -> dict[str, Accepted]:
-        return {device: answer for device, answer in answers.items() if device not in self._out}
+        return {device: answer for device, answer in answers.items() if device not in self._excluded}
 
     def forget(self) -> None:
         self._round = None
@@ -62,7 +62,7 @@ class Stepper:
         judged = len(answers) >= LEAST and self._outlier < math.inf
         found = outliers(sizes_by_device(answers, self._arrays), self._outlier) if judged else {}
         self.aside = {device: one.words for device, one in found.items()}
-        self._out |= found.keys()
+        self._excluded |= found.keys()
 
     def _predicts(self) -> bool:
         model = self.server.model
