@@ -1,7 +1,9 @@
 """Whatever happens, in whatever order, the round keeps its promises."""
 
+import statistics
 from collections import Counter
 from copy import deepcopy
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -677,21 +679,24 @@ def test_who_was_put_aside_is_no_part_of_the_quorum_nor_of_another_attempt():
 
 
 def steps_of_an_answer(number, quorum):
-    """Of the last but one of so many devices: by then all that answers make known is known."""
+    """Of the last but one of so many devices: by then all that answers make known is known.
+
+    The median of eleven, as names that meet in a hash table, or a table that grows, cost an answer now and then.
+    """
     names = [Name(f"device-{i:03}") for i in range(number)]
     m = machine(quorum=quorum, gather=number, straggler_factor=2.5, straggler_seconds=60.0)
     started(m, names)
-    for i, device in enumerate(names[:-2]):
+    for i, device in enumerate(names[:-12]):
         answer(m, device, 1.0 + i / number)
         assert m.wake_at is not None
 
-    def one_more():
-        answer(m, names[-2], 2.0)
+    def one_more(device):
+        answer(m, device, 2.0)
         assert m.wake_at > 2.0
 
-    steps = steps_of(one_more)
+    steps = [steps_of(partial(one_more, device)) for device in names[-12:-1]]
     assert set(m.cohort) == set(names) and m.stage is Stage.COLLECTING and m.waited_for == {names[-1]}
-    return steps
+    return statistics.median(steps)
 
 
 @pytest.mark.parametrize("quorum", [(2, 2), (50, 500)])
