@@ -27,7 +27,7 @@ from protofleet.protocol.security.envelope import (  # fmt: skip
     verified,
 )
 from protofleet.protocol.security.holders import other_keys, same_record
-from protofleet.protocol.security.keys import Identity, Keyring
+from protofleet.protocol.security.keys import Identity, Keyring, changed
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Transport, Will, packet_bytes
@@ -42,6 +42,8 @@ INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_OVERHEAD: Final = 4096  # header, signature and scalars beside an inline body
 MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD  # more is not even hashed for its signature
 MAX_OBJECT: Final = 1 << 30
+# Faults that a newer record of their sender may cure.
+BY_THE_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
 WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
 
 
@@ -226,6 +228,15 @@ class Link:
         """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
         if len(frame) > MAX_FRAME:
             raise Rejected(Reason.TOO_LARGE, f"a frame of {len(frame)} bytes, over {MAX_FRAME}")
+        try:
+            return self._open(topic, frame)
+        except Rejected as fault:
+            # A device that was renewed may speak before its old record is looked at again.
+            if fault.reason not in BY_THE_RECORD or not changed(self.keyring, read_header(frame)[0].sender):
+                raise
+        return self._open(topic, frame)
+
+    def _open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         header, start, known = verified(frame, self.keyring)
         if header.federation != self.topics.federation:  # first: what follows may learn from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])

@@ -101,8 +101,9 @@ class KnownRecords(Mapping[str, Record]):
     """A folder of `<name>.record` files as a mapping: only those that hold, as they were a second ago at most.
 
     A frame asks for its sender a dozen times, so files are looked at once a second and name. A record that is added
-    while a run goes on is found at the next question; one that is replaced or revoked within the second. So are later
-    roots and revocations that are installed in `follow`, the folder of the party that asks.
+    while a run goes on is found at the next question; one that is replaced or revoked within the second, and before
+    a frame is rejected by it (`changed`). So are later roots and revocations that are installed in `follow`, the
+    folder of the party that asks.
     """
 
     def __init__(
@@ -135,6 +136,10 @@ class KnownRecords(Mapping[str, Record]):
                 self._logged[name] = message
                 log.warning("%s is not known here: %s", name, message)
             raise KeyError(name) from None
+
+    def changed(self, name: str) -> bool:
+        _, believed = self._admitted.pop(name, (0.0, None))
+        return believed is not None and self.get(name) != believed
 
     def _has(self, name: str) -> bool:
         with contextlib.suppress(ValueError, OSError):

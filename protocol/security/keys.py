@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -56,6 +56,20 @@ class KeyringEntry(Protocol):
 
 
 Keyring: TypeAlias = Mapping[str, KeyringEntry]  # by name
+
+
+@runtime_checkable
+class CachingKeyring(Protocol):
+    """A keyring that believes for a while what it has read of a name."""
+
+    def changed(self, name: str) -> bool:
+        """Read it again now: whether what was believed of it is not so any more."""
+        ...
+
+
+def changed(keyring: Keyring, name: str) -> bool:
+    """Whether whoever was judged by the keyring's entry has to be judged again."""
+    return isinstance(keyring, CachingKeyring) and keyring.changed(name)
 
 
 @dataclass(frozen=True, slots=True)

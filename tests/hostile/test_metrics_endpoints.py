@@ -5,6 +5,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def serves(federation, port, host="127.0.0.1"):
     federation.wait_until(tried, f"metrics at {host}:{port}")
 
 
+def is_healthy(port):
+    try:
+        return answer(port, "/health") is not None
+    except OSError:  # 503 too
+        return False
+
+
 def threads_of(process):
     lines = Path(f"/proc/{process.child.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Threads:"))
@@ -54,7 +62,7 @@ def threads_of(process):
 def test_five_hundred_connections_that_say_little_hold_up_neither_scrapes_nor_probes(federation):
     coordinator = federation.coordinator()
     serves(federation, federation.metrics_port)
-    answer(federation.metrics_port, "/health")
+    federation.wait_until(partial(is_healthy, federation.metrics_port), "the coordinator to be connected")
     before = threads_of(coordinator)
     for said in (b"", b"GET /metr", b"GET /metrics HTTP/1.1\r\nX: "):
         with ExitStack() as held:

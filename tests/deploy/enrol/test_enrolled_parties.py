@@ -5,12 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from protofleet.deploy.enrol.key_folder import install, read_approval_file
-from protofleet.deploy.enrol.lifecycle import revoke
+from protofleet.deploy.enrol.key_folder import install, make_request, read_approval_file
+from protofleet.deploy.enrol.lifecycle import approve, renew, review_request, revoke
 from protofleet.deploy.enrol.local_federation import enrol, enrol_federation
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.enrolment import LOOK_SECONDS, KnownRecords, load_trust
+from protofleet.protocol.security.keys import Identity
 from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.messages import Hello
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.protocol.wire.reasons import Rejected
+from protofleet.protocol.wire.topics import Topics
 from protofleet.runtime import credentials
 from tests.support.small_federation import POLICY, simulation
 
@@ -82,6 +89,50 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_withi
     install(folder, approval, lambda seen: False, authority.now(), durable=False)
     now[0] += LOOK_SECONDS
     assert "a" not in ring and "b" in ring
+
+
+class Silence:
+    """A transport by which nothing goes."""
+
+    def publish(self, topic, frame, retain=False):
+        raise AssertionError(f"nothing is to be said on {topic}")
+
+
+def renewed(fleet, name):
+    return renew(fleet.authority(), name)
+
+
+def enrolled_anew(fleet, name):
+    authority = fleet.authority()
+    revoke(authority, name, "stolen")
+    _, data = make_request(fleet.folder_of(name), authority.federation, name, (), fresh=True, durable=False)
+    return approve(authority, review_request(authority, data, name))
+
+
+@pytest.mark.parametrize("again", [renewed, enrolled_anew])
+def test_what_a_device_says_by_a_new_record_is_not_rejected_by_the_old_one_that_is_believed_still(
+    fleet, again
+):
+    """A rejected hello ends a device whose boots were those of a wrong clock."""
+    folder, now = fleet.folder_of(COORDINATOR), time.time()  # which stands still
+    ring = KnownRecords(
+        fleet.root / "records", load_trust(folder / "current"), clock=lambda: now, follow=folder
+    )
+    me, topics = Identity(COORDINATOR, 7, of_coordinator(fleet)[0]), Topics("lab")
+    link = CoordinatorLink(me, ring, topics, Silence(), None, "run", clock=Clock(lambda: now))
+
+    def hear_hello():
+        own, known = of_device(fleet, "a")
+        device = DeviceLink(Identity("a", int(now), own), known, topics, Silence(), None)
+        return link.open(topics.up("a"), device.seal(Hello("a", 5, 5), COORDINATOR))
+
+    link.remember({"a": (int(now) + 365 * 86_400, 3, ring["a"].holder)})  # its clock was wrong
+    with pytest.raises(Rejected, match="stale_boot"):
+        hear_hello()
+    install(
+        fleet.folder_of("a"), again(fleet, "a"), lambda seen: True, fleet.authority().now(), durable=False
+    )
+    assert hear_hello() is not None
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpall"])

@@ -119,7 +119,7 @@ def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
     fleet, tmp_path, monkeypatch, capsys
 ):
     (tmp_path / "plain").write_text('name = "a"\n')
-    monkeypatch.setattr(probe, "SETTINGS", tmp_path / "plain")
+    monkeypatch.setattr(probe, "SETTINGS_FILE", tmp_path / "plain")
     monkeypatch.setattr(probe, "KEYS", fleet.folder_of("a"))
     assert probe.main(["settings", str(tmp_path / "plain")]) == 1
     assert "is not signed" in capsys.readouterr().err
