@@ -120,8 +120,8 @@ def test_deployed_settings_without_a_signature_are_a_fact_and_no_traceback(
 ):
     (tmp_path / "plain").write_text('name = "a"\n')
     monkeypatch.setattr(probe, "SETTINGS_FILE", tmp_path / "plain")
-    monkeypatch.setattr(probe, "KEYS", fleet.folder_of("a"))
+    monkeypatch.setattr(probe, "KEY_FOLDER", fleet.folder_of("a"))
     assert probe.main(["settings", str(tmp_path / "plain")]) == 1
     assert "is not signed" in capsys.readouterr().err
     probe.print_enrolment(connected=False)
-    assert "broker=the settings that are installed are not taken: " in capsys.readouterr().out
+    assert "broker=the installed settings are not accepted: " in capsys.readouterr().out
