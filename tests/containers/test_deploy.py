@@ -135,7 +135,7 @@ def test_what_is_broken_is_said_in_clear_words_and_stops_nobody_else(rig, bench)
         "no-disk": "0.1 GB are free; make room",
         "wrong-arch": "architecture: armv7l, for which there is no torch",
         "no-clock": "clock: it is set to 1970",
-        "no-sshd": "nothing listens there; is sshd running",
+        "no-sshd": "nothing listens on that port; is sshd running",
         "stranger": "its host key is not known here",
         "locked": "it does not accept our key",
         "no-rsync": "rsync is not installed; apt-get install rsync",
@@ -234,7 +234,7 @@ def test_a_device_can_be_drained_started_again_and_revoked(rig):
     assert show(second, "ActiveState") == "inactive" and second.sh("ls /var/lib/protofleet") == "state"
     assert "revoked" in fleet.cli("enrol", "list", "--root", "root").stdout
     done = fleet.deploy("apply", "board-1", "--yes").stdout
-    assert "the broker lets the name in again" in done
+    assert "the broker accepts the name again" in done
     assert "enrol: it has no keys yet" in done and "1 changed, 0 failed" in done, "new keys bring it back"
 
 
