@@ -187,9 +187,9 @@ WHERE = (
 
 def test_a_base_without_torch_makes_no_jetson_image(engine, capfd, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", engine.host)
-    with pytest.raises(RunError, match="could not build"):
+    with pytest.raises(RunError, match="failed to build"):
         build(Build("edge-jetson", engine.base, None, wheel_folders()))
-    assert "this base has no torch that can be imported" in capfd.readouterr().err
+    assert "the base image has no torch that can be imported" in capfd.readouterr().err
 
 
 def test_a_stuck_process_is_started_again_by_the_engine(engine, edge, tmp_path):
