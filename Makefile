@@ -22,7 +22,7 @@ HOST   ?=
 ROOMS   = protocol runtime methods edge_client coordinator deploy experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-containers check format bench bench-check fuzz crash simulate chaos soak audit clean data
+.PHONY: help demo test test-all test-containers check format bench bench-check gpu fuzz crash simulate chaos soak audit clean data
 .PHONY: up down logs demo-compose images locks
 
 help: ## this list
@@ -70,6 +70,9 @@ bench: $(VENV)/.dev mosquitto ## what it costs, in ratios of one run: make bench
 
 bench-check: $(VENV)/.dev mosquitto ## what has become worse than the last landed figures, in pairs with their commit
 	@$(BIN)/python -m benchmarks check $(ARGS)
+
+gpu: $(VENV)/.dev mosquitto ## on a GPU: each method with 100 devices that share it, and the tests that need one
+	@$(BIN)/python -m tests.gpu $(ARGS)
 
 fuzz: $(VENV)/.dev ## broken bytes for all that reads them, on all cores: make fuzz INPUTS=10000000
 	@$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(ARGS)

@@ -23,17 +23,21 @@ class AnswerReceiver:
     def __init__(
         self, spool: Spool, link: CoordinatorLink, gate: Gate, question: OpenQuestion, participants: Participants,
         norm: float, happen: Callable[[Event], None], tell_observers: Callable[[Update], None],
+        perform: Callable[[Drop], None],
     ) -> None:  # fmt: skip
-        """`happen` is told of every answer that can be judged; `norm` is the limit of that name."""
+        """`happen` is told of every answer that can be judged; `norm` is the limit of that name.
+
+        `perform` carries out what is decided here, as nothing is said of an answer before the turn ends.
+        """
         self._spool, self._link, self._gate, self._question = spool, link, gate, question
         self._participants, self._norm = participants, norm
-        self._happen, self._tell_observers = happen, tell_observers
+        self._happen, self._tell_observers, self._perform = happen, tell_observers, perform
         self._fetched: dict[str, Accepted] = {}  # answers on the disk that are not accepted yet
 
     # What the link asks.
 
-    def asks(self, update: Update) -> bool:
-        return self._gate.asks(update)
+    def is_expected(self, update: Update) -> bool:
+        return self._gate.is_expected(update)
 
     def admit(self, update: Update, size: int, name: bytes) -> bool:
         """Whether to fetch it."""
@@ -44,9 +48,9 @@ class AnswerReceiver:
             case Refuse(problem):
                 self._refuse(update, problem)
             case Contradiction(problem):
-                self.drop(Drop(device, update.round, update.phase, "refused", problem))
+                self._perform(Drop(device, update.round, update.phase, "refused", problem))
             case NotAsked():
-                self._participants.answered_no_question(device, update.round)
+                self._participants.unasked_answer_received(device, update.round)
                 self._judged(update, None)
         return False
 
@@ -84,13 +88,11 @@ class AnswerReceiver:
         self._spool.accept(round, phase, self._fetched[device], last_heard, holder)
         self._question.device_answered(device, self._fetched.pop(device).object)
         self._link.rate_limiter.frame_was_useful(device)
-        self._link.send(device, Receipt(round, phase, "accepted"))
 
-    def repeat_receipt(self, device: str, round: int, phase: str, problem: Problem | None) -> None:
+    def send_receipt(self, device: str, round: int, phase: str, problem: Problem | None) -> None:
         verdict, reason = ("refused", problem.message) if problem else ("accepted", "")
         self._link.send(device, Receipt(round, phase, verdict, reason))
 
     def drop(self, drop: Drop) -> None:
         self._fetched.pop(drop.device, None)
         self._link.meter.rejected[drop.problem.reason] += 1
-        self._link.send(drop.device, Receipt(drop.round, drop.phase, drop.verdict, drop.problem.message))

@@ -1,16 +1,22 @@
-"""Commands in their order. Where the disk is full or locked they wait, and all behind them, until it is not."""
+"""Commands in their order: first what they write, then one commit for a whole turn, then what they say.
+
+Nothing that anybody outside can see depends on what is not committed: a death before the commit is a death before the
+turn's first word, and whoever has no receipt says its answer again. Where the disk is full or locked all of them wait
+until it is not.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from protofleet.coordinator.round.events import Accept, Close, Command, Save
 from protofleet.coordinator.spool.index import RunMismatchError
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.protocol.storage.disk import PAUSED, is_full, is_locked, shortage
+from protofleet.protocol.storage.disk import is_full, is_locked, shortage
+from protofleet.protocol.storage.full_disk import FullDiskLog
 from protofleet.runtime.faults import OURS, OurFault
 
 log = logging.getLogger("protofleet.coordinator")
@@ -18,41 +24,108 @@ log = logging.getLogger("protofleet.coordinator")
 RETRY_SECONDS: Final = 5.0  # between looks at a full disk, or at a lock
 
 
+class Performer(Protocol):
+    """Carries commands out, each half again from its beginning where it raises because the disk is full."""
+
+    def write(self, command: Command) -> None:
+        """What it changes here, and on the disk."""
+
+    def say(self, command: Command) -> None:
+        """What leaves: messages, and work for the worker. All that was written before is committed."""
+
+    def commit(self) -> None:
+        """All that was written."""
+
+
 class CommandQueue:
-    def __init__(self, spool: Spool, perform: Callable[[Command], None]) -> None:
-        self._spool, self._perform = spool, perform
-        self._waiting: deque[Command] = deque()
-        self._blocked = False  # the first of them has found the disk full or locked
-        self.full = ""  # why the disk is said to be full; until something has been written again
+    def __init__(self, spool: Spool, performer: Performer) -> None:
+        self._spool, self._performer = spool, performer
+        self._waiting: deque[Command] = deque()  # to be written
+        self._written: deque[Command] = deque()  # to be said, once they are committed
+        # Where the disk was found full or locked: by what is to be written, or by the commit.
+        self._cannot_write = self._cannot_commit = False
+        self.full_disk = FullDiskLog(log, spool.folder, "nothing new is begun", "the run goes on")
         self._is_locked = False  # locked by another program, which is in the log
         self.wake_at = float("inf")
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        """Commands that the disk has not taken."""
+        return len(self._waiting) + (len(self._written) if self._cannot_commit else 0)
 
     def add(self, commands: Sequence[Command], now: float) -> None:
         self._waiting.extend(commands)
-        if not self._blocked:
-            self._go_on(now)
+        if not self._cannot_write:
+            self._write(now)
 
     def retry(self, command: Command, why: BaseException, now: float) -> None:
-        """It was performed, and its result found the disk full."""
+        """It was carried out, and its result found the disk full."""
         self._waiting.appendleft(command)
+        self._cannot_write = True
         self._wait(why, now)
 
     def no_room(self, why: str) -> None:
         """For an answer that is offered. What waits for a lock is no sign of a full disk."""
         if not self._is_locked:
-            self._warn_of_full_disk(why)
+            self.full_disk.found_full(why)
 
-    def _warn_of_full_disk(self, why: str) -> None:
-        """In the log once."""
-        if not self.full:
-            log.error(
-                "the disk that holds %s is full (%s): nothing new is begun %s",
-                self._spool.folder, why, PAUSED,
-            )  # fmt: skip
-        self.full = why
+    def wake(self, now: float) -> None:
+        if now >= self.wake_at:
+            self._cannot_write = self._cannot_commit = False
+            self.wake_at = float("inf")
+            self._say(now)
+            if not self._cannot_commit:
+                self._write(now)
+
+    def end_turn(self, now: float) -> None:
+        """Commit what the turn has written, and say it."""
+        if not self._cannot_commit:
+            self._say(now)
+
+    def _write(self, now: float) -> None:
+        while self._waiting:
+            if not self._tried(self._performer.write, self._waiting[0], now):
+                self._cannot_write = True
+                return
+            self._written.append(self._waiting.popleft())
+
+    def _say(self, now: float) -> None:
+        if not self._written:
+            return
+        if not self._tried(lambda _: self._performer.commit(), self._written[0], now):
+            self._cannot_commit = self._cannot_write = True
+            return
+        if any(isinstance(command, (Save, Accept, Close)) for command in self._written):
+            self._something_was_written()
+        while self._written:
+            if not self._tried(self._performer.say, self._written[0], now):
+                self._cannot_commit = self._cannot_write = True
+                return
+            self._written.popleft()
+
+    def _tried(self, half: Callable[[Command], None], command: Command, now: float) -> bool:
+        try:
+            half(command)
+        except Exception as error:
+            if is_full(error, self._spool.folder) or is_locked(error):
+                self._wait(error, now)
+                return False
+            if isinstance(error, (RunMismatchError, *OURS)):
+                raise
+            raise OurFault(f"{command} could not be carried out") from error
+        return True
+
+    def _something_was_written(self) -> None:
+        self.full_disk.found_room()
+        if self._is_locked:
+            log.warning("%s can be written again; the run goes on", self._spool.folder / "spool.sqlite")
+        self._is_locked = False
+
+    def _wait(self, why: BaseException, now: float) -> None:
+        if is_locked(why):
+            self._warn_of_lock(str(why))
+        else:
+            self.full_disk.found_full(", ".join(filter(None, (str(why), shortage(self._spool.folder)))))
+        self.wake_at = now + RETRY_SECONDS
 
     def _warn_of_lock(self, why: str) -> None:
         if not self._is_locked:
@@ -62,38 +135,3 @@ class CommandQueue:
                 self._spool.folder / "spool.sqlite", why, RETRY_SECONDS,
             )  # fmt: skip
         self._is_locked = True
-
-    def wake(self, now: float) -> None:
-        if now >= self.wake_at:
-            self._go_on(now)
-
-    def _go_on(self, now: float) -> None:
-        self._blocked, self.wake_at = False, float("inf")
-        while self._waiting:
-            try:
-                self._perform(self._waiting[0])
-            except Exception as error:
-                if is_full(error, self._spool.folder) or is_locked(error):
-                    self._wait(error, now)
-                    return
-                if isinstance(error, (RunMismatchError, *OURS)):
-                    raise
-                raise OurFault(f"{self._waiting[0]} could not be carried out") from error
-            done = self._waiting.popleft()
-            if isinstance(done, (Save, Accept, Close)):
-                self._something_was_written()
-
-    def _something_was_written(self) -> None:
-        folder = self._spool.folder
-        if self.full:
-            log.warning("there is room again on the disk that holds %s; the run goes on", folder)
-        if self._is_locked:
-            log.warning("%s can be written again; the run goes on", folder / "spool.sqlite")
-        self.full, self._is_locked = "", False
-
-    def _wait(self, why: BaseException, now: float) -> None:
-        if is_locked(why):
-            self._warn_of_lock(str(why))
-        else:
-            self._warn_of_full_disk(", ".join(filter(None, (str(why), shortage(self._spool.folder)))))
-        self._blocked, self.wake_at = True, now + RETRY_SECONDS

@@ -50,9 +50,8 @@ class CoordinatorSettings:
     threads: Threads = 0  # for torch; 0 leaves it to torch
     metrics_port: OptionalPort = 0  # 0: no metrics
     metrics_host: str = LOOPBACK  # where they are served; 0.0.0.0: at all addresses of this machine
-    watchdog_seconds: Watchdog = (
-        900.0  # without a sign of life, after which the process ends itself; 0: no watch
-    )
+    # Without a sign of life, after which the process ends itself; 0: no watch.
+    watchdog_seconds: Watchdog = 900.0
     patience_seconds: PositiveSeconds = 60.0  # for the broker to answer the first time
     broker_words: str = ""  # how reports describe the broker
 

@@ -20,6 +20,7 @@ from protofleet.coordinator.spool.epochs import least_epoch, process_identity, s
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.liveness import on_progress, tensors_work
 from protofleet.methods.contract.torch_setup import compute_deterministically, one_thread_here
+from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.security.envelope import seals
@@ -62,6 +63,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         me, keyring, topics, transport, spool.store, settings.name,
         seals(settings.security), Clock(since=keys.not_before), process_identity(folder),
     )  # fmt: skip
+    link.block_qos = BlockQos(settings.broker.block_qos)
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
     # Two threads that judge the small arrays of an answer wait for each other longer than one takes.
     worker = ThreadWorker(inbox, heartbeats, begin=one_thread_here(settings.threads))
@@ -75,7 +77,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         watched = watchdog(heartbeats, settings.watchdog_seconds)
         with observed(run, settings, folder, software, events, checks), watched:
             wait_for_broker(inbox, settings.patience_seconds)
-            spool.index.db.keep_waiting = unless(stop_on_signals(inbox), heartbeats)
+            spool.index.db.keep_waiting = unless(stop_on_signals(inbox.put), heartbeats)
             with spool.index.detect_takeover():
                 serve(service, inbox, time.monotonic, heartbeats)
         if run.diverged:

@@ -1,4 +1,4 @@
-"""Who takes part in a run: what devices say of themselves, who is admitted by that, and who has left."""
+"""The devices that take part in a run: their hellos, who is admitted by them, and who has left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import refusal_of
 from protofleet.protocol.wire import forms
-from protofleet.protocol.wire.class_names import packed
+from protofleet.protocol.wire.class_names import digest_of, packed
 from protofleet.protocol.wire.messages import MOST_NAMED, About, Hello, RoundStatus, Welcome, short_name
 from protofleet.protocol.wire.reasons import Problem
 
@@ -35,21 +35,21 @@ class Participants:
         self, plan: Plan, context: ProcessContext, machine: MachineReader, spool: Spool, question: OpenQuestion,
         limits: Limits, class_names: tuple[str, ...], feature_size: int, happen: Callable[[Event], None],
     ) -> None:  # fmt: skip
-        """`happen` is told who has joined and left."""
+        """`happen` gets the events of devices that join and leave."""
         self._plan, self._digest, self._context, self._link = plan, plan.digest, context, context.link
         self._machine, self._spool, self._question = machine, spool, question
         self._limits, self._happen = limits, happen
-        self.members: dict[str, Member] = {}  # all that took part, also those that have left
+        self.members: dict[str, Member] = {}  # all that have taken part, also those that have left
         self.domains: dict[str, str] = {}
         patience, known = machine.policy.patience_seconds, lambda device: device in self._link.keyring
         self.name_vote = ClassNameVote(plan.classes, class_names, spool.class_names(), patience, known)
         self.older_copies = OlderCopyDetector(spool, patience, lambda: context.enrolled)
         self.last_wills = LastWills(machine.policy.grace_seconds)
         self._hello_requests = HelloRequests()
-        self._unheard: set[str] = (
-            set()
-        )  # of an earlier coordinator's roster: their class names are not known yet
-        self._hellos: dict[str, tuple[Hello, int, int]] = {}  # each device's last, with its boot and sequence
+        # Devices of an earlier coordinator's roster, which have not sent their class names yet.
+        self._names_unknown: set[str] = set()
+        # The last of each device, with its boot and sequence.
+        self._hellos: dict[str, tuple[Hello, int, int]] = {}
         self._needs_counts = plan.load().needs_counts
         self.measures = names_of(plan.variant.views)
         self._link.metric_names = tuple(sorted(self.measures))
@@ -60,7 +60,7 @@ class Participants:
         return min(self.last_wills.wake_at, self.older_copies.wake_at, self.name_vote.wake_at)
 
     def restore(self, members: Mapping[str, Member]) -> None:
-        """As an earlier coordinator, or an earlier round, knew them; what was heard since counts more."""
+        """Members from an earlier coordinator or round; hellos received since take precedence."""
         known = {**members, **self.members}
         self.members.clear()
         self.members.update(known)
@@ -68,50 +68,65 @@ class Participants:
     def resume(
         self, members: Mapping[str, Member], domains: Mapping[str, str], roster: Iterable[str]
     ) -> None:
-        """As an earlier coordinator knew them; what each has called its classes is not written down."""
+        """State of an earlier coordinator; the class names of each device are not stored."""
         self.restore(members)
         self.domains.update(domains)
         if not self.name_vote.is_as_saved:
-            self._unheard.update(roster)
+            self._names_unknown.update(roster)
 
     def wake(self) -> None:
         self.name_vote.wake(self._context.now)
-        self._judge_class_names_again()
+        self._apply_class_name_vote()
 
-    # What devices say.
+    # Messages of devices.
 
-    def greeted(self, received: Received, hello: Hello) -> None:
+    def hello_received(self, received: Received, hello: Hello) -> None:
         if received.run != self._link.run:  # two runs may have one plan
             hello = replace(hello, plan=b"")
+        before = self._hellos.get(hello.device)
         self._hellos[hello.device] = (hello, received.boot, received.sequence)
-        self._spool.check_claim()  # devices that have heard of a later coordinator do not answer this one
+        self._spool.check_claim()  # devices that know of a later coordinator do not answer this one
+        if before is not None and before[1] == received.boot and self._says_nothing_new(before[0], hello):
+            return
         if self.name_vote.is_open and received.epoch != self._link.epoch:
-            self._greeted_an_earlier_coordinator(hello)
+            self._handle_hello_to_earlier_coordinator(hello)
         else:
-            self._greeted(hello)
+            self._handle_hello(hello)
 
-    def _greeted(self, hello: Hello) -> None:
+    def _says_nothing_new(self, before: Hello, hello: Hello) -> bool:
+        """A device takes part, and nothing is expected of it: most hellos of an idle fleet."""
+        device = hello.device
+        return (
+            hello.plan == self._digest
+            and self._machine.counts_on(device)
+            and with_names_as_hash(before) == with_names_as_hash(hello)
+            and not self.name_vote.is_open
+            and device not in self._hello_requests
+            and not self.older_copies.holds_unknown(device)
+        )
+
+    def _handle_hello(self, hello: Hello) -> None:
         device, now = hello.device, self._context.now
         self._hello_requests.discard(device)
-        self._unheard.discard(device)
+        self._names_unknown.discard(device)
         if problem := self._hello_problem(hello) or self.name_vote.judge(hello, now):
             self._refuse(device, problem)
-            if device in self._machine.roster:  # it was another one before
-                self.leave(device, "it does not fit any more")
+            if device in self._machine.roster:  # its earlier hello was accepted
+                self.remove(device, "it does not fit any more")
             return
         waits = self.name_vote.waits(device)
-        if waits and device in self._machine.roster:  # as it said something else before
+        if waits and device in self._machine.roster:  # with the names of an earlier hello
             self._link.abandon(device)
             self._happen(Left(device, "its classes have other names"))
-        self._judge_class_names_again()
+        self._apply_class_name_vote()
         if hello.names or hello.names_hash:
-            self._drop_unheard()
+            self._drop_devices_without_names()
         if not waits:
             self._admit(hello)
 
-    def _greeted_an_earlier_coordinator(self, hello: Hello) -> None:
-        """It has no vote on the class names, as a broker may have kept this hello since an earlier run. After the
-        welcome the device says another one."""
+    def _handle_hello_to_earlier_coordinator(self, hello: Hello) -> None:
+        """It has no vote on the class names, as a broker may have queued this hello in an earlier run. After the
+        welcome the device sends another one."""
         if problem := self._hello_problem(hello):
             self._refuse(hello.device, problem)
         else:
@@ -130,23 +145,23 @@ class Participants:
         self.members[device] = Member(device, hello.examples, hello.counts)
         assign_domain(device, hello.domain, self.domains, self._limits.domains)
         self._question.device_holds(device, hello.holds)
-        self.older_copies.greeted(hello, self._link.last_heard(device)[0], self._machine.base, now)
+        self.older_copies.hello_received(hello, self._link.last_heard(device)[0], self._machine.base, now)
         self._happen(Joined(device))
 
-    def said_goodbye(self, device: str, reason: str) -> None:
-        self.leave(device, reason)
+    def bye_received(self, device: str, reason: str) -> None:
+        self.remove(device, reason)
         self._hello_requests.discard(device)
 
-    def answered_no_question(self, device: str, round: int) -> None:
-        """It may be to a round that this folder does not know. Before the device has said that it holds the plan of
-        this run, it may be of an earlier one."""
+    def unasked_answer_received(self, device: str, round: int) -> None:
+        """It may belong to a round that this folder does not know; but before the device's hello has the plan of this
+        run, it may be of an earlier run."""
         hello = self._hellos.get(device)
         if hello is not None and hello[0].plan == self._digest:
             self.older_copies.answered(device, round, self._context.now)
 
-    # Who leaves.
+    # Devices that leave.
 
-    def leave(self, device: str, reason: str, since: float | None = None) -> None:
+    def remove(self, device: str, reason: str, since: float | None = None) -> None:
         if self._context.shutdown.begun:
             self._context.shutdown.confirmed(device)
             return
@@ -155,60 +170,60 @@ class Participants:
         self._link.abandon(device)
         self._happen(Left(device, reason, since))
 
-    def drop(self, device: str) -> None:
-        """It is not listened to for a while, and nobody waits for it."""
+    def ignore(self, device: str) -> None:
+        """Its messages are ignored for a while, and no answer of it is expected."""
         if device in {*self._machine.roster, *self._machine.cohort}:
-            self.leave(device, "it is not listened to")
+            self.remove(device, "it is not listened to")
             self._hello_requests.add(device, self._context.now)
 
-    def _drop_unheard(self) -> None:
-        """Before the first device that says class names joins them: theirs may be others. Each says hello again."""
-        for device in sorted(self._unheard & self._machine.roster):
-            self.leave(device, "it has not said yet what its classes are called")
+    def _drop_devices_without_names(self) -> None:
+        """Before the first device with class names joins: theirs may differ. Each sends a hello again."""
+        for device in sorted(self._names_unknown & self._machine.roster):
+            self.remove(device, "it has not said yet what its classes are called")
             self._hello_requests.add(device, self._context.now)
-        self._unheard.clear()
+        self._names_unknown.clear()
 
-    def listened_to_again(self, devices: Iterable[str]) -> None:
-        """They answer a welcome with a hello; where that is lost, a `here` names them."""
+    def stop_ignoring(self, devices: Iterable[str]) -> None:
+        """They answer a welcome with a hello; if that is lost, a `here` names them."""
         for device in sorted(device for device in devices if device in self._hello_requests):
             self._welcome(device)
 
     def drop_unfit(self) -> None:
-        """They came when the messages were smaller."""
+        """Devices that were admitted before the run's messages grew."""
         for device in sorted(self._machine.roster & self._hellos.keys()):
             if problem := self._hello_problem(self._hellos[device][0]):
                 self._refuse(device, problem)
-                self.leave(device, "it does not fit any more")
+                self.remove(device, "it does not fit any more")
 
     def drop_unenrolled(self) -> None:
-        """Devices whose enrolment has ended since they joined are in no later cohort, and get no later key."""
+        """Devices whose enrolment has ended since they joined are in no later cohort, and get no later keys."""
         for device in sorted(self._machine.roster):
             if device not in self._link.keyring:
                 log.warning("%s is not enrolled any more; it takes no further part", device)
                 self._link.abandon(device)
                 self._happen(Left(device))
 
-    # Wills, which the broker says.
+    # Wills, which the broker publishes.
 
-    def will_came(self, device: str) -> None:
-        """A device that is there answers a welcome with a hello, whatever it is at."""
+    def will_received(self, device: str) -> None:
+        """A device that is connected answers a welcome with a hello, whatever it is doing."""
         known = device in self._machine.roster
         if known and self.last_wills.received(device, self._link.last_heard(device), self._context.now):
             self._welcome(device)
 
     def connected(self, device: str) -> None:
         if (since := self.last_wills.resolve(device, RETURNED)) is not None:
-            self.leave(device, "connection lost", since)  # and here again: its hello follows
+            self.remove(device, "connection lost", since)  # and connected again: its hello follows
             self._hello_requests.add(device, self._context.now)
 
     def heard_from(self, device: str) -> None:
-        """Anything that is new."""
+        """Any new message."""
         self.last_wills.heard_from(device, self._link.last_heard(device), self._context.now)
 
     def resolve_wills(self) -> None:
         now = self._context.now
         for device, since in self.last_wills.timed_out(now).items():
-            self.leave(device, "connection lost", since)
+            self.remove(device, "connection lost", since)
             self._hello_requests.add(device, now)
         for device in self.last_wills.take_refuted(now):
             if self._context.peer_log.take(now):
@@ -217,31 +232,31 @@ class Participants:
                     device,
                 )
 
-    # What is said to them.
+    # Messages to devices.
 
-    def here(self) -> RoundStatus:
-        """While devices are gathered everybody is waited for; after a question was asked, for a while nobody who was
-        asked. The hellos of those that are missed are waited for all the time."""
-        m, now, unheard = self._machine, self._context.now, self._context.bans.ignored
-        early = self._context.here_timer.is_too_early_to_name(now)
-        asked = m.asked if m.stage is Stage.COLLECTING else ""
-        waited = set() if early else set(m.waited_for)
-        if not early and (m.stage is Stage.GATHERING or len(waited) > MOST_NAMED):
-            return RoundStatus(m.round, asked, m.attempt, None)
-        waited.update(self._hello_requests.names(unheard, MOST_NAMED - len(waited), now))
-        return RoundStatus(m.round, asked, m.attempt, tuple(sorted(map(short_name, waited))))
+    def round_status(self) -> RoundStatus:
+        """While devices are gathered all are named; shortly after a question none of the devices that were asked.
+        Devices whose hello is missing are always named."""
+        m, now, ignored = self._machine, self._context.now, self._context.bans.ignored
+        too_early = self._context.here_timer.is_too_early_to_name(now)
+        phase = m.asked if m.stage is Stage.COLLECTING else ""
+        missing = set() if too_early else set(m.waited_for)
+        if not too_early and (m.stage is Stage.GATHERING or len(missing) > MOST_NAMED):
+            return RoundStatus(m.round, phase, m.attempt, None)
+        missing.update(self._hello_requests.names(ignored, MOST_NAMED - len(missing), now))
+        return RoundStatus(m.round, phase, m.attempt, tuple(sorted(map(short_name, missing))))
 
-    def fix_class_names(self) -> None:
+    def save_class_names(self) -> None:
         self.name_vote.fix_if_decided()
         if self.name_vote.fixed and not self.name_vote.saved:
             self._spool.save_class_names(self.name_vote.fixed)
             self.name_vote.saved = True
 
-    def _judge_class_names_again(self) -> None:
-        """After what counts as the names of the classes may have become something else."""
+    def _apply_class_name_vote(self) -> None:
+        """After the vote on the class names may have changed."""
         for hello in self.name_vote.outvoted():
             if hello.device in self._machine.roster:
-                self.leave(hello.device, "its classes have other names")
+                self.remove(hello.device, "its classes have other names")
                 self.name_vote.hold(hello, self._context.now)
         for device, problem in self.name_vote.refused().items():
             self._refuse(device, problem)
@@ -254,10 +269,10 @@ class Participants:
 
     def _welcome(self, device: str) -> None:
         names, can = self.name_vote.names, self._hellos[device][0].can if device in self._hellos else ()
-        told = forms.NAMES in can and self._link.fits_in_message(packed(names))
-        asked = self._needs_counts and forms.COUNTS in can
+        sends_names = forms.NAMES in can and self._link.fits_in_message(packed(names))
+        sends_counts = self._needs_counts and forms.COUNTS in can
         uses = tuple(self._question.uses)
-        about = replace(self._about, uses=uses, names=names if told else (), counts=asked)
+        about = replace(self._about, uses=uses, names=names if sends_names else (), counts=sends_counts)
         self._link.send(device, Welcome(self._plan.encode(), about))
 
     def _refuse(self, device: str, problem: Problem) -> None:
@@ -265,3 +280,8 @@ class Participants:
             log.warning("%s cannot take part: %s", device, problem.message)
         self._link.meter.rejected[problem.reason] += 1
         self._link.send(device, refusal_of(problem.message, *self._hellos[device]))
+
+
+def with_names_as_hash(hello: Hello) -> Hello:
+    """So that names sent in full equal the same names sent by their hash."""
+    return replace(hello, names=(), names_hash=digest_of(hello.names)) if hello.names else hello

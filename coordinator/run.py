@@ -43,10 +43,11 @@ from protofleet.coordinator.server.runner import ServerRunner, Step
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.methods.contract.bridge import to_numpy
 from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.storage.disk import is_full
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.arrays import parts
-from protofleet.protocol.wire.messages import Finished, Update
+from protofleet.protocol.wire.messages import Finished, Receipt, Update
 from protofleet.protocol.wire.reasons import Reason
 
 log = logging.getLogger("protofleet.coordinator")
@@ -61,7 +62,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.plan, self.machine, self.spool, self.limits = plan, machine, spool, limits or Limits()
         self._context, self._link = context, context.link
-        self.queue = CommandQueue(spool, self.perform)
+        self.queue = CommandQueue(spool, self)
         self.server_runner = ServerRunner(plan, spool, machine.rounds, self.limits.outlier)
         self.culprit_search = CulpritSearch(self.server_runner.new_stepper, self.server_runner.arrays)
         self.question = OpenQuestion(machine, self._link, spool.broadcasts, self.limits.norm)
@@ -72,7 +73,7 @@ class Run:
         self.gate = Gate(self.limits, machine, spool, self.participants.members, self._link, self.queue)
         self.answer_receiver = AnswerReceiver(
             spool, self._link, self.gate, self.question, self.participants, self.limits.norm, self.happen,
-            self._tell_of_answer,
+            self._tell_of_answer, self._drop,
         )  # fmt: skip
         self.diverged = ""  # why, where the run has come to nothing
         self._resumed = False
@@ -89,6 +90,10 @@ class Run:
         """Each time when a device says something of its own."""
         self._link.on_message = heard_from
 
+    def tell_of_transfers(self, progress: Callable[[str, TransferProgress], None]) -> None:
+        """Every few seconds of an answer that takes long."""
+        self._link.on_progress = progress
+
     @property
     def wake_at(self) -> float:
         machine = self.machine.wake_at or float("inf")
@@ -102,13 +107,17 @@ class Run:
         if self.machine.wake_at is not None and now >= self.machine.wake_at:
             self.happen(Woke())
 
+    def end_turn(self) -> None:
+        """Commit what was decided since the last one, and let it out."""
+        self.queue.end_turn(self._context.now)
+
     def older_copy(self) -> str:
         """Why the run cannot go on from this folder, where most devices know more of it than the folder does."""
         present = {*self.machine.roster, *self.machine.cohort}
         return self.participants.older_copies.verdict(present, self._context.now)
 
     def note_traffic(self) -> None:
-        if not self.queue.full:
+        if not self.queue.full_disk.problem:
             self.spool.save_traffic()
 
     def not_delivered(self, devices: Collection[str] | None) -> None:
@@ -158,6 +167,9 @@ class Run:
         for observer in self.observers:
             self.isolation.call(observer.answered, self.view, update, self._context.now)
 
+    def _drop(self, drop: Drop) -> None:
+        self.queue.add([drop], self._context.now)
+
     def _set_here_timer(self, now: float) -> None:
         if self.machine.stage in WAITS:
             self._context.here_timer.wait_for_devices(now)
@@ -166,17 +178,22 @@ class Run:
 
     # Commands of the machine.
 
-    def perform(self, command: Command) -> None:
-        """Again from its beginning, where it raises because the disk is full."""
+    def write(self, command: Command) -> None:
+        self._with_room(lambda: self._write(command))
+
+    def commit(self) -> None:
+        self._with_room(self.spool.commit)
+
+    def _with_room(self, write: Callable[[], None]) -> None:
         try:
-            self._carry_out(command)
+            write()
         except Exception as error:
             if not (is_full(error, self.spool.folder) and self._link.has_unfinished):
                 raise
             self._link.abandon()  # what is half here is offered again, and what is written now the round stands on
-            self._carry_out(command)
+            write()
 
-    def _carry_out(self, command: Command) -> None:
+    def _write(self, command: Command) -> None:
         match command:
             case Save():
                 self._save(command)
@@ -187,33 +204,39 @@ class Run:
                 log.warning("round %d begins again: %s", self.machine.round, why)
                 self.spool.rollback(self.machine.round)
                 self.server_runner.restore()
-            case Advance():
-                self._advance(command)
-            case Blame():
-                self._blame(command)
             case PutAside():
                 self._put_aside(command)
             case Diverge(round, reason):
                 self.spool.diverge(round, reason)
                 self.diverged = reason
-                self._end()
             case Close(round, phase, devices):
                 self.spool.close_phase(round, phase, devices)
             case Accept(device, round, phase):
                 self.answer_receiver.accept(device, round, phase)
-            case Repeat(device, round, phase, problem):
-                self.answer_receiver.repeat_receipt(device, round, phase, problem)
             case Drop():
                 self.answer_receiver.drop(command)
+
+    def say(self, command: Command) -> None:
+        match command:
+            case Advance():
+                self._advance(command)
+            case Blame():
+                self._blame(command)
+            case Accept(device, round, phase):
+                self.answer_receiver.send_receipt(device, round, phase, None)
+            case Repeat(device, round, phase, problem):
+                self.answer_receiver.send_receipt(device, round, phase, problem)
+            case Drop(device, round, phase, verdict, problem):
+                self._link.send(device, Receipt(round, phase, verdict, problem.message))
             case Send(device, round, phase, seconds):
                 self.question.send_to(device, round, phase, seconds, self._context.connected)
             case Dismiss(device):
                 self._link.send(device, Finished(self.machine.rounds))
-            case Finish():
+            case Finish() | Diverge():
                 self._end()
 
     def _save(self, save: Save) -> None:
-        self.participants.fix_class_names()
+        self.participants.save_class_names()
         members, domains = self.participants.members, self.participants.domains
         roster = self.machine.roster
         saved = {d: members[d] for d in sorted({*save.cohort, *roster})}

@@ -42,7 +42,6 @@ class CoordinatorService:
     def take(self, item: Item, now: float) -> None:
         self.context.now = now
         self._handle(item, now)
-        self._end_turn(now)
 
     def wake(self, now: float) -> None:
         self.context.now = now
@@ -53,27 +52,28 @@ class CoordinatorService:
             self.context.announce(State(False, reason))
         self._refresh_bans(now)
         self.run.wake()
-        self._end_turn(now)
+
+    def end_turn(self, now: float) -> None:
+        self.context.now = now
+        self.run.end_turn()
+        self._drop_excluded()
+        self.link.flush(now)
+        self.finished |= self.context.shutdown.is_over(now)
 
     def unwanted(self, topic: str) -> bool:
         """Whether what comes there is dropped unseen. Any thread may ask."""
         bans = self.context.bans
         if not bans.ignored or topic == self.link.topics.coord_state:
             return False
-        name = self.link.device_writing_to(topic)
+        name = self.link.device_of_topic(topic)
         if bans.drops(name):
             return True
         return UNKNOWN_SENDER in bans.ignored and bans.drops(self.link.rate_limiter.counted_as(name))
 
-    def _end_turn(self, now: float) -> None:
-        self._drop_excluded()
-        self.link.flush(now)
-        self.finished |= self.context.shutdown.is_over(now)
-
     def _handle(self, item: Item, now: float) -> None:
         match item:
             case Arrived(topic, frame) if not self.unwanted(topic):
-                with self.context.error_boundary.around(self.link.device_writing_to(topic)):
+                with self.context.error_boundary.around(self.link.device_of_topic(topic)):
                     self._arrived(topic, frame, now)
             case Connected(max_packet):
                 self._connected(max_packet, now)
@@ -120,7 +120,7 @@ class CoordinatorService:
 
     def _announce_what_is_due(self, now: float) -> None:
         if now >= self.context.here_timer.wake_at:
-            here = State(True, HERE, self.link.who, self.run.participants.here())
+            here = State(True, HERE, self.link.who, self.run.participants.round_status())
             self.link.publish(self.link.topics.coord_state, here)
             self.context.here_timer.announced(now)
             self.run.note_traffic()
@@ -132,7 +132,7 @@ class CoordinatorService:
     def _subscribe(self) -> None:
         """Also to devices that were enrolled while somebody is not listened to."""
         if self.context.connected:
-            self.link.listen_except(self.context.bans.ignored)
+            self.link.subscribe_except(self.context.bans.ignored)
 
     def _flooded(self, who: str) -> None:
         bans, now = self.context.bans, self.context.now
@@ -149,7 +149,7 @@ class CoordinatorService:
         """Nobody waits for them: not in what was going on when they were cut off, but after it."""
         for device in self.context.error_boundary.take_excluded():
             self.link.abandon(device, for_good=True)
-            self.run.participants.drop(device)
+            self.run.participants.ignore(device)
             self._subscribe()
 
     def _refresh_bans(self, now: float) -> None:
@@ -158,7 +158,7 @@ class CoordinatorService:
             ignored_before = bans.ignored
             self.link.count_banned(bans.refresh(now))
             self._subscribe()
-            self.run.participants.listened_to_again(ignored_before - bans.ignored)
+            self.run.participants.stop_ignoring(ignored_before - bans.ignored)
 
     # Messages.
 
@@ -180,20 +180,20 @@ class CoordinatorService:
             case State() if device == COORDINATOR:
                 self._outranked(received)
             case Hello() as hello:
-                self.context.departures.greeted(received, self.link.last_heard(device)[1])
-                participants.greeted(received, hello)
+                self.context.departures.hello_received(received, self.link.last_heard(device)[1])
+                participants.hello_received(received, hello)
             case State(online=False) if received.sequence == 0 and not self.context.shutdown.begun:
-                participants.will_came(device)
+                participants.will_received(device)
             case State(online=True):
                 participants.connected(device)
             case State(online=False) | Bye() if self._is_stale(received):
                 pass
             case State(online=False, reason=reason):
-                participants.said_goodbye(device, reason)
+                participants.bye_received(device, reason)
             case Bye(reason):
                 over, may_log = self.context.shutdown.begun, self.context.peer_log.take(self.context.now)
                 self.context.departures.left(device, reason, may_log, run_is_over=over)
-                participants.said_goodbye(device, reason)
+                participants.bye_received(device, reason)
             case Update() as update:
                 self.run.answer_receiver.fetched(update, received.object)
 

@@ -13,6 +13,7 @@ from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.disk import is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 from protofleet.protocol.transport.address import BrokerError
+from protofleet.runtime.launcher import LauncherError
 from protofleet.runtime.metrics_page import MetricsError
 
 
@@ -21,6 +22,8 @@ def exit_code(error: Exception) -> int | None:
         case SettingsError() | KeyFileError() | RunMismatchError() | StatementError() | NewerFormatError():
             return MISUSED
         case DamagedError() | BrokerError() | DataError() | RunError() | MetricsError() | TakenOverError():
+            return FAILED
+        case LauncherError():
             return FAILED
         case DivergedError():
             return DIVERGED

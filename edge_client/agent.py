@@ -1,6 +1,6 @@
 """The device: same question, same answer; one training at a time, off the network thread.
 
-It never decides when a round ends, and it believes nothing delivered until the coordinator says so.
+It never decides when a round ends, and an answer counts as delivered only with the coordinator's receipt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.coordinator_watchdog import CoordinatorWatchdog
 from protofleet.edge_client.conversation.hello import HelloSender
 from protofleet.edge_client.conversation.hello_exchange import HelloExchange
+from protofleet.edge_client.conversation.hello_timer import is_birth
 from protofleet.edge_client.conversation.old_messages import RunEndCheck
 from protofleet.edge_client.current_run import CurrentRun
 from protofleet.edge_client.evaluate import Splits
@@ -31,7 +32,6 @@ from protofleet.protocol.transport.address import BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Done, Item, Stop
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import (
-    HERE,
     Bye,
     Finished,
     Message,
@@ -50,14 +50,13 @@ log = logging.getLogger("protofleet.device")
 
 
 class Agent:
-    """Hands on what comes in: the run's plan and tasks to the task handler, the rest to what it is about."""
+    """Dispatches what comes in: the run's plan and tasks to the task handler, the rest to their parts."""
 
     def __init__(
         self, data: Splits, start_job: StartJob, link: DeviceLink, state: DeviceState, worker: Worker, *,
-        software: str = "", stays: bool = False, observers: tuple[Observer, ...] = (),
-        clock: Callable[[], float] = time.perf_counter,
+        software: str = "", stays: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        context = DeviceContext(link, state, worker, open_heard_file(state, link), list(observers))
+        context = DeviceContext(link, state, worker, open_heard_file(state, link))
         runner = JobRunner(start_job, state, data, lambda: link.block, clock)
         self.run = CurrentRun(state.saved.run)
         self._hellos = HelloExchange(context, self.run, HelloSender(link, data, state, software))
@@ -87,7 +86,7 @@ class Agent:
         self._context.now = now
         match item:
             case Arrived(topic, frame):
-                self._arrived(topic, frame, now)
+                self._handle_frame(topic, frame, now)
             case Connected(max_packet):
                 self._connected(max_packet, now)
             case Disconnected(reason, final):
@@ -97,10 +96,10 @@ class Agent:
             case Done(call):
                 call()
             case Stop(reason):
-                self._context.say_goodbye(reason)
+                self._context.send_bye(reason)
                 self._context.end(reason)
         if self.tasks.drained and not self.finished:
-            self._context.say_goodbye(DisconnectReason.DRAINED.value)
+            self._context.send_bye(DisconnectReason.DRAINED.value)
             self._context.end("")
 
     def wake(self, now: float) -> None:
@@ -115,12 +114,12 @@ class Agent:
             self._finish_run()
 
     def drain(self) -> None:
-        """End between two questions: when the answer in hand has its receipt."""
+        """End between two questions: when the current answer has its receipt."""
         self.tasks.drain()
 
-    def hold(self, why: str) -> None:
-        """Take no new work until `resume`; what is in hand is finished and delivered."""
-        self._hellos.hold(why)
+    def pause(self, why: str) -> None:
+        """Take no new work until `resume`; the current work is finished and delivered."""
+        self._hellos.pause(why)
 
     def resume(self) -> None:
         self._hellos.resume()
@@ -134,7 +133,7 @@ class Agent:
             self.link.reject_connection(error)
             return
         self._watchdog.start(now)
-        self._hellos.connected()
+        self._hellos.connected(waited_for=not self.tasks.idle)
 
     def _disconnected(self, reason: str, final: bool) -> None:
         log.warning("connection to the broker lost: %s", reason)
@@ -143,10 +142,13 @@ class Agent:
         if final:
             self._context.end(f"the broker ended the session: {reason}")
 
-    def _arrived(self, topic: str, frame: bytes, now: float) -> None:
+    def end_turn(self, now: float) -> None:
+        """It says at once what it says: its answer is on the disk before."""
+
+    def _handle_frame(self, topic: str, frame: bytes, now: float) -> None:
         try:
             for received in self.link.arrived(topic, frame, now):
-                self._received(received, now)
+                self._handle_message(received, now)
         except NoRoom as fault:  # the next hello brings the task again
             self.tasks.disk_space.ran_out(str(fault))
         except Rejected as fault:
@@ -155,14 +157,14 @@ class Agent:
                 self.tasks.deliver_last_again()
         except (TakenOverError, *OURS):
             raise
-        except Exception:  # in what one message said: the next hello brings what matters again
+        except Exception:  # caused by one message: the next hello brings what matters again
             self._context.notify("erred", round=self.state.last_round)
             if self._context.log_limit.take(now):
                 log.exception("an error in handling a message on %.100s", topic)
 
-    def _received(self, received: Received, now: float) -> None:
+    def _handle_message(self, received: Received, now: float) -> None:
         if received.run != self.link.run:
-            return  # it waited for its broadcast, and its run is another's turn now
+            return  # it waited for its broadcast, and the coordinator is at another run now
         self._note_contact(received, now)
         match received.message:
             case Welcome() as welcome:
@@ -171,42 +173,42 @@ class Agent:
                 self.tasks.take(question_of(received, task))
             case Receipt() as receipt:
                 self.take_receipt(receipt)
-            case State(online=True, reason=reason, now=status) if reason != HERE or self._is_missed(status):
-                self._hellos.send()
+            case message if is_birth(message):
+                self._hellos.coordinator_came(waited_for=not self.tasks.idle)
+            case State(online=True, now=RoundStatus() as status) if self._is_missed(status):
+                self._hellos.missed(by_name=status.waits is not None)
             case Refusal() as refusal:
                 self._hellos.refused(refusal)
             case message if says_run_is_over(message):
                 self._run_ended(received.run, now)
 
     def _note_contact(self, received: Received, now: float) -> None:
-        """What any message of the coordinator shows, whatever it says."""
+        """What every message of the coordinator shows, of whatever kind."""
         message = received.message
         forget_higher_epoch(self.state, self._context.heard_file, self.link.clock, received.epoch)
         self._hellos.received(message, received.epoch)
-        if not isinstance(message, State):  # which is said to nobody in particular
+        if not isinstance(message, State):  # which is published to all devices
             self._context.coordinator_answered = True
-        self._watchdog.heard(self.link.news_at)
+        self._watchdog.heard(self.link.last_new_message_at)
         if received.run != self.run.name:
             self.tasks.change_run(received.run)
         if not says_run_is_over(message):
             self._run_end.contradicted()
 
-    def _is_missed(self, status: RoundStatus | None) -> bool:
+    def _is_missed(self, status: RoundStatus) -> bool:
         """Whether the coordinator waits for an answer to a question that has not come here, or for a hello."""
-        if status is None or not status.names(self.link.me.name):
-            return False
-        return not self.tasks.knows((status.round, status.phase))
+        return status.names(self.link.me.name) and not self.tasks.knows((status.round, status.phase))
 
     def take_receipt(self, receipt: Receipt) -> None:
-        if self.tasks.delivery.received(receipt):
+        if self.tasks.delivery.received(receipt, self._context.now):
             self._context.keep_last_heard(durable=False)
         if receipt.verdict == "refused":
             log.warning("round %d %s refused: %s", receipt.round, receipt.phase, receipt.reason)
 
     def _run_ended(self, run: str, now: float) -> None:
-        """A session or a broker may have kept the message since another run."""
-        known, over = self.state.saved.run, self._context.heard_file.last.over
-        if self._run_end.heard(run, known, self.run.plan is not None, over, now):
+        """The message may be an old one, retained by the broker or queued in a session."""
+        own_run, ended_run = self.state.saved.run, self._context.heard_file.last.over
+        if self._run_end.received(run, own_run, self.run.plan is not None, ended_run, now):
             self._finish_run()
 
     def _finish_run(self) -> None:
@@ -220,5 +222,5 @@ class Agent:
 
 
 def says_run_is_over(message: Message) -> bool:
-    """To this device alone or to all: the first may have been lost."""
+    """To this device alone or to all: the one to this device may have been lost."""
     return isinstance(message, Finished) or message == State(False, "finished")

@@ -37,6 +37,8 @@ class DeviceSettings:
     name: str
     federation: str = "protofleet"
     folder: str = "state"  # what survives a reboot
+    # Its files reach the disk before they count; false: a power cut may cost them, the end of any process does not.
+    durable: bool = True
     enrolled: str = ""  # folder that `protofleet enrol` has filled; in place of the next two
     key: str = "keys/device.key"
     coordinator_key: str = "keys/coordinator.pub"

@@ -34,8 +34,8 @@ class DeviceContext:
     connected: bool = False  # to the broker
     coordinator_answered: bool = False  # this process
     finished: bool = False
-    problem: str = ""  # why, where the device ended before the run did
-    # Lines about what others cause: a flood must not fill the disk with them; the counters have all of it.
+    problem: str = ""  # why the device ended before the run did
+    # For lines that others cause: a flood must not fill the disk with them; the counters count all of it.
     log_limit: TokenBucket = field(default_factory=lambda: TokenBucket(rate=1.0, burst=20.0))
 
     def warn(self, message: str, *details: object) -> None:
@@ -49,7 +49,7 @@ class DeviceContext:
     def keep_last_heard(self, durable: bool) -> None:
         self.heard_file.note_message(*self.link.last_heard(COORDINATOR), durable)
 
-    def say_goodbye(self, reason: str) -> None:
+    def send_bye(self, reason: str) -> None:
         self.link.send(Bye(reason))
         self.link.publish(self.link.topics.device_state(self.link.me.name), State(False, reason), retain=True)
 

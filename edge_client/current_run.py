@@ -1,4 +1,4 @@
-"""The run that was heard of last: its plan, once a coordinator has sent it, and the job that the plan asks for."""
+"""The run that was announced last: its plan, once a coordinator has sent it, and the job that the plan asks for."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class CurrentRun:
     name: str
     plan: Plan | None = None
     job: Job | None = None
-    over: bool = False  # and there has been no other yet
+    over: bool = False  # and no other has begun yet
     _welcomed_by: int = 0  # epoch of the coordinator that sent the last welcome
 
     def change(self, name: str) -> None:
         self.name = name
         self.drop_job()
 
-    def follow(self, plan: Plan, job: Job) -> None:
+    def start(self, plan: Plan, job: Job) -> None:
         self.plan, self.job, self.over = plan, job, False
 
     def drop_job(self) -> None:
@@ -36,7 +36,7 @@ class CurrentRun:
     def forget_welcome(self) -> None:
         self._welcomed_by = 0
 
-    def is_welcome(self, run: str, epoch: int) -> bool:
-        """Whether the coordinator that is heard now has sent its plan, and it is of this run: another one may know
-        other forms of messages, or have another plan under the same name."""
+    def was_welcomed_by(self, run: str, epoch: int) -> bool:
+        """Whether this coordinator has sent its plan, and it is of this run: another one may know other forms of
+        messages, or have another plan under the same name."""
         return (self.name, self._welcomed_by) == (run, epoch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
-from protofleet.edge_client.trainer.job import Job, StartJob
+from protofleet.edge_client.trainer.job import SECONDS_WAITED, Job, StartJob
 from protofleet.edge_client.work_queue import Question
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.wire.messages import NOTHING
@@ -19,7 +19,7 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass
 class JobRunner:
-    """All of it is the worker's while it works."""
+    """Used by the worker's thread alone while it works."""
 
     start_job: StartJob
     state: DeviceState
@@ -28,13 +28,13 @@ class JobRunner:
     clock: Callable[[], float]
 
     def begin(self, plan: Plan, run: str, epoch: int) -> Job:
-        """The job that a plan asks for, as far as it had come before this process began."""
+        """The job that a plan asks for, in its last durable state."""
         state = self.state
         state.begin(run, plan.digest.hex(), epoch)
         job = self.start_job(plan)
         if (saved := state.half()) is not None:
             job.restore(saved)
-        lost = state.saved.lost  # its round may be over, and nobody would ask for it
+        lost = state.saved.lost  # its round may be over, and the question never asked again
         if lost and (not lost.base or state.store.has(bytes.fromhex(lost.base))):
             self._answer_again(job, lost)
         return job
@@ -44,16 +44,16 @@ class JobRunner:
         arrays = state.store.open(question.broadcast) if question.broadcast else NOTHING
         payload, metrics = job.run(question.phase, question.round, arrays)
         name = state.store.put(payload, self.block_bytes()).object.hex()
-        metrics["seconds.work"] = self.clock() - begun
+        metrics["seconds.work"] = self.clock() - begun - metrics.pop(SECONDS_WAITED, 0.0)
         answer = Answer(
             question.name, question.round, question.phase, question.broadcast.hex(), name,
             len(self.data.train.y), metrics,
         )  # fmt: skip
-        state.remember(answer, job.state(), question.epoch)
+        state.save_answer(answer, job.state(), question.epoch)
         return answer
 
     def _answer_again(self, job: Job, lost: Answer) -> None:
         broadcast, epoch = bytes.fromhex(lost.base), self.state.saved.epoch
         again = self.answer(job, Question(lost.question, lost.round, lost.phase, broadcast, epoch))
         if again.object != lost.object:
-            log.error("round %d %s, worked out again, is another answer than before", lost.round, lost.phase)
+            log.error("round %d %s, computed again, is another answer than before", lost.round, lost.phase)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.registry import Collector
 
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.conversation.coordinator_watchdog import SILENT_SECONDS
@@ -13,7 +14,6 @@ from protofleet.edge_client.host.sensors import PREFIX, Sensors
 from protofleet.edge_client.view import AgentView
 from protofleet.protocol.storage.disk import MIN_FREE
 from protofleet.runtime.health import Check
-from protofleet.runtime.host_metrics import HostMetrics
 from protofleet.runtime.metrics_page import ConnectionErrors, Endpoint, MeterCollector, exposed
 
 
@@ -65,7 +65,7 @@ class DeviceMetrics:
         self.series = series = DeviceSeries(r)
         r.register(sensors or Sensors())
         series.outbox.set_function(lambda: float(device.awaits_receipt))
-        series.fallbacks.set(device.went_back)
+        series.fallbacks.set(device.fell_back)
         series.full.set_function(lambda: float(device.disk_full))
         series.free.set_function(lambda: float(device.disk_free_bytes))
         series.connected.set_function(lambda: float(device.connected))
@@ -84,11 +84,11 @@ class DeviceMetrics:
 
 @contextlib.contextmanager
 def watch_device(
-    agent: Agent, at: Endpoint, checks: Mapping[str, Check] | None = None, place: HostMetrics | None = None
+    agent: Agent, at: Endpoint, checks: Mapping[str, Check], collectors: Iterable[Collector]
 ) -> Iterator[None]:
     metrics = DeviceMetrics(agent.view)
-    if place is not None:
-        metrics.registry.register(place)
+    for collector in collectors:
+        metrics.registry.register(collector)
     agent.observe(metrics)
     with exposed(metrics.registry, at, checks):
         yield

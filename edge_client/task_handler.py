@@ -1,4 +1,4 @@
-"""A run's plan and its tasks, one after the other to the worker; and what becomes of the results.
+"""Gives a run's plan and its tasks to the worker, one after the other, and delivers the results.
 
 Equal questions get equal answers: one that was answered before is answered from the disk.
 """
@@ -46,11 +46,16 @@ class TaskHandler:
 
     @property
     def drained(self) -> bool:
-        """It takes nothing more, and what it had in hand has its receipt."""
+        """It takes nothing more, and its last answer has its receipt."""
         return self.draining and not self.queue.busy and self.delivery.pending is None
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is worked on, and no answer waits for its receipt."""
+        return not (self.queue.busy or self.delivery.pending)
+
     def change_run(self, run: str) -> None:
-        """Nothing of another run is sent, counted or learned in this one: not even what is being worked out.
+        """Nothing of another run is sent, counted or learned in this one: not even the result of work in progress.
 
         Two runs may have one plan, or one name.
         """
@@ -62,7 +67,7 @@ class TaskHandler:
     def end_run(self) -> None:
         self.run.over, self.queue.next = True, None
         self.delivery.cancel()
-        self.hellos.away()
+        self.hellos.bye_sent()
 
     def welcomed(self, welcome: Welcome, epoch: int) -> None:
         about = welcome.about
@@ -70,8 +75,8 @@ class TaskHandler:
             self._context.heard_file.note_time()
         self._link.peer_forms, self._link.metric_names = frozenset(about.can), about.metrics
         try:
-            if lacks := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
-                raise SettingsError(f"it needs {', '.join(lacks)}; bring this device up to date")
+            if missing := [form for form in about.uses if form not in forms.DEVICE_FORMS]:
+                raise SettingsError(f"it needs {', '.join(missing)}; bring this device up to date")
             plan = plan_for(self.runner.data, welcome.plan, about.names)
         except SettingsError as error:
             self._refuse_plan(error)
@@ -93,7 +98,7 @@ class TaskHandler:
 
     def take(self, question: Question) -> None:
         if self.run.job is None:
-            return  # a task for an earlier life of this process: the hello after the welcome brings it again
+            return  # a task for an earlier process: the hello after the welcome brings it again
         if answer := self._state.answer_to(question.name):
             self.deliver(answer)
         elif self.draining or self._context.now < self.hellos.backoff.until:
@@ -101,7 +106,7 @@ class TaskHandler:
         elif self.queue.busy_with_another(question):
             self.queue.next = question
         elif problem := self._state.cannot_answer(question.name):
-            self._context.say_goodbye(f"{DisconnectReason.DAMAGED.value}: {problem}")
+            self._context.send_bye(f"{DisconnectReason.DAMAGED.value}: {problem}")
             self._context.end(problem)
         elif not self.queue.busy and self.disk_space.has_room_for_answer(question.broadcast):
             self._begin(self.run.job, question)
@@ -111,21 +116,20 @@ class TaskHandler:
         self.resend()
 
     def deliver_last_again(self) -> None:
-        """By a coordinator that began after our last answer: it goes on from an older copy, and has to know."""
+        """For a coordinator that was started after our last answer: its disk is an older copy, and it has to know."""
         saved = self._state.saved
         if self.run.job is None or self.run.name != self._link.run:
             return  # what is saved is of another run
-        at_rest = not (self.queue.busy or self.delivery.pending)
-        if self._link.epoch > saved.epoch and saved.answers and at_rest:
+        if self._link.epoch > saved.epoch and saved.answers and self.idle:
             self.deliver(saved.answers[-1])
 
-    def knows(self, asked: tuple[int, str]) -> bool:
-        """Whether the question of this round and phase has come here and is not done with."""
-        return asked == self._link.asked or self.queue.knows(asked) or self.delivery.is_pending(*asked)
+    def knows(self, key: tuple[int, str]) -> bool:
+        """Whether the question of this round and phase has arrived, and its answer has no receipt yet."""
+        return key == self._link.asked or self.queue.knows(key) or self.delivery.is_pending(*key)
 
     def resend(self) -> None:
-        """The answer that waits for its receipt."""
-        self.delivery.send(self.run.is_welcome(self._link.run, self._link.epoch), self._context.now)
+        """The answer without a receipt, if there is one."""
+        self.delivery.send(self.run.was_welcomed_by(self._link.run, self._link.epoch), self._context.now)
 
     def _begin_plan(self, plan: Plan) -> None:
         run, epoch = self.run.name, self._link.epoch
@@ -143,7 +147,7 @@ class TaskHandler:
             self._work_failed(job)
         else:
             self._drop_job()
-            self.run.follow(plan, job)
+            self.run.start(plan, job)
             self.queue.done()
             self._link.least_round = self._state.last_round
             self.hellos.send()
@@ -168,16 +172,16 @@ class TaskHandler:
         self._link.least_round = self._state.last_round
         self.deliver(answer)
         self._context.notify("answered", round=answer.round, seconds=answer.metrics.get("seconds.work", 0.0))
-        following = self.queue.take_next()
-        self._state.keep_only(self._link.served | ({following.broadcast} if following else set()))
-        if following:
-            self.take(following)
+        next_question = self.queue.take_next()
+        self._state.keep_only(self._link.served | ({next_question.broadcast} if next_question else set()))
+        if next_question:
+            self.take(next_question)
 
     def _drop_result(self, result: object) -> None:
-        """Another run, or plan, has come in the meantime: on with that."""
+        """Another run, or plan, has come in the meantime, and is begun now."""
         if isinstance(result, Exception):
-            passing = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
-            if isinstance(result, DamagedError) or not passing:
+            expected = isinstance(result, TrainerDiedError | ValueError) or is_full(result)
+            if isinstance(result, DamagedError) or not expected:
                 raise result
             log.warning("in work for another run: %s", result)
         log.info("what was worked on is for another run, or plan; it is dropped")
@@ -185,9 +189,9 @@ class TaskHandler:
         self.hellos.send()
 
     def _work_failed(self, error: Exception) -> None:
-        """The job is in the middle of its work: as after a reboot, it is what the disk holds of it."""
+        """The job stopped in the middle of its work: as after a reboot, it starts again from its durable state."""
         if isinstance(error, TrainerDiedError):
-            self._ask_later(error)
+            self._back_off(error)
         elif is_full(error):
             self.disk_space.ran_out(str(error))
         else:
@@ -195,11 +199,11 @@ class TaskHandler:
         self.queue.done()
         self._drop_job()
 
-    def _ask_later(self, death: TrainerDiedError) -> None:
-        """The coordinator is told at once, so that nobody waits; after a pause the device asks for work again."""
-        pause = self.hellos.back_off()
-        log.error("%s; asking for work again in %.0f s", death, pause)
-        self._link.send(Bye(str(death)))
+    def _back_off(self, error: TrainerDiedError) -> None:
+        """The coordinator is told at once, so that it does not wait; after a pause the device asks for work again."""
+        seconds = self.hellos.back_off()
+        log.error("%s; asking for work again in %.0f s", error, seconds)
+        self._link.send(Bye(str(error)))
         self._context.notify("died", round=self._state.last_round)
 
     def _drop_job(self) -> None:
@@ -207,4 +211,4 @@ class TaskHandler:
         self.queue.next = None
         self.delivery.cancel()
         self._link.least_round = 0
-        self.hellos.expect_frequent()
+        self.hellos.job_dropped()

@@ -74,9 +74,9 @@ class AgentView:
         return self._tasks.run.over
 
     @property
-    def on_hold(self) -> bool:
+    def paused(self) -> bool:
         """It takes no new work until it is told otherwise."""
-        return self._tasks.hellos.backoff.on_hold
+        return self._tasks.hellos.backoff.paused
 
     @property
     def draining(self) -> bool:
@@ -92,7 +92,7 @@ class AgentView:
         return self._context.problem
 
     @property
-    def went_back(self) -> int:
+    def fell_back(self) -> int:
         """1 where files were damaged at the start, and the device went back to before its last answer."""
         return self._context.state.fallbacks
 

@@ -23,7 +23,7 @@ class Question:
     epoch: int  # of the coordinator that asks
 
     @property
-    def asked(self) -> tuple[int, str]:
+    def key(self) -> tuple[int, str]:
         """The round and the phase."""
         return self.round, self.phase
 
@@ -38,7 +38,7 @@ def question_of(received: Received, task: Task) -> Question:
 class WorkQueue:
     busy_with: str = ""  # name of the question, or PLAN; empty: nothing
     next: Question | None = None  # only the newest matters
-    _asked: tuple[int, str] = (0, "")  # round and phase of the question that was begun last
+    _key: tuple[int, str] = (0, "")  # round and phase of the question that was begun last
 
     @property
     def busy(self) -> bool:
@@ -48,7 +48,7 @@ class WorkQueue:
         self.busy_with = PLAN
 
     def begin(self, question: Question) -> None:
-        self.busy_with, self._asked = question.name, question.asked
+        self.busy_with, self._key = question.name, question.key
 
     def done(self) -> None:
         self.busy_with = ""
@@ -61,9 +61,9 @@ class WorkQueue:
         return question
 
     def change_run(self) -> None:
-        """What the worker is at goes on to its end; nothing else of the run before does."""
-        self.next, self._asked = None, (0, "")
+        """What the worker is doing goes on to its end; nothing else of the run before does."""
+        self.next, self._key = None, (0, "")
 
-    def knows(self, asked: tuple[int, str]) -> bool:
+    def knows(self, key: tuple[int, str]) -> bool:
         """Whether this round and phase are worked on, or wait."""
-        return (self.busy and self._asked == asked) or (self.next is not None and self.next.asked == asked)
+        return (self.busy and self._key == key) or (self.next is not None and self.next.key == key)

@@ -138,10 +138,8 @@ class Server(ServerHalf):
 
     def restore(self, state: Payload) -> None:
         torch_device = torch_device_of(self.model)
-        self.prototypes, self.anchors = (
-            state["prototypes"].to(torch_device),
-            state["anchors"].to(torch_device),
-        )
+        self.prototypes = state["prototypes"].to(torch_device)
+        self.anchors = state["anchors"].to(torch_device)
         self.holders = frozenset(names_from_tensor(state["holders"]))
 
     def monitor(self) -> Mapping[str, float]:

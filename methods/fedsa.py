@@ -194,9 +194,8 @@ class Client(singleset.Client):
         check_head(model, hyper)
         self.prototypes, self.known = table_of({}, model)
         self.seen = SeenFeatures(model)
-        self.own = torch.zeros(
-            0, model.embedding_size, device=torch_device_of(model)
-        )  # P_i of the last participation
+        # P_i of the last participation.
+        self.own = torch.zeros(0, model.embedding_size, device=torch_device_of(model))
 
     def receive(self, payload: Payload) -> None:
         self.anchors = payload["anchors"]

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, Protocol, TypeVar
 
 PARENT: Final = "PROTOFLEET_PARENT"  # in the environment of a child: the process id that it ends with
 PR_SET_PDEATHSIG: Final = 1
@@ -24,16 +25,70 @@ START: Final = (
 )
 
 
-def command(module: str, *arguments: str) -> list[str]:
-    """`python -m module arguments`; nothing of the working directory is ever imported."""
-    if sys.version_info >= (3, 11):
-        return [sys.executable, "-P", "-m", module, *arguments]
-    return [sys.executable, "-c", START, module, *arguments]
+class Child(Protocol):
+    """What is asked of a subprocess.Popen, and of a process that a launcher has forked."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def stdout(self) -> IO[Any] | None: ...
+    @property
+    def returncode(self) -> int | Any: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def send_signal(self, number: int, /) -> None: ...
+
+
+Waited = TypeVar("Waited", bound=Child)
 
 
 def environment_of_child() -> dict[str, str]:
     """For a child that shall end with this process: else it would go on writing where the next run writes."""
     return {**os.environ, PARENT: str(os.getpid())}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is started as `python -m module arguments`, in a session of its own."""
+
+    name: str  # for `ps` and `top`, where it is forked
+    module: str
+    arguments: Sequence[str]
+    environment: dict[str, str] = field(default_factory=environment_of_child)
+    folder: str = field(default_factory=os.getcwd)  # its working directory
+
+
+class Starter(Protocol):
+    """How a child begins: as a fresh interpreter, or forked by a launcher."""
+
+    @property
+    def problem(self) -> str:
+        """What has ended all its children, if anything has."""
+        ...
+
+    def start(self, program: Program, stdout: int, stderr: int) -> Child:
+        """`stdout` may be subprocess.PIPE."""
+
+
+class Interpreters:
+    """Children that import all they need themselves."""
+
+    problem: Final = ""
+
+    def start(self, program: Program, stdout: int, stderr: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command(program.module, *program.arguments), stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr,
+            text=True, start_new_session=True, env=program.environment, cwd=program.folder,
+        )  # fmt: skip
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """`python -m module arguments`; nothing of the working directory is ever imported."""
+    if sys.version_info >= (3, 11):
+        return [sys.executable, "-P", "-m", module, *arguments]
+    return [sys.executable, "-c", START, module, *arguments]
 
 
 def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
@@ -47,7 +102,7 @@ def end_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop(processes: Iterable[subprocess.Popen[Any]], seconds: float) -> None:
+def stop(processes: Iterable[Waited], seconds: float) -> None:
     """SIGTERM to all that run; SIGKILL to those that have not ended after so many seconds."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
@@ -57,7 +112,7 @@ def stop(processes: Iterable[subprocess.Popen[Any]], seconds: float) -> None:
         process.wait()
 
 
-def wait(processes: Iterable[subprocess.Popen[Any]], seconds: float) -> list[subprocess.Popen[Any]]:
+def wait(processes: Iterable[Waited], seconds: float) -> list[Waited]:
     """Until all have ended, at most so many seconds for all together; returned are those that still run."""
     deadline = time.monotonic() + seconds
     running = []

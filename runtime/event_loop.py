@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import queue
 import signal
@@ -20,18 +21,25 @@ from protofleet.runtime.health import Heartbeats
 log = logging.getLogger("protofleet")
 
 T = TypeVar("T")
+I_contra = TypeVar("I_contra", contravariant=True)
 IDLE_SECONDS = 5.0  # of a loop that has nothing to do, between two heartbeats
+TURN_ITEMS = 256  # at most, that are taken before the app is told that a turn is over
+TURN_SECONDS = 0.02
 
 
-class EventLoopApp(Protocol):
-    """What the loop drives: it is told what happens and what time it is, and asks neither."""
+class EventLoopApp(Protocol[I_contra]):
+    """What the loop drives: it is told what happens and what time it is, and asks neither.
+
+    Several items may come before a turn ends. What an app lets out only once it is on the disk, it lets out then.
+    """
 
     @property
     def wake_at(self) -> float: ...
     @property
     def finished(self) -> bool: ...
-    def take(self, item: Item, now: float) -> None: ...
+    def take(self, item: I_contra, now: float) -> None: ...
     def wake(self, now: float) -> None: ...
+    def end_turn(self, now: float) -> None: ...
 
 
 class Worker(Protocol):
@@ -40,35 +48,50 @@ class Worker(Protocol):
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None: ...
 
 
+class WorkThread:
+    """One piece of work at a time, in the order of submission. `begin` is called on it first."""
+
+    def __init__(self, heartbeats: Heartbeats | None = None) -> None:
+        self._heartbeats = heartbeats or Heartbeats()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def start(self, begin: Callable[[], None] = lambda: None) -> None:
+        threading.Thread(target=lambda: self._run(begin), name="worker", daemon=True).start()
+
+    def put(self, job: Callable[[], None]) -> None:
+        """It does not raise. It runs in the context of who puts it."""
+        self._jobs.put(partial(contextvars.copy_context().run, job))
+
+    def _run(self, begin: Callable[[], None]) -> None:
+        begin()
+        while True:
+            job = self._jobs.get()
+            self._heartbeats.beat("work")
+            job()
+            self._heartbeats.stop("work")
+
+
 class ThreadWorker:
-    """One thread: one piece of work at a time, in the order of submission. `begin` is called on it first."""
+    """What comes of the work goes into the inbox of its owner. Without a `thread` it has its own."""
 
     def __init__(
         self, inbox: queue.SimpleQueue[Item], heartbeats: Heartbeats | None = None,
-        begin: Callable[[], None] = lambda: None,
+        begin: Callable[[], None] = lambda: None, thread: WorkThread | None = None,
     ) -> None:  # fmt: skip
-        self._inbox, self._heartbeats = inbox, heartbeats or Heartbeats()
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._jobs.put(begin)
-        threading.Thread(target=self._run, name="worker", daemon=True).start()
+        self._inbox, self._thread = inbox, thread or WorkThread(heartbeats)
+        if thread is None:
+            self._thread.start(begin)
 
     def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        self._jobs.put(partial(self._do, work, then))
+        self._thread.put(partial(self._do, work, then))
 
     def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         result: T | Exception
-        self._heartbeats.beat("work")
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - it is raised again by `then`, on the owner's thread
             result = error
-        finally:
-            self._heartbeats.stop("work")
         self._inbox.put(Done(partial(then, result)))
-
-    def _run(self) -> None:
-        while True:
-            self._jobs.get()()
 
 
 def wait_for_broker(
@@ -98,14 +121,14 @@ def wait_for_broker(
     raise BrokerError(f"{last or 'no answer from the broker'}; gave up after {seconds:.0f} s")
 
 
-def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> threading.Event:
+def stop_on_signals(put: Callable[[Item], None]) -> threading.Event:
     """An interrupt from the terminal or from the service manager ends an app in good order. The event is for what
     waits without taking items."""
     stopped = threading.Event()
 
     def stop(number: int, frame: object) -> None:
         stopped.set()
-        inbox.put(Stop(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
+        put(Stop(f"{DisconnectReason.SIGNAL.value}: {signal.Signals(number).name}"))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -113,18 +136,31 @@ def stop_on_signals(inbox: queue.SimpleQueue[Item]) -> threading.Event:
 
 
 def serve(
-    app: EventLoopApp,
-    inbox: queue.SimpleQueue[Item],
+    app: EventLoopApp[T],
+    inbox: queue.SimpleQueue[T],
     clock: Callable[[], float],
     heartbeats: Heartbeats | None = None,
 ) -> None:
-    """Feed an app until it has finished."""
+    """Feed an app until it has finished: what is there already is one turn, and what falls due in it."""
     heartbeats = heartbeats or Heartbeats()
     while not app.finished:
         heartbeats.beat("loop")
         wait = app.wake_at - clock()
         with contextlib.suppress(queue.Empty):
             app.take(inbox.get(timeout=max(0.0, min(wait, IDLE_SECONDS))), clock())
+            _take_what_is_there(app, inbox, clock)
         if app.wake_at <= clock():
             app.wake(clock())
+        app.end_turn(clock())
     heartbeats.stop("loop")
+
+
+def _take_what_is_there(
+    app: EventLoopApp[T], inbox: queue.SimpleQueue[T], clock: Callable[[], float]
+) -> None:
+    """Without waiting, and not for long: deadlines are looked at once a turn."""
+    end = clock() + TURN_SECONDS
+    for _ in range(TURN_ITEMS - 1):
+        if app.finished or clock() >= end:
+            return
+        app.take(inbox.get(block=False), clock())

@@ -57,9 +57,7 @@ def end_at_once(seconds: float, part: str) -> None:
 
 
 @contextlib.contextmanager
-def watchdog(
-    heartbeats: Heartbeats, seconds: float, on_timeout: Callable[[float, str], None] = end_at_once
-) -> Iterator[None]:
+def watchdog(heartbeats: Heartbeats, seconds: float) -> Iterator[None]:
     """While the `with` lasts, each part gives a sign of life that often; 0: it is not watched."""
     done = threading.Event()
 
@@ -67,7 +65,7 @@ def watchdog(
         while not done.wait(seconds / 10):
             gap, part = heartbeats.longest_gap()
             if gap > seconds:
-                on_timeout(gap, part)
+                end_at_once(gap, part)
 
     if seconds:
         threading.Thread(target=watch, name="watchdog", daemon=True).start()

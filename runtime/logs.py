@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
+from collections.abc import Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, TextIO
 
@@ -12,13 +15,24 @@ from protofleet.protocol.wire.printable import printable
 
 LONGEST: Final = 4096  # letters of one message
 FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
+_DEVICE: Final[ContextVar[str]] = ContextVar("device", default="")
+
+
+@contextlib.contextmanager
+def lines_about(device: str) -> Iterator[None]:
+    """In a process of many devices each line of the log begins with the name of the one that it is about."""
+    token = _DEVICE.set(f"{device}: ")
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
 
 
 class PrintableFormatter(logging.Formatter):
     """One line a message; those of a traceback are indented, so that no line of theirs looks like a message's."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
-        message = record.message
+        message = _DEVICE.get() + record.message
         if len(message) > LONGEST:
             message = f"{message[:LONGEST]}... and {len(message) - LONGEST} letters more"
         record.message = printable(message)

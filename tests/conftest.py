@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -20,6 +21,7 @@ from protofleet.protocol.transport.address import BrokerAddress, BrokerError
 from protofleet.protocol.transport.base import Arrived, Connected, Denied, Disconnected, Item
 from protofleet.protocol.transport.mqtt import Mqtt
 from tests.containers.engine import Engine, NoEngine, running_engine
+from tests.support.open_files import open_files
 
 ROOT = Path(__file__).parent.parent
 if Path(protofleet.protocol.__file__).parent.parent != ROOT:
@@ -33,6 +35,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_ROOMS = ("hostile",)  # of tests/: real processes in every test, and waiting for their time-outs
 QUICK_SECONDS = 10.0  # of a test in `make test`, on a machine with other work as well
+OPEN_FILES = (
+    256  # of a test process: paho's own loop, by which raw devices live, uses select(): 1,024 at most
+)
 PATIENCE = 20.0  # seconds; how long a loaded machine may take for what takes milliseconds
 Kind = TypeVar("Kind", Arrived, Connected, Denied, Disconnected)
 
@@ -116,6 +121,16 @@ def umask_of_its_own() -> Iterator[None]:
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(autouse=True)
+def few_open_files() -> Iterator[None]:
+    """Else raw devices in a later test are never answered, and no message says why."""
+    yield
+    if len(open_files()) > OPEN_FILES:
+        gc.collect()  # what is reachable in circles alone closes its files there
+        left = open_files()
+        assert len(left) <= OPEN_FILES, f"{len(left)} files are open: {' '.join(sorted(left)[-20:])}"
 
 
 @pytest.fixture(scope="session")

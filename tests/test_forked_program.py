@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_program import ForkedProgram
+from tests.support.forked_program import forked_program
 
 
 @pytest.fixture
 def waiting(tmp_path):
     """It opens its settings, which nobody writes."""
     os.mkfifo(tmp_path / "settings.toml")
-    made = ForkedProgram(["device", str(tmp_path / "settings.toml")], tmp_path / "log")
+    made = forked_program(["device", str(tmp_path / "settings.toml")], tmp_path / "log")
     yield made
     made.kill()
 
@@ -22,7 +22,7 @@ def waiting(tmp_path):
 def test_it_has_its_own_log_and_its_exit_code_is_told(tmp_path):
     log = tmp_path / "log"
     log.write_text("before\n")
-    made = ForkedProgram(["coordinator", str(tmp_path / "nowhere.toml")], log)
+    made = forked_program(["coordinator", str(tmp_path / "nowhere.toml")], log)
     assert (made.wait(60.0), made.poll()) == (2, 2)
     first, second = log.read_text().splitlines()
     assert first == "before" and "nowhere.toml" in second

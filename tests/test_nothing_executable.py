@@ -33,6 +33,10 @@ ONLY_HERE = {
     "tests/chaos/seclusion.py": {"os.execvp"},  # starts itself again, in namespaces of its own
     "tests/coordinator/round/test_mutants.py": {"exec", "compile"},  # breaks our own machine, on purpose
     "tests/simulator/planted.py": {"exec", "compile"},  # the same, for machine, link and spool
+    "runtime/launcher_process.py": {"runpy.run_module"},  # a module that the process names that has forked it
+    "deploy/cli/main.py": {"exec"},  # no text at all, for what Python keeps in mind of the last one
+    "tests/support/source.py": {"exec"},  # a program that stands in the test that starts it
+    "tests/support/forks.py": {"exec"},  # likewise
 }
 
 

@@ -167,14 +167,21 @@ def ran(words, place, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
+@pytest.mark.parametrize(("broker", "start"), [("mosquitto", "fork"), ("embedded", "spawn")])
 def test_an_installed_wheel_runs_an_experiment_beside_whatever_files_the_user_has(
-    installed, tmp_path, broker
+    installed, tmp_path, broker, start
 ):
-    """Broker, coordinator and devices: none of these processes sees the folder."""
+    """Broker, launcher, coordinator and devices: none of these processes sees the folder."""
     place = furnished(tmp_path)
     hostile(place)
-    ran([str(installed / "protofleet")], place, "--set", f"broker.kind='{broker}'")
+    ran(
+        [str(installed / "protofleet")],
+        place,
+        "--set",
+        f"broker.kind='{broker}'",
+        "--set",
+        f"devices.start='{start}'",
+    )
 
 
 @pytest.mark.slow
@@ -197,9 +204,8 @@ def test_a_script_beside_them_can_import_protofleet_and_say_dash_m(installed, tm
 def test_an_editable_install_runs_an_experiment_beside_whatever_files_the_user_has(tmp_path):
     place = furnished(tmp_path)
     hostile(place)
-    shutil.rmtree(
-        place / "protofleet"
-    )  # an editable install is looked for last, after an empty folder of its name
+    # An editable install is looked for last, after an empty folder of its name.
+    shutil.rmtree(place / "protofleet")
     ran(command("protofleet"), place)
 
 

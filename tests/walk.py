@@ -14,6 +14,7 @@ counted, by sys.setprofile: from the device's half entering `run` (the training 
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
+from protofleet.methods.contract.catalog import names
 from tests.rooms import PACKAGES, ROOT
 from tests.support.small_federation import POLICY, NetworkConditions, Simulation, plan, shard
 
@@ -101,4 +103,6 @@ def main(method: str = "fedavg") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    options = argparse.ArgumentParser(prog="python -m tests.walk")
+    options.add_argument("method", nargs="?", default="fedavg", choices=names())
+    main(options.parse_args().method)

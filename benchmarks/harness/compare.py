@@ -19,10 +19,8 @@ Tell = Callable[[str], None]
 
 def taken(measure: Measure, this: Tree, other: Tree | None, times: int, tell: Tell) -> Entry:
     """`times` values of each figure; with another tree as many pairs, in the order A B, B A, A B ..."""
-    before, series = (
-        os.getloadavg()[0],
-        (defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)),
-    )
+    before = os.getloadavg()[0]
+    series = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     sides = [(this, series[0])] + ([(other, series[1])] if other else [])
     for number in range(times):
         for tree, into in sides if number % 2 == 0 else sides[::-1]:

@@ -19,9 +19,8 @@ class MeasureError(Exception):
 class Figure:
     unit: str
     better: Better = "lower"
-    steady: bool = (
-        False  # counts, bytes and ratios within one run: what else the machine does hardly moves them
-    )
+    # Counts, bytes and ratios within one run: what else the machine does hardly moves them.
+    steady: bool = False
 
 
 class Measure(Protocol):

@@ -151,19 +151,29 @@ class Counters:
     """What the kernel says of a running process, all threads together."""
 
     cpu_ns: int
-    written: (
-        int  # bytes of pages that it has made dirty, less those that were dropped before they were written
-    )
+    # Bytes of pages that it has made dirty, less those that were dropped before they were written.
+    written: int
 
     def __sub__(self, before: Counters) -> Counters:
         return Counters(self.cpu_ns - before.cpu_ns, self.written - before.written)
 
 
 def counters(process: int) -> Counters:
-    place = Path(f"/proc/{process}")
-    threads = [int(path.read_text().split()[0]) for path in place.glob("task/*/schedstat")]
-    lines = dict(line.split(": ") for line in (place / "io").read_text().splitlines())
-    return Counters(sum(threads), int(lines["write_bytes"]) - int(lines["cancelled_write_bytes"]))
+    lines = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
+    return Counters(cpu_ns(process), int(lines["write_bytes"]) - int(lines["cancelled_write_bytes"]))
+
+
+def cpu_ns(process: int) -> int:
+    """Of all threads that it has now."""
+    return sum(int(p.read_text().split()[0]) for p in Path(f"/proc/{process}").glob("task/*/schedstat"))
+
+
+def resident_megabytes(field: str, process: object = "self") -> float:
+    """As the kernel says in a process's status: VmHWM was resident at most, VmRSS is."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024 / MB
+    raise LookupError(f"no {field} for process {process}")
 
 
 def free_port() -> int:

@@ -12,14 +12,12 @@ import os
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from protofleet.protocol.settings.reader import SettingsError, read_toml
 
 ROOT = Path(__file__).parent.parent.parent
-PROGRAMS = tuple(f"benchmarks.programs.{p.stem}" for p in ROOT.glob("benchmarks/programs/[a-z]*.py"))
 LIMIT = 120.0
 
 
@@ -35,9 +33,9 @@ class Tree:
     path: tuple[Path, ...]  # where Python looks before all else
     python: str = sys.executable
 
-    def environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        return {**kept, "PYTHONPATH": os.pathsep.join(map(str, self.path)), "OMP_NUM_THREADS": "1", **more}
+        return {**kept, "PYTHONPATH": os.pathsep.join(map(str, self.path)), "OMP_NUM_THREADS": "1"}
 
     def command(self, module: str, *arguments: str) -> list[str]:
         """Nothing of the working directory is imported."""
@@ -103,8 +101,9 @@ def link_packages(folder: Path, into: Path) -> None:
 def fault_in(tree: Tree) -> str:
     """Why its code cannot be measured, or nothing."""
     code = "import sys, importlib, protofleet as p; print(p.__file__); [*map(importlib.import_module, sys.argv[1:])]"
+    programs = [f"benchmarks.programs.{p.stem}" for p in tree.path[-1].glob("benchmarks/programs/[a-z]*.py")]
     done = subprocess.run(
-        [tree.python, "-P", "-c", code, *PROGRAMS],
+        [tree.python, "-P", "-c", code, *programs],
         capture_output=True, text=True, env=tree.environment(), timeout=LIMIT, cwd="/",
     )  # fmt: skip
     if done.returncode != 0:

@@ -11,13 +11,14 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.harness.measure import Figure, MeasureError
-from benchmarks.harness.processes import Counters, Family, counters
+from benchmarks.harness.processes import LOOPBACK, Counters, Family, counters, free_port
 from benchmarks.harness.syncs import Syncs
 from benchmarks.harness.trees import Tree
 from protofleet.deploy.brokers.local import LocalBroker
@@ -29,13 +30,13 @@ FEDERATION = "swarm"
 POLL_SECONDS = 0.005
 LIMIT_SECONDS = 900.0
 SHARED_MEMORY = Path("/dev/shm")
+LAST_SEEN = "protofleet_device_last_seen_timestamp_seconds{"
 
-FIGURES = {
+PROTOTYPES = {"method": {"name": "fedproto"}, "network": {"name": "cnn4"}, "size": 32}  # 20 kB
+# What `cost` gives.
+COST = {
     "coordinator's CPU an answer": Figure("ms"),
     "from the ask to the last answer": Figure("s"),
-    "wire / payload": Figure("", steady=True),
-    "written / payload": Figure("", steady=True),
-    "syncs an answer": Figure("", steady=True),
     "answers said again": Figure("of 100"),
 }
 
@@ -45,7 +46,12 @@ class Answers:
     robots: int
     rounds: int = 4
     sync_seconds: float = 0.0  # that the disk takes longer for each sync
-    figures: dict[str, Figure] = field(default_factory=lambda: dict(FIGURES))
+    figures: ClassVar = {
+        **COST,
+        "wire / payload": Figure("", steady=True),
+        "written / payload": Figure("", steady=True),
+        "syncs an answer": Figure("", steady=True),
+    }
 
     @property
     def name(self) -> str:
@@ -61,18 +67,24 @@ class Answers:
             before = swarm.at_round(1)
             after = swarm.at_round(self.rounds)
             records = swarm.finish()[1 : self.rounds]
-        said = after.told["answers said"] - before.told["answers said"]
-        answers = self.robots * (self.rounds - 1)
-        spent, payload = after.process - before.process, total(records, "payload")
+        answers, payload = self.robots * (self.rounds - 1), total(records, "payload")
         return {
-            "coordinator's CPU an answer": spent.cpu_ns / 1e6 / answers,
-            "from the ask to the last answer": sum(p["seconds"] for r in records for p in r["phases"])
-            / len(records),
+            **cost(before, after, records, answers),
             "wire / payload": total(records, "wire") / payload,
-            "written / payload": spent.written / payload,
+            "written / payload": (after.process - before.process).written / payload,
             "syncs an answer": (after.syncs - before.syncs) / answers,
-            "answers said again": 100 * max(0, said - answers) / answers,
         }
+
+
+def cost(before: Sample, after: Sample, records: list[dict[str, Any]], answers: int) -> dict[str, float]:
+    """Of so many answers between two samples, in the rounds of these records."""
+    said = after.told["answers said"] - before.told["answers said"]
+    seconds = [phase["seconds"] for record in records for phase in record["phases"]]
+    return {
+        "coordinator's CPU an answer": (after.process - before.process).cpu_ns / 1e6 / answers,
+        "from the ask to the last answer": sum(seconds) / len(records),
+        "answers said again": 100 * max(0, said - answers) / answers,
+    }
 
 
 def total(records: list[dict[str, Any]], what: str) -> int:
@@ -92,20 +104,23 @@ class Swarm:
     def __init__(
         self, tree: Tree, folder: Path, robots: int, rounds: int, *,
         cohort: int = 0, hold_seconds: float = 0.0, sync_seconds: float = 0.0,
+        learning: Mapping[str, Any] = PROTOTYPES,
     ) -> None:  # fmt: skip
+        """`learning`: the settings of what the robots are asked for."""
         self.tree, self.folder, self.rounds, self.cohort = tree, folder, rounds, cohort or robots
-        self.names = [f"robot-{i:05d}" for i in range(robots)]
-        self.hold_seconds, self.sync_seconds = hold_seconds, sync_seconds
+        self.names = [f"r{i}" for i in range(robots)]  # short: ten thousand fit one argument of a command
+        self.hold_seconds, self.sync_seconds, self.learning = hold_seconds, sync_seconds, learning
         self.lines = folder / "runs" / FEDERATION / "rounds.jsonl"
 
     def __enter__(self) -> Swarm:
         with contextlib.ExitStack() as stack:
             fleet = enrol_federation(self.folder / "enrolled", FEDERATION, self.names)
             self.family = stack.enter_context(Family(self.folder, self.tree.environment()))
-            broker = stack.enter_context(LocalBroker(self.folder / "broker", "mosquitto"))
+            self.broker = stack.enter_context(LocalBroker(self.folder / "broker", "mosquitto"))
             self.syncs = Syncs(self.folder, self.sync_seconds)
-            self._coordinator(fleet, broker.address.port)
-            self.robots = stack.enter_context(self._robots(fleet, broker.address.port))
+            self.metrics_port = free_port()
+            self._coordinator(fleet, self.broker.address.port)
+            self.robots = stack.enter_context(self._robots(fleet, self.broker.address.port))
             self._stack = stack.pop_all()
         return self
 
@@ -117,8 +132,7 @@ class Swarm:
         settings = {
             "name": FEDERATION, "federation": FEDERATION, "folder": str(self.folder / "runs"),
             "enrolled": str(fleet.folder_of(COORDINATOR)), "devices": str(fleet.root / "records"),
-            "rounds": self.rounds, "classes": 10, "size": 32, "threads": 1,
-            "method": {"name": "fedproto"}, "network": {"name": "cnn4"},
+            "rounds": self.rounds, "classes": 10, "threads": 1, "metrics_port": self.metrics_port, **self.learning,
             "policy": {"quorum": self.cohort, "cohort": self.cohort, "gather": n, "settle_seconds": 60.0,
                        "straggler_factor": 0.0},
             "broker": {"host": "127.0.0.1", "port": port},
@@ -155,7 +169,13 @@ class Swarm:
         if not (line := self.robots.stdout.readline()):
             raise MeasureError(f"the robots have ended: {self.family.last_words()}")
         told: dict[str, int] = json.loads(line)
-        return {"answers said": 0, "hellos": 0, "answers": 0, **told}
+        return {"answers said": 0, "hellos": 0, "answers": 0, "back again": 0, **told}
+
+    def heard_since(self, moment: float) -> int:
+        """Robots of which the coordinator has heard something new after that."""
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{self.metrics_port}/metrics", timeout=60) as page:
+            lines = page.read().decode().splitlines()
+        return sum(float(line.split()[-1]) > moment for line in lines if line.startswith(LAST_SEEN))
 
     def sample(self) -> Sample:
         return Sample(counters(self.process.pid), self.syncs.count, self.ask_robots())
@@ -188,10 +208,9 @@ class Swarm:
             raise MeasureError(f"exit code {code} after {len(records)} rounds: {self.family.last_words()}")
         for record in records:
             answered = [len(phase["answered"]) for phase in record["phases"]]
-            if set(answered) != {self.cohort} or record["late"] or record["dropped"] or record["attempt"] > 1:
-                raise MeasureError(
-                    f"round {record['round']} went wrong: {answered} answered of {self.cohort}"
-                )
+            asked = len(self.names) if record["kind"] == "evaluation" else self.cohort
+            if set(answered) != {asked} or record["late"] or record["dropped"] or record["attempt"] > 1:
+                raise MeasureError(f"round {record['round']} went wrong: {answered} answered of {asked}")
         if odd := {k: n for k, n in told.items() if k.startswith(("connections lost", "receipts: refused"))}:
             raise MeasureError(f"the robots met {odd}")
         if not self.syncs.count:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from benchmarks.harness.measure import Figure, Measure
 from benchmarks.measures.answers import Answers
+from benchmarks.measures.broadcast import Broadcast
+from benchmarks.measures.crowd import Crowd, Restart
 from benchmarks.measures.flower import Flower
+from benchmarks.measures.flower_simulation import FlowerSimulation
 from benchmarks.measures.idle import Idle
 from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
@@ -22,6 +25,13 @@ TRANSFER = Program(
     "transfer",
     {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
 )
+TRANSFER_QOS_0 = Program(
+    "transfer-qos-0",
+    "the same with blocks at QoS 0",
+    "transfer",
+    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
+    {"qos": 0},
+)
 ROUND = Program(
     "round",
     "a round of 10 devices x 600 samples x 1 epoch x 53,002 parameters, beside a plain PyTorch loop",
@@ -32,9 +42,28 @@ TRAINING = Program(
     "training",
     "CPU of a device's training (600 samples, 53,002 parameters), beside a plain PyTorch loop",
     "bare",
-    {"halves over bare": ratio()},
+    {"trainer over bare": ratio()},
     {"devices": 1, "rounds": 30},
 )
+
+
+def hosted_round(epochs: int) -> Program:
+    return Program(
+        f"round-hosted-{epochs}",
+        f"a round of 10 devices in one process x 600 samples x {epochs} epoch{'s' * (epochs > 1)} x 53,002 "
+        "parameters, all in, beside a plain PyTorch loop",
+        "hosted_round",
+        {
+            "cpu over bare": ratio(),
+            "seconds over bare": ratio(),
+            "cpu": Figure("s"),
+            "seconds": Figure("s"),
+            "bare cpu a device": Figure("ms"),
+        },
+        {"epochs": epochs},
+    )
+
+
 ROUNDS = Program(
     "rounds",
     "what a round costs beside the training: ten device processes, ten rounds",
@@ -105,6 +134,24 @@ LARGE_DEVICE = Program(
     },
     {"megabytes": 180.0, "devices": 1, "rounds": 1},
 )
+SIZES = (0.02, 1.0, 10.0, 45.0, 180.0)  # megabytes
+
+
+def of_size(megabytes: float) -> Program:
+    return Program(
+        f"model-{megabytes:g}-MB",
+        f"a round of two devices with a model of {megabytes:g} MB: seconds, bytes and peaks",
+        "large",
+        {
+            "seconds a round": Figure("s"),
+            "written over what came": ratio(),
+            "coordinator's peak": Figure("MB", steady=True),
+            "device's peak": Figure("MB", steady=True),
+        },
+        {"megabytes": megabytes, "devices": 2, "rounds": 3},
+    )
+
+
 THIN_LINE = Program(
     "thin-line",
     "an answer of 1 MB over 250 kbit/s with 300 ms and 2 % loss, which stalls the stream",
@@ -112,11 +159,31 @@ THIN_LINE = Program(
     {"seconds over size / rate": ratio()},
 )
 
+
+def hosted(devices: int, processes: int = 1) -> Program:
+    return Program(
+        f"hosted-{devices}",
+        f"{devices} devices in {processes} process{'es' * (processes > 1)}, 53,002 parameters, 600 samples: all in",
+        "hosted",
+        {
+            "memory of all": Figure("MB", steady=True),
+            "first round": Figure("s"),
+            "CPU a device's round": Figure("ms"),
+            "seconds a round": Figure("s"),
+        },
+        {"devices": devices, "processes": processes},
+    )
+
+
 USUAL: tuple[Measure, ...] = (
     Run(), Answers(100), Answers(300), TRANSFER, ROUND, TRAINING, SEALING, BESIDE, WEAR,
 )  # fmt: skip
 BY_NAME: tuple[Measure, ...] = (
-    Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01), Idle(300), Idle(1000, seconds=300.0),
-    ROUNDS, MEMORY, LARGE, LARGE_DEVICE, THIN_LINE, Flower(), Stack(),
+    Answers(10), Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01),
+    Idle(300), Idle(1000, seconds=300.0),
+    Broadcast(100), Broadcast(1000), Crowd(), Crowd(1000, asked=10), Crowd(10, asked=10), Restart(),
+    TRANSFER_QOS_0, ROUNDS, MEMORY, LARGE, LARGE_DEVICE, THIN_LINE, hosted(10),
+    Run(process_each=True), hosted(100), hosted(1000, processes=2), hosted_round(1), hosted_round(10), Flower(),
+    FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(),
 )  # fmt: skip
 ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

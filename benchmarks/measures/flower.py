@@ -24,9 +24,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import LOOPBACK, CountingProxy, Family, free_port, listens
@@ -60,14 +60,12 @@ class NotInstalled(Exception):  # noqa: N818
 class Flower:
     name: str = "flower"
     what: str = "a round of FedAvg with ten devices, 53,002 parameters and trivial training, beside Flower's"
-    figures: dict[str, Figure] = field(
-        default_factory=lambda: {
-            "round over Flower's": Figure("", steady=True),
-            "memory when idle over Flower's": Figure("", steady=True),
-            "bytes through the sockets / payload": Figure("", steady=True),
-            "Flower's bytes / payload": Figure("", steady=True),
-        }
-    )
+    figures: ClassVar = {
+        "round over Flower's": Figure("", steady=True),
+        "memory when idle over Flower's": Figure("", steady=True),
+        "bytes through the sockets / payload": Figure("", steady=True),
+        "Flower's bytes / payload": Figure("", steady=True),
+    }
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         try:
@@ -91,15 +89,15 @@ def of_ours(tree: Tree, folder: Path) -> dict[str, Any]:
         return dict(json.loads(told.splitlines()[-1]))
 
 
-def environment() -> Path:
+def environment(name: str = "flower-venv", wanted: Sequence[str] = WANTED) -> Path:
     """The Python of a virtual environment with Flower in it, kept from one run to the next."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "protofleet" / "flower-venv"
+    folder = cache / "protofleet" / name
     python = folder / "bin" / "python"
     try:
         if not python.exists():
             asked([sys.executable, "-m", "venv", str(folder)])
-        asked([str(python), "-m", "pip", "install", "--quiet", *WANTED])
+        asked([str(python), "-m", "pip", "install", "--quiet", *wanted])
     except NotInstalled:
         shutil.rmtree(folder, ignore_errors=True)  # half an environment would fail for ever
         raise

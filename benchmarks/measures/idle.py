@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.trees import Tree
 from benchmarks.measures.answers import Swarm
-
-FIGURES = {
-    "coordinator's CPU": Figure("% of a core"),
-    "syncs": Figure("a second", steady=True),
-    "hellos": Figure("a second", steady=True),
-}
 
 
 @dataclass(frozen=True)
@@ -23,7 +18,11 @@ class Idle:
     asked: int = 10
     settle_seconds: float = 60.0  # after the last device has joined, before anything is counted
     seconds: float = 120.0
-    figures: dict[str, Figure] = field(default_factory=lambda: dict(FIGURES))
+    figures: ClassVar = {
+        "coordinator's CPU": Figure("% of a core"),
+        "syncs": Figure("a second", steady=True),
+        "hellos": Figure("a second", steady=True),
+    }
 
     @property
     def name(self) -> str:

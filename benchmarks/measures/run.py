@@ -1,12 +1,13 @@
-"""`protofleet run` as a user starts it: seconds, CPU and memory to its first round and to its end."""
+"""`protofleet run` as a user starts it: seconds, CPU and memory to its first round, and to its end."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import Family
@@ -17,28 +18,29 @@ NAME = "bench"
 POLL_SECONDS = 0.01
 LIMIT_SECONDS = 600.0
 
-FIGURES = {
-    "first round": Figure("s"),
-    "CPU of all until then": Figure("s"),
-    "memory of all then": Figure("MB", steady=True),
-    "whole run": Figure("s"),
-    "CPU of the whole run": Figure("s"),
-}
-
 
 @dataclass(frozen=True)
 class Run:
     devices: int = 10
     rounds: int = 5
-    figures: dict[str, Figure] = field(default_factory=lambda: dict(FIGURES))
+    process_each: bool = False  # even where devices would share some
+    figures: ClassVar = {
+        "first round": Figure("s"),
+        "CPU of all until then": Figure("s"),
+        "memory of all then": Figure("MB", steady=True),
+        "whole run": Figure("s"),
+        "after the last round": Figure("s"),
+        "CPU of the whole run": Figure("s"),
+    }
 
     @property
     def name(self) -> str:
-        return f"run-{self.devices}"
+        return f"run-{self.devices}" + "-each" * self.process_each
 
     @property
     def what(self) -> str:
-        return f"`protofleet run`, FedAvg on digits, {self.devices} devices, {self.rounds} rounds"
+        how = ", a process each" if self.process_each else ""
+        return f"`protofleet run`, FedAvg on digits, {self.devices} devices, {self.rounds} rounds{how}"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
         (folder / "experiment.toml").write_text(write_toml(self._experiment()))
@@ -51,11 +53,16 @@ class Run:
             began = time.monotonic()
             family.start("run", *command)
             process = family.started[-1]
-            while not lines.exists() or not lines.stat().st_size:
-                if process.poll() is not None or time.monotonic() > began + LIMIT_SECONDS:
-                    raise MeasureError(f"no round ended: {family.last_words()}")
-                time.sleep(POLL_SECONDS)
-            first, cpu, memory = time.monotonic() - began, family.cpu_seconds(), family.memory()
+
+            def wait_for(number: int) -> float:
+                while not lines.exists() or lines.read_bytes().count(b"\n") < number:
+                    if process.poll() is not None or time.monotonic() > began + LIMIT_SECONDS:
+                        raise MeasureError(f"{number} rounds did not end: {family.last_words()}")
+                    time.sleep(POLL_SECONDS)
+                return time.monotonic() - began
+
+            first, cpu, memory = wait_for(1), family.cpu_seconds(), family.memory()
+            last = wait_for(self.rounds + 1)  # and the last evaluation
             family.wait("run", LIMIT_SECONDS)
             whole, after = time.monotonic() - began, os.times()
         self._check(lines)
@@ -64,16 +71,20 @@ class Run:
             "CPU of all until then": cpu,
             "memory of all then": memory["pss_MB"],
             "whole run": whole,
+            "after the last round": whole - last,
             # Of all that was waited for, by `run` and then here.
             "CPU of the whole run": after.children_user + after.children_system
             - spent.children_user - spent.children_system,
         }  # fmt: skip
 
     def _experiment(self) -> dict[str, object]:
+        devices: dict[str, object] = {"count": self.devices}
+        if self.process_each:
+            devices["processes"] = "each"
         return {
             "name": NAME, "rounds": self.rounds, "seed": 1, "method": {"name": "fedavg", "epochs": 1},
             "network": {"name": "cnn23"}, "data": {"source": "digits", "domain": "mnist", "samples": 600},
-            "devices": {"count": self.devices},
+            "devices": devices,
         }  # fmt: skip
 
     def _check(self, lines: Path) -> None:

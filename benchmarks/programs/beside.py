@@ -29,10 +29,11 @@ POLICY = Policy(
     settle_seconds=0.5,
 )
 KINDS = ("task", "block", "want", "update", "receipt")
+# Of an embedding: ten prototypes of float32, and their labels and counts.
 WIDTHS = {
     "10 kB": 256,
     "3.5 kB": 85,
-}  # of an embedding: ten prototypes of float32, and their labels and counts
+}
 BLOCK = b"PF\x02"
 
 

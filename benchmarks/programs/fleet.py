@@ -8,9 +8,10 @@ import queue
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.programs.keys import make_keys
 from protofleet.coordinator.context import ProcessContext
@@ -26,6 +27,7 @@ from protofleet.coordinator.spool.spool import Spool
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.link.coordinator import CoordinatorLink
+from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.security.keys import Identity, load_keyring, load_keys
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.transport.base import Item
@@ -39,6 +41,10 @@ FEDERATION = "bench"
 PATIENCE = 120.0
 
 
+class EndRun(BaseException):
+    """An observer raises it to end the run: an `Exception` of an observer costs a run nothing."""
+
+
 @dataclass
 class Clockwork:
     """An observer that notes how long each phase took, and how long its slowest device worked in it."""
@@ -49,6 +55,9 @@ class Clockwork:
 
     def happened(self, run: RunView, event: Event, commands: Sequence[Command], now: float) -> None:
         """Phases are timed from the ask to the last answer."""
+
+    def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
+        """Told every few seconds of an answer that takes long."""
 
     def stepped(self, run: RunView, step: Step, now: float) -> None:
         self.asked_at, self.slowest = time.monotonic(), 0.0
@@ -67,15 +76,27 @@ def broker(folder: Path) -> Iterator[LocalBroker]:
 
 @contextlib.contextmanager
 def members(
-    folder: Path, names: Sequence[str], address: BrokerAddress, examples: int
+    folder: Path,
+    names: Sequence[str],
+    address: BrokerAddress,
+    examples: int,
+    ports: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Device processes that hold made-up data and do real work on it."""
+    """Device processes that hold made-up data and do real work on it.
+
+    `ports`: of those that do not reach the broker at its own port.
+    """
     for name in (COORDINATOR, *names):
         make_keys(folder / "keys", name)
     processes = {}
     try:
         for name in names:
-            wish = {"name": name, "folder": str(folder), "port": address.port, "examples": examples}
+            wish = {
+                "name": name,
+                "folder": str(folder),
+                "port": ports.get(name, address.port),
+                "examples": examples,
+            }
             command = [sys.executable, "-m", "benchmarks.programs.member", json.dumps(wish)]
             processes[name] = subprocess.Popen(command)
         yield processes
@@ -100,9 +121,9 @@ def conduct(
     transport = Mqtt("bench-coordinator", address, inbox, subscriptions=topics.coordinator_subscriptions())
     link = CoordinatorLink(me, ring, topics, transport, spool.store, FEDERATION)
     context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
-    service = CoordinatorService(
-        context, Run(plan, RoundMachine(policy, plan.rounds), spool, context, [observer])
-    )
+    run = Run(plan, RoundMachine(policy, plan.rounds), spool, context, [observer])
+    run.tell_of_transfers(observer.transfer_progressed)
+    service = CoordinatorService(context, run)
     transport.connect(link.will(topics.coord_state))
     try:
         wait_for_broker(inbox, PATIENCE)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import statistics
 import tempfile
 from pathlib import Path
 
+from benchmarks.harness.processes import MB, counters, resident_megabytes
 from benchmarks.programs.fleet import Clockwork, broker, conduct, members
-from benchmarks.programs.memory import MB, in_child, kernel
+from benchmarks.programs.memory import in_child
 from protofleet.coordinator.observe.view import RunView
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
@@ -18,10 +21,10 @@ from protofleet.runtime.allocator import return_large_blocks
 INPUTS = 3 * 32 * 32 + 1  # and the bias
 
 
-def plan_of(megabytes: float, rounds: int) -> Plan:
-    """Nearly all of it is one array."""
-    width = round(megabytes * MB / 4 / INPUTS)
-    return Plan("fedavg", 10, rounds, size=32, network=Network("mlp", width), hyper={"epochs": 1, "lr": 1e-6})
+def plan_of(megabytes: float, rounds: int, steps: int) -> Plan:
+    """Nearly all of it is one array. A device has so few samples that an epoch is one step."""
+    network = Network("mlp", round(megabytes * MB / 4 / INPUTS))
+    return Plan("fedavg", 10, rounds, size=32, network=network, hyper={"epochs": steps, "lr": 1e-6})
 
 
 class Peaks(Clockwork):
@@ -33,12 +36,12 @@ class Peaks(Clockwork):
 
     def answered(self, run: RunView, update: Update, now: float) -> None:
         super().answered(run, update, now)
-        self.peak = max(self.peak, kernel("VmHWM", self.process))
+        self.peak = max(self.peak, resident_megabytes("VmHWM", self.process))
 
 
-def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4) -> dict[str, float]:
+def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4, steps: int = 1) -> dict[str, float]:
     """Bytes that this process, which conducts the run, has made dirty on the disk, over those of answers; peaks."""
-    plan, names, peaks = plan_of(megabytes, rounds), [f"device-{i}" for i in range(devices)], Peaks()
+    plan, names, peaks = plan_of(megabytes, rounds, steps), [f"device-{i}" for i in range(devices)], Peaks()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "shape.json").write_text(json.dumps({"classes": plan.classes, "size": plan.size}))
@@ -47,6 +50,8 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4) -> dict[
         with broker(folder) as running, members(folder, names, running.address, examples=2) as processes:
             peaks.process = processes[names[0]].pid
             service = conduct(folder, plan, policy, running.address, peaks)
+            # Before the devices end: the kernel adds what a child wrote to its parent's.
+            made_dirty = counters(os.getpid()).written
     came = sum(size for (way, _), size in service.link.meter.payload.items() if way == UP)
     model = sum(v.numel() * v.element_size() for v in plan.model().state_dict().values()) / MB
     if came < 0.99 * devices * rounds * model * MB:  # counters and their like are no arrays
@@ -54,13 +59,11 @@ def measure(megabytes: float = 45.0, devices: int = 5, rounds: int = 4) -> dict[
             f"{came / MB:.0f} MB of answers came, not {rounds} rounds of {devices} x {model:.0f} MB"
         )
     return {
-        "written over what came": written() / came,
+        "written over what came": made_dirty / came,
         "device's peak": peaks.peak,
         "device's peak over import torch, in models": (peaks.peak - in_child("torch")) / model,
-        "coordinator's peak": kernel("VmHWM"),
+        "coordinator's peak": resident_megabytes("VmHWM"),
+        "seconds a round": statistics.median(
+            seconds for phase, seconds, _ in peaks.phases if phase == "train"
+        ),
     }
-
-
-def written() -> int:
-    lines = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-    return int(lines["write_bytes"]) - int(lines["cancelled_write_bytes"])

@@ -76,7 +76,7 @@ def main(wish: dict[str, object]) -> None:
     agent = Agent(
         data, local_jobs(build, data), link, memory, ThreadWorker(inbox), stays=bool(wish.get("stays"))
     )
-    stop_on_signals(inbox)
+    stop_on_signals(inbox.put)
     serve(agent, inbox, time.monotonic)
     (folder / "devices" / name / "meter.json").write_text(
         json.dumps({"payload": sum(link.meter.payload.values()), "wire": sum(link.meter.wire.values())})

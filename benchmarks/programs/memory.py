@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.programs.fleet import Clockwork, broker, conduct, members
+from benchmarks.harness.processes import MB, resident_megabytes
+from benchmarks.programs.fleet import Clockwork, EndRun, broker, conduct, members
 from protofleet.coordinator.round.policy import Policy
 from protofleet.methods.contract.plan import Network, Plan
 from protofleet.runtime.allocator import return_large_blocks
 
-MB = 1e6
 COHORTS = (2, 20)
 # One array of 44.7 MB, the hardest shape for a memory that is meant to hold one array at a time
 LARGE = Plan("fedavg", 10, 1, size=32, network=Network("mlp", 3641), hyper={"epochs": 1, "lr": 1e-6})
@@ -46,13 +46,6 @@ def in_child(what: str, *arguments: object) -> float:
     return round(float(json.loads(done.stdout.strip().splitlines()[-1])), 1)
 
 
-def kernel(field: str, process: object = "self") -> float:
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024 / MB
-    raise LookupError(f"no {field} for process {process}")
-
-
 def coordinator(cohort: int) -> float:
     """A whole round of real device processes with large updates, conducted from this process."""
     names = [f"device-{i}" for i in range(cohort)]
@@ -63,7 +56,7 @@ def coordinator(cohort: int) -> float:
         return_large_blocks()  # as protofleet.coordinator.main does
         with broker(folder) as running, members(folder, names, running.address, examples=2):
             conduct(folder, LARGE, policy, running.address, Clockwork())
-    return kernel("VmHWM")
+    return resident_megabytes("VmHWM")
 
 
 def device() -> float:
@@ -75,29 +68,27 @@ def device() -> float:
             observer = Joining(processes["a"].pid)
             try:
                 conduct(folder, SMALL, Policy(quorum=2), running.address, observer)
-            except Waiting:
+            except EndRun:
                 return observer.resident
     raise AssertionError("the device never joined")
 
 
-class Waiting(Exception):  # noqa: N818
-    """The device has joined and waits for a second one that will not come."""
-
-
 class Joining(Clockwork):
+    """Ends the run when the device has joined, and waits for a second one that will not come."""
+
     def __init__(self, process: int) -> None:
         super().__init__()
         self.process, self.resident = process, 0.0
 
     def happened(self, service, event, commands, now) -> None:  # type: ignore[no-untyped-def]
         time.sleep(2.0)
-        self.resident = kernel("VmRSS", self.process)
-        raise Waiting
+        self.resident = resident_megabytes("VmRSS", self.process)
+        raise EndRun
 
 
 def torch() -> float:
     importlib.import_module("torch")
-    return kernel("VmRSS")
+    return resident_megabytes("VmRSS")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """Devices that speak the wire and train nothing: `python -m benchmarks.programs.robots '{"names": ...}'`
 
 Many in one process, on one thread: the product's link, its times for hellos and repeats and its stores, made-up
-prototypes as answers. Every line on standard input is answered by one of JSON with what was counted so far; at its
-end, or a signal, all leave.
+prototypes as answers, or the model that was broadcast with other numbers. Every line on standard input is answered
+by one of JSON with what was counted so far; at its end, or a signal, all leave.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import resource
 import selectors
@@ -23,7 +24,7 @@ from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
-from protofleet.edge_client.conversation.hello_timer import HelloTimer
+from protofleet.edge_client.conversation.hello_timer import HelloTimer, is_birth
 from protofleet.edge_client.state.file import Answer
 from protofleet.methods.contract.plan import Plan, read_plan
 from protofleet.protocol.link.base import Received
@@ -32,9 +33,9 @@ from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
 from protofleet.protocol.wire import forms
 from protofleet.protocol.wire.messages import (
-    HERE,
     NO_ANSWER,
     Bye,
     Finished,
@@ -57,6 +58,8 @@ METRICS = {
 }  # fmt: skip
 TICK_SECONDS = 0.1  # between two looks at who is to say something again
 KEEPALIVE_SECONDS = 60
+LOOK_SECONDS = 10.0  # between two looks at a connection on which nothing happens: whether to ping
+RETRY_SECONDS = (0.5, 30.0)  # as the product's, before a lost connection is tried again
 MAX_PACKET = 268_435_455
 
 
@@ -86,16 +89,17 @@ class Robot:
         store = ObjectStore(Path(wish.folder) / self.name, durable=False)
         me = Identity(self.name, int(time.time()), keys)
         self.link = DeviceLink(me, keyring, self.topics, self, store, clock=Clock(since=keys.not_before))  # type: ignore[arg-type]  # it is asked for no more than it has
-        self.delivery, self.timer = AnswerDelivery(self.link), HelloTimer()
+        self.delivery, self.timer = AnswerDelivery(self.link), HelloTimer(self.name)
+        self.backoff, self.connected_at = Backoff(*RETRY_SECONDS), 0.0
         self.plan: Plan | None = None
         self.welcomed_by = 0
         self.answered: Answer | None = None
-        self.hello_at = self.held_until = float("inf")
-        self.finished = self.connected = False
+        self.hello_at = self.held_until = self.reconnect_at = float("inf")
+        self.finished = self.connected = self.sent_hello = self.was_lost = False
 
     # What the link asks of a transport
 
-    def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
+    def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
         self.client.publish(topic, frame, 1, retain)
 
     def subscribe(self, topic: str) -> None:
@@ -114,6 +118,18 @@ class Robot:
         self.client.will_set(will.topic, will.frame, 1, True)
         self.client.connect(self.wish.host, self.wish.port, KEEPALIVE_SECONDS)
 
+    def lost(self, now: float) -> None:
+        self.connected, self.was_lost, self.hello_at = False, True, float("inf")
+        self.backoff.ended(ConnectionEnd("", without_disconnect=True), now - self.connected_at)
+        self.reconnect_at = now + self.backoff.pause()
+
+    def reconnect(self, now: float) -> None:
+        self.reconnect_at = float("inf")
+        try:
+            self.client.reconnect()
+        except OSError:
+            self.lost(now)
+
     def _paho(self, client_id: str) -> Client:
         client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
         client.on_connect, client.on_message, client.on_disconnect = (
@@ -129,10 +145,14 @@ class Robot:
         for topic in self.topics.device_subscriptions(self.name):
             self.subscribe(topic)
         self.link.adapt(getattr(told, "MaximumPacketSize", MAX_PACKET))
-        self.timer.expect_frequent()
+        self.timer.forget_last_here()
         self.link.publish(self.topics.device_state(self.name), State(True), retain=True)
-        self.connected = True
-        self.hello()
+        self.connected, self.connected_at = True, time.monotonic()
+        if self.sent_hello and self.delivery.pending is None:
+            self.hello_in_turn()
+        else:
+            self.timer.cancel_spread()
+            self.hello()
 
     def _lost(self, _c: object, _d: object, _f: object, code: object, _p: object) -> None:
         if not self.finished:
@@ -142,9 +162,15 @@ class Robot:
 
     @property
     def wake_at(self) -> float:
+        if not self.connected:
+            return self.reconnect_at
         return min(self.hello_at, self.delivery.wake_at, self.link.wake_at, self.held_until)
 
     def wake(self, now: float) -> None:
+        if now >= self.reconnect_at:
+            self.reconnect(now)
+        if not self.connected:
+            return
         self.link.wake(now)
         if now >= self.hello_at:
             self.hello()
@@ -154,7 +180,16 @@ class Robot:
         if now >= self.delivery.wake_at:
             self._say(now)
 
+    def hello_in_turn(self) -> None:
+        """Where all devices have the same reason at the same moment."""
+        self.timer.spread(time.monotonic())
+        self.hello()
+
     def hello(self) -> None:
+        if time.monotonic() < self.timer.not_before:
+            self.hello_at = self.timer.not_before
+            return
+        self.sent_hello = True
         plan = self.plan if self.welcomed_by == self.link.epoch else None
         counts = (EXAMPLES // CLASSES,) * CLASSES if plan and plan.load().needs_counts else ()
         last = self.answered if plan else None
@@ -167,6 +202,8 @@ class Robot:
             )
         )  # fmt: skip
         self.counts["hellos"] += 1
+        self.counts["back again"] += self.was_lost
+        self.was_lost = False
         now = time.monotonic()
         self.timer.hello_sent(now)
         self.hello_at = self.timer.next_hello(now)
@@ -180,7 +217,8 @@ class Robot:
             self.counts[f"rejected: {fault.reason.value}"] += 1
 
     def _heard(self, received: Received, now: float) -> None:
-        self._plan_hello(received, now)
+        self.timer.heard(received.message, received.epoch)
+        self.hello_at = self.timer.next_hello(now)
         match received.message:
             case Welcome(text, about):
                 self.plan, self.welcomed_by = read_plan(text), received.epoch
@@ -189,26 +227,16 @@ class Robot:
             case Task() as task:
                 self._asked(task, received, now)
             case Receipt() as receipt:
-                self.counts[f"receipts: {receipt.verdict}"] += self.delivery.received(receipt)
-            case State(online=True, reason=reason) if reason != HERE:
-                self.hello()
+                self.counts[f"receipts: {receipt.verdict}"] += self.delivery.received(receipt, now)
+            case message if is_birth(message):
+                known = self.timer.was_welcomed and self.delivery.pending is None
+                self.hello_in_turn() if known else self.hello()
             case State(online=True, now=RoundStatus() as status) if self._is_missed(status):
-                self.hello()
+                self.hello() if status.waits is not None else self.hello_in_turn()
             case Refusal() as refusal:
                 raise RuntimeError(f"{self.name} was refused: {refusal.reason}")
             case message if over(message):
                 self._leave()
-
-    def _plan_hello(self, received: Received, now: float) -> None:
-        self.timer.coordinator_is(received.epoch)
-        match received.message:
-            case State(online=True, reason=reason, now=status) if reason == HERE:
-                self.timer.coordinator_here(status)
-            case State():
-                self.timer.expect_frequent()
-            case Welcome():
-                self.timer.welcomed()
-        self.hello_at = self.timer.next_hello(now)
 
     def _is_missed(self, status: RoundStatus) -> bool:
         known = {self.link.asked, (self.answered.round, self.answered.phase) if self.answered else None}
@@ -220,7 +248,7 @@ class Robot:
                 self.delivery.start(self.answered, now)
                 self._say(now)
             return
-        name = self.link.store.put(self._arrays(task)).object
+        name = self.link.store.put(self._arrays(task, received.object)).object
         self.link.store.keep({name, received.object})
         question = hashlib.sha256(f"{task.round}/{task.phase}".encode()).hexdigest()
         self.answered = Answer(
@@ -234,9 +262,11 @@ class Robot:
         self.delivery.start(self.answered, now)
         self._say(now)
 
-    def _arrays(self, task: Task) -> dict[str, Any]:
+    def _arrays(self, task: Task, broadcast: bytes) -> dict[str, Any]:
         if task.phase == "evaluate":
             return {}
+        if broadcast and "weights" in (model := self.link.store.open(broadcast)).kinds:
+            return {name: model[name] + np.float32(self.number / len(self.wish.names)) for name in model}
         draw = np.random.Generator(np.random.SFC64((self.number, task.round)))
         return {
             "prototypes": draw.standard_normal((CLASSES, WIDTH), dtype=np.float32),
@@ -262,62 +292,90 @@ def over(message: Message) -> bool:
 
 
 class Robots:
-    """All of one process, and the one selector that moves their bytes."""
+    """All of one process, the one selector that moves their bytes, and a heap of when each has something to do."""
 
     def __init__(self, wish: Wish) -> None:
         self.counts: Counter[str] = Counter()
         self.all = [Robot(wish, number, self.counts) for number in range(len(wish.names))]
         self.selector = selectors.DefaultSelector()
-        self._watched: dict[int, int] = {}
+        self._watched: dict[int, tuple[int, int]] = {}  # by number: the socket's handle, and what is awaited
+        self._due: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
 
     def run(self) -> None:
+        self.selector.register(sys.stdin, selectors.EVENT_READ)
         for robot in self.all:
             robot.connect()
-            self._watch(robot)
-        self.selector.register(sys.stdin, selectors.EVENT_READ)
-        swept = time.monotonic()
-        while True:
-            for key, events in self.selector.select(TICK_SECONDS):
-                if key.data is None:
-                    if not sys.stdin.readline():
-                        return
-                    self.tell()
-                    continue
+            self._settle(robot, time.monotonic())
+            self._move_bytes(0.0)  # or a broker would wait for the first until the last has come
+        while self._move_bytes(TICK_SECONDS):
+            self._wake_those_due(time.monotonic())
+
+    def _move_bytes(self, seconds: float) -> bool:
+        """False when nobody wants these robots any more."""
+        for key, events in self.selector.select(seconds):
+            if key.data is not None:
                 self._move(key.data, events)
-            now = time.monotonic()
-            if now - swept >= TICK_SECONDS:
-                swept = now
-                self._wake_all(now)
+            elif sys.stdin.readline():
+                self.tell()
+            else:
+                return False
+        return True
 
     def tell(self) -> None:
         connected = sum(robot.connected for robot in self.all)
         print(json.dumps({"connected": connected, **self.counts}), flush=True)
 
-    def _wake_all(self, now: float) -> None:
-        for robot in self.all:
-            if not robot.finished and now >= robot.wake_at:
+    def _wake_those_due(self, now: float) -> None:
+        while self._heap and self._heap[0][0] <= now:
+            due, number = heapq.heappop(self._heap)
+            if due != self._due.get(number):
+                continue  # another time was set since
+            robot = self.all[number]
+            if not robot.finished:
                 robot.wake(now)
             robot.client.loop_misc()
-            self._watch(robot)
+            self._settle(robot, now)
 
     def _move(self, robot: Robot, events: int) -> None:
         if events & selectors.EVENT_READ:
             robot.client.loop_read()
         if events & selectors.EVENT_WRITE:
             robot.client.loop_write()
-        self._watch(robot)
+        self._settle(robot, time.monotonic())
 
-    def _watch(self, robot: Robot) -> None:
-        sock = robot.client.socket()
+    def _settle(self, robot: Robot, now: float) -> None:
+        """After something happened: what is awaited of its socket, and when it is looked at again."""
+        self._watch(robot, now)
+        due = now + LOOK_SECONDS if robot.finished else min(robot.wake_at, now + LOOK_SECONDS)
+        # Where it is later than it was, the earlier look finds nothing to do: cheaper than to move it.
+        if not now < self._due.get(robot.number, 0.0) <= due:
+            self._due[robot.number] = due
+            heapq.heappush(self._heap, (due, robot.number))
+
+    def _watch(self, robot: Robot, now: float) -> None:
+        sock, known = robot.client.socket(), self._watched.get(robot.number)
+        handle = sock.fileno() if sock is not None else -1
+        if known is not None and known[0] != handle:
+            self._forget(robot, known[0])
+            known = None
         if sock is None:
-            raise RuntimeError(f"{robot.name} has lost its connection to the broker")
+            if robot.reconnect_at == float("inf") and not robot.finished:
+                robot.lost(now)
+            return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if robot.client.want_write() else 0)
-        watched = self._watched.get(robot.number)
-        if watched is None:
+        if known is None:
             self.selector.register(sock, events, robot)
-        elif watched != events:
+        elif known[1] != events:
             self.selector.modify(sock, events, robot)
-        self._watched[robot.number] = events
+        self._watched[robot.number] = handle, events
+
+    def _forget(self, robot: Robot, handle: int) -> None:
+        """Its socket is closed, and another robot may have taken the handle."""
+        del self._watched[robot.number]
+        key = self.selector.get_map().get(handle)
+        if key is not None and key.data is robot:
+            self.selector.unregister(handle)
 
 
 def main(wish: Wish) -> None:

@@ -10,9 +10,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.harness.processes import cpu_ns
 from benchmarks.programs import bare
 from benchmarks.programs.fleet import Clockwork, broker, conduct, members
 from benchmarks.programs.rounds import DEVICES, MODEL
@@ -35,7 +35,7 @@ class CpuClock(Clockwork):
         before = len(self.phases)
         super().answered(run, update, now)
         if len(self.phases) > before and update.phase == "train":
-            self.marks.append((cpu_seconds(self.processes), time.monotonic()))
+            self.marks.append((sum(map(cpu_ns, self.processes)) / 1e9, time.monotonic()))
 
 
 def measure() -> dict[str, float]:
@@ -46,7 +46,11 @@ def measure() -> dict[str, float]:
         (folder / "shape.json").write_text(json.dumps({"classes": MODEL.classes, "size": MODEL.size}))
         policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=60.0)
         with broker(folder) as running, members(folder, names, running.address, EXAMPLES) as processes:
-            clock.processes = [os.getpid(), *(p.pid for p in processes.values()), *of_group(running.group)]
+            clock.processes = [
+                os.getpid(),
+                *(p.pid for p in processes.values()),
+                *of_group(running.process_group),
+            ]
             conduct(folder, MODEL, policy, running.address, clock)
     (first, began), (last, ended), rounds = clock.marks[0], clock.marks[-1], len(clock.marks) - 1
     if rounds != MODEL.rounds - 1:
@@ -54,7 +58,7 @@ def measure() -> dict[str, float]:
     cpu, seconds = (last - first) / rounds, (ended - began) / rounds
     return {
         "cpu": cpu, "seconds": seconds, "cpu over bare": cpu / alone["bare cpu"],
-        "seconds over bare": seconds / alone["bare seconds"], "halves over bare": alone["halves over bare"],
+        "seconds over bare": seconds / alone["bare seconds"], "trainer over bare": alone["trainer over bare"],
     }  # fmt: skip
 
 
@@ -68,9 +72,3 @@ def of_group(group: int) -> list[int]:
         if int(fields[2]) == group:
             found.append(int(stat.parent.name))
     return found
-
-
-def cpu_seconds(processes: Iterable[int]) -> float:
-    """Of all their threads, to the nanosecond."""
-    threads = (path for p in processes for path in Path(f"/proc/{p}").glob("task/*/schedstat"))
-    return sum(int(path.read_text().split()[0]) for path in threads) / 1e9

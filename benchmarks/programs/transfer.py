@@ -21,6 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.programs.keys import make_keys
 from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.keys import Identity, load_keyring, load_keys, load_public
@@ -39,7 +40,7 @@ PLAIN = "bench/plain"
 
 
 class TakeAll:
-    def asks(self, update: Update) -> bool:
+    def is_expected(self, update: Update) -> bool:
         return True
 
     def admit(self, update: Update, size: int, name: bytes) -> bool:
@@ -49,8 +50,8 @@ class TakeAll:
         raise fault
 
 
-def measure() -> dict[str, float]:
-    """One of each, ours first; which is first matters little beside the spread of pairs."""
+def measure(qos: int = 1) -> dict[str, float]:
+    """One of each, ours first; which is first matters little beside the spread of pairs. `qos`: of our blocks."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name in (COORDINATOR, "a"):
@@ -58,13 +59,14 @@ def measure() -> dict[str, float]:
         with LocalBroker(
             folder / "broker", "mosquitto", extra_lines=("max_packet_size 268435455",)
         ) as broker:
-            ours, plain = (timed(folder, broker.address, how) for how in ("ours", "plain"))
+            ours, plain = (timed(folder, broker.address, how, qos=qos) for how in ("ours", "plain"))
     return {"ours over plain": plain / ours, "ours": SIZE / 1e6 / ours, "plain": SIZE / 1e6 / plain}
 
 
 def timed(
-    folder: Path, address: BrokerAddress, how: str, size: int = SIZE, through: BrokerAddress | None = None
-) -> float:
+    folder: Path, address: BrokerAddress, how: str, size: int = SIZE, through: BrokerAddress | None = None,
+    qos: int = 1,
+) -> float:  # fmt: skip
     """Seconds from this process's send to the receiving process's having it. Ours reaches the broker `through`."""
     receiver = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.programs.transfer", how, str(folder), str(address.port)],
@@ -72,7 +74,8 @@ def timed(
     )  # fmt: skip
     assert receiver.stdout is not None
     receiver.stdout.readline()  # it is subscribed
-    sent = send_plain(address) if how == "plain" else send_ours(folder, through or address, receiver, size)
+    ours = how == "ours"
+    sent = send_ours(folder, through or address, receiver, size, qos) if ours else send_plain(address)
     arrived = float(json.loads(receiver.stdout.readline()))
     receiver.wait(30)
     return arrived - sent
@@ -90,13 +93,16 @@ def send_plain(address: BrokerAddress) -> float:
     return sent
 
 
-def send_ours(folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str], size: int) -> float:
+def send_ours(
+    folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str], size: int, qos: int = 1
+) -> float:
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     ring = {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
     me = Identity("a", int(time.time()), load_keys(folder / "keys" / "a.key"))
     transport = Mqtt("bench-a", address, inbox, subscriptions=TOPICS.device_subscriptions("a"))
     transport.connect()
     link = DeviceLink(me, ring, TOPICS, transport, ObjectStore(folder / "a"))
+    link.block_qos = BlockQos(qos)
     arrays = {"weights.w": np.random.default_rng(time.time_ns()).standard_normal(size // 4, dtype=np.float32)}
     name = link.store.put(arrays).object
     while not isinstance(inbox.get(), Connected):

@@ -66,7 +66,7 @@ def run(plan: Plan, folder: Path, written: Written) -> int:
     policy = Policy(quorum=DEVICES, cohort=DEVICES, settle_seconds=0.5)
     sim = Simulation(
         plan, shards, policy, folder,
-        disks=lambda name: MeteredDisk(written) if name == names[0] else Disk(durable=False),
+        make_disk=lambda name: MeteredDisk(written) if name == names[0] else Disk(durable=False),
     )  # fmt: skip
     while not sim.service.finished:
         sim.run(until=partial(past, sim, sim.service.run.machine.round))

@@ -18,14 +18,13 @@ log = logging.getLogger("protofleet.coordinator")
 class Departures:
     def __init__(self) -> None:
         self._counted: Counter[DisconnectReason] = Counter()
-        self._hellos: dict[
-            str, tuple[int, int]
-        ] = {}  # device -> its boot, and the highest sequence of a hello
+        # Device -> its boot, and the highest sequence of a hello.
+        self._hellos: dict[str, tuple[int, int]] = {}
 
     def __getitem__(self, reason: DisconnectReason) -> int:
         return self._counted[reason]
 
-    def greeted(self, hello: Received, newest: int) -> None:
+    def hello_received(self, hello: Received, newest: int) -> None:
         """`newest`: sequence of all its messages. With new keys numbers begin anew: a higher one is stale."""
         boot, number = self._hellos.get(hello.sender, (0, 0))
         counts = boot == hello.boot and number <= newest

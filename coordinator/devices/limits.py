@@ -37,9 +37,8 @@ class Limits:
     # Of one device: FedAvg's weights, and how much FedPall and FedPLCC may upload.
     examples: Examples = 1_000_000
     answer_bytes: AnswerBytes = 1 << 30  # one answer, however much the method would take
-    spool_bytes: PositiveBytes = (
-        16 << 30
-    )  # answers on the disk, with what is reserved for those that are coming
+    # Answers on the disk, with what is reserved for those that are coming.
+    spool_bytes: PositiveBytes = 16 << 30
     # Domain -> names or patterns of the devices that share it.
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     norm: Norm = 1e6  # Euclidean, of each array of an answer: one device must not outweigh all others

@@ -73,7 +73,7 @@ class Gate:
         self._turned_away = set()
         self._stored = self._spool.bytes_of_answers()
 
-    def asks(self, update: Update) -> bool:
+    def is_expected(self, update: Update) -> bool:
         """Whether it answers the open question, and no answer of its device to that is accepted."""
         m, device = self._machine, update.device
         open_to_it = (update.round, update.phase, update.base) == (m.round, m.asked, m.base)
@@ -81,7 +81,7 @@ class Gate:
 
     def decide(self, update: Update, size: int, name: bytes) -> Decision:
         """Raises NoRoom or Rejected if the device can offer it again later."""
-        if self.asks(update):
+        if self.is_expected(update):
             self._spool.check_claim()
             if problem := self._problem_with(update, size):
                 return Refuse(problem)

@@ -35,6 +35,7 @@ from protofleet.coordinator.round.events import (
 from protofleet.coordinator.server.runner import Step
 from protofleet.coordinator.spool.traffic import RoundTraffic
 from protofleet.protocol.link.meter import DOWN, UP, Meter
+from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.wire.messages import Update
 
 SEEN: Final = "seen"  # an entry that only tells that a device is there; it is not kept
@@ -78,6 +79,13 @@ class Journal:
                 self._round_ended(run, now)
         for command in commands:
             self._note_command(command, now)
+
+    def transfer_progressed(self, device: str, progress: TransferProgress) -> None:
+        rate, left = round(progress.bytes_per_second), round(progress.seconds_left, 1)
+        self._tell_sinks(
+            "transfer", device=device, bytes=progress.bytes, size=progress.size, bytes_per_second=rate,
+            seconds_left=left,
+        )  # fmt: skip
 
     def answered(self, run: RunView, update: Update, now: float) -> None:
         if (update.round, update.phase) == (run.round, run.asked):
@@ -128,8 +136,8 @@ class Journal:
                 if self._record.phases and self._record.phases[-1].phase == phase:
                     self._record.phases[-1].answered.append(device)
                 self._tell_sinks("answered", round=number, phase=phase, device=device, **self._bytes())
-            case Close(_, phase):
-                self._phase_ended(phase, now)
+            case Close():
+                self._phase_ended(now)
             case Advance(_, str(), devices):  # also of phases that were closed in an earlier life
                 self._record.participants = sorted({*self._record.participants, *devices})
             case Drop(device, number, phase, verdict, problem):
@@ -168,7 +176,7 @@ class Journal:
         else:
             self._record.dropped[device] = reason
 
-    def _phase_ended(self, phase: str, now: float) -> None:
+    def _phase_ended(self, now: float) -> None:
         if self._record.phases:
             self._record.phases[-1].seconds = round(now - self._asked_at, 3)
         self._closed_at = now

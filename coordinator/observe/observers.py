@@ -55,6 +55,7 @@ def keep_journal(run: Run, sinks: Sequence[Sink]) -> Journal:
     """Of this run from now on."""
     journal = Journal(run.view, sinks, run.isolation)
     run.spool.open_round_traffic = journal.open_round_traffic
+    run.tell_of_transfers(journal.transfer_progressed)
     run.observers.append(journal)
     return journal
 

@@ -57,8 +57,8 @@ class RoundsFile:
         text = "".join(map(sealed_line, self._unwritten))
         before = {path: _size(path) for path in (self._path, self._copy)}
         try:
-            for path in before:
-                self._append(path, text)
+            self._append(self._path, text)
+            self._append(self._copy, text, durable=False)  # for the day on which the file rots
         except OSError as error:
             if not is_full(error):
                 raise
@@ -69,12 +69,13 @@ class RoundsFile:
         else:
             self._unwritten = []
 
-    def _append(self, path: Path, text: str) -> None:
+    def _append(self, path: Path, text: str, durable: bool = True) -> None:
         fresh = not path.exists()
         with path.open("a") as file:
             file.write(text)
-        self._disk.sync(path)
-        if fresh:
+        if durable:
+            self._disk.sync(path)
+        if durable and fresh:
             self._disk.sync(path.parent)
 
     def _mend(self, until: int) -> None:

@@ -201,7 +201,7 @@ class RunView:
     @property
     def disk_full(self) -> str:
         """Why nothing new is begun."""
-        return self._queue.full
+        return self._queue.full_disk.problem
 
     @property
     def fallbacks(self) -> Mapping[str, int]:

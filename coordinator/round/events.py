@@ -218,12 +218,10 @@ class Recovered:
     closed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # phase -> devices
     accepted: Mapping[str, Mapping[str, bytes]] = field(default_factory=dict)  # phase -> device -> base
     roster: tuple[str, ...] = ()
-    earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(
-        default_factory=dict
-    )  # device -> round, its bases
-    aside: Mapping[int, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # round -> whose answers were put aside in it
+    # Device -> round, its bases.
+    earlier: Mapping[str, tuple[int, Mapping[str, bytes]]] = field(default_factory=dict)
+    # Round -> whose answers were put aside in it.
+    aside: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     diverged: str = ""  # why the run has ended
     seconds: float = 0.0  # that earlier processes were at it, as far as they have written that down
     ahead: tuple[Recovered, ...] = ()  # rounds after it that had begun, where its replay comes first

@@ -67,16 +67,14 @@ class RoundMachine:
     cohort: tuple[str, ...] = ()
     verdicts: Verdicts = field(default_factory=Verdicts)
     _answered: set[str] = field(default_factory=set)  # and accepted
-    _missing: set[str] = field(
-        default_factory=set
-    )  # of the cohort, while it is asked: no answer and no refusal
+    # Of the cohort, while it is asked: no answer and no refusal.
+    _missing: set[str] = field(default_factory=set)
     _closed: dict[str, tuple[str, ...]] = field(default_factory=dict)
     _absent: dict[str, float] = field(default_factory=dict)  # of the cohort, since when
     _deadline: float | None = None
     _earlier: float | None = None  # seconds that an earlier process was at the open round
-    _aside: dict[int, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # round -> whose answers brought it to nothing
+    # Round -> whose answers brought it to nothing.
+    _aside: dict[int, tuple[str, ...]] = field(default_factory=dict)
     _later_rounds: list[Recovered] = field(default_factory=list)  # rounds decided after a replayed one
 
     def __post_init__(self) -> None:
@@ -140,6 +138,11 @@ class RoundMachine:
     @property
     def answered(self) -> AbstractSet[str]:
         return self._answered
+
+    def counts_on(self, device: str) -> bool:
+        """Whether it is present, and that it says so again would change nothing."""
+        is_waited_for = self.stage in (Stage.GATHERING, Stage.FINISHED) or device in self.waited_for
+        return device in self.roster and device not in self._absent and not is_waited_for
 
     def was_asked(self, device: str) -> bool:
         """The open question."""

@@ -28,9 +28,8 @@ class StragglerDeadline:
     _longest: float = 0.0  # that an answer of the round before took
     # Of the open ask, from when it is first looked at: kept from then on, as it is looked at after each answer.
     _ordered: list[float] | None = None  # how long those who have answered took
-    _last_asked: list[str] = field(
-        default_factory=list
-    )  # the missing, who was asked last at the end; and others
+    # The missing, who was asked last at the end; and others.
+    _last_asked: list[str] = field(default_factory=list)
 
     def asked(
         self, question: Question, cohort: Collection[str], known: Collection[str], now: float,

@@ -13,14 +13,12 @@ BROKEN = frozenset({Reason.NOT_FINITE, Reason.OUT_OF_BOUNDS, Reason.BAD_CLAIM})
 
 @dataclass
 class Verdicts:
-    accepted: dict[str, dict[str, bytes]] = field(
-        default_factory=dict
-    )  # of the round: phase -> device -> base
+    # Of the round: phase -> device -> base.
+    accepted: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refused: dict[str, Problem] = field(default_factory=dict)  # of the open ask
     suspects: set[str] = field(default_factory=set)  # refused in any attempt at the round
-    last: dict[str, tuple[int, dict[str, bytes]]] = field(
-        default_factory=dict
-    )  # of each device: round, its bases
+    # Of each device: round, its bases.
+    last: dict[str, tuple[int, dict[str, bytes]]] = field(default_factory=dict)
 
     def begin_round(self, accepted: Mapping[str, Mapping[str, bytes]]) -> None:
         self.accepted = {phase: dict(devices) for phase, devices in accepted.items()}

@@ -100,7 +100,7 @@ class ServerRunner:
         if ask is None:
             return Step(advance.round, None, None, *common, fault=self._stepper.fault())
         self._unwritten = ask
-        manifest = self._spool.broadcasts.put(to_numpy(ask.payload), block) if ask.payload else None
+        manifest = self._spool.put_broadcast(to_numpy(ask.payload), block) if ask.payload else None
         self._unwritten = None
         return Step(advance.round, ask, manifest, *common)
 

@@ -1,8 +1,11 @@
 """The spool's index: one SQLite file whose rows carry checksums, and a copy that replaces it if it is damaged.
 
 The file has a format number (PRAGMA user_version). An older format is upgraded and its file kept beside it; a newer
-one is refused. The copy is made whenever a round begins or a phase is closed, so that a damaged index costs at most
-the answers to the open question, which are asked for again.
+one is refused. The copy is made whenever a round begins, so that a damaged index costs at most the answers of that
+round, which are asked for again.
+
+Where the file system allows it SQLite writes a log beside the file (WAL mode), and a commit is one fsync. What the
+log holds goes into the file whenever a round begins.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from protofleet.coordinator.spool.epochs import epochs_to_keep, next_epoch
+from protofleet.coordinator.spool.log_base import LogBase, log_beside, memory_beside, put_foreign_log_aside
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 
 log = logging.getLogger("protofleet.coordinator")
 
 FORMAT: Final = 1
+PAGE_BYTES: Final = 1024  # the log takes a page for every row that is changed
 SCHEMA: Final = {
     "run": "one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT, settings TEXT, epoch INTEGER",
     "checkpoint": "id INTEGER PRIMARY KEY, round INTEGER, attempt INTEGER, cohort TEXT, members TEXT, object TEXT",
@@ -39,13 +44,16 @@ ADDED_TABLES: Final = {
     "holders": "sender TEXT PRIMARY KEY, holder TEXT, boot INTEGER",  # of device names, at the boots in `heard`
     "aside": "round INTEGER, device TEXT, words TEXT",  # no device: the run has diverged there
     "named": "one INTEGER PRIMARY KEY CHECK (one = 1), digest BLOB, names TEXT",  # of the classes
+    "places": "device TEXT, object BLOB, file INTEGER, start INTEGER, size INTEGER",  # of answers in the log
     "epochs": "epoch INTEGER PRIMARY KEY",  # of the coordinators that have claimed the folder
+    "log_base": "one INTEGER PRIMARY KEY CHECK (one = 1), file INTEGER, base INTEGER",
 }
 UNIQUE: Final = {
     "accepted": "round, phase, device",
     "closed": "round, phase",
     "crossed": "round, epoch",
     "aside": "round, device",
+    "places": "device, object",
 }
 Value = str | int | bytes | None
 
@@ -92,13 +100,18 @@ class Index:
         self.path, self._copy = folder / "spool.sqlite", folder / "spool.copy.sqlite"
         self.restored_from_copy = False  # the copy has taken the place of a damaged index
         self.epoch: int | None = None  # once the folder is claimed
+        self._deferred: list[Callable[[], None]] = []  # what the open transaction has written, in its order
+        self._log_base: LogBase | None = None  # where SQLite keeps no log
         # Only the thread of the service uses it, never the worker's.
         self.db = self._open()
+        if self._has_log:
+            self._log_base = LogBase.of(self.db)
+            self._merge_log()
 
     def claim(self, name: str, settings: str, clock: int, least: int = 0) -> int:
         """Returns this coordinator's epoch, above every earlier one even if the clock was set back."""
         self.epoch = None
-        with self.transaction():  # two coordinators that start at once must not get the same epoch
+        with self.last_transaction():  # two coordinators that start at once must not get the same epoch
             row = self.db.execute("SELECT name, settings, epoch FROM run").fetchone()
             if row and (row[0], row[1]) != (name, settings):
                 raise RunMismatchError(
@@ -113,7 +126,6 @@ class Index:
             for each in epochs_to_keep(known, epoch):
                 self.put("epochs", each)
         self.epoch = epoch
-        self.keep_copy()
         return epoch
 
     def take_over(self) -> None:
@@ -124,13 +136,58 @@ class Index:
         self.claim(row[0], row[1], 0)
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, durable: bool = True) -> Iterator[None]:
+        """Committed at its end, and all that was deferred with it."""
+        self._begin()
+        try:
+            yield
+            self.disk.commit(self.db, self.path, durable)
+        except BaseException:
+            self.db.rollback()
+            raise
+        self._deferred.clear()
+        if self._log_base:
+            self._log_base.is_in_log = True
+
+    @contextlib.contextmanager
+    def undurable_transaction(self) -> Iterator[None]:
+        """For what nothing stands on: it waits for no disk where there is a log, and the next commit syncs it too."""
+        if self._log_base is None or self.has_deferred:
+            with self.transaction():
+                yield
+            return
+        self._set_synchronous(self.db, "NORMAL")
+        try:
+            with self.transaction(durable=False):
+                yield
+        finally:
+            self._set_synchronous(self.db, "FULL")
+
+    def defer(self, write: Callable[[], None]) -> None:
+        """Write as part of the next transaction; again, if that is rolled back. Nobody may hear of it before."""
+        self._begin()
+        try:
+            write()
+        except BaseException:
+            self.db.rollback()
+            raise
+        self._deferred.append(write)
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._deferred)
+
+    def _begin(self) -> None:
         """FencedError if another coordinator has claimed the folder since: one that hung may not write any more."""
+        if self.db.in_transaction:
+            return
         self.db.execute("BEGIN IMMEDIATE")
         try:
             self.check_claim()
-            yield
-            self.disk.commit(self.db, self.path)
+            if self._log_base and not self._log_base.is_in_log:
+                self.put("log_base", 1, *self._log_base.row)
+            for write in self._deferred:
+                write()
         except BaseException:
             self.db.rollback()
             raise
@@ -158,6 +215,30 @@ class Index:
             f"INSERT OR REPLACE INTO {table} VALUES ({marks})", (*values, row_checksum(table, *values))
         )
 
+    @contextlib.contextmanager
+    def last_transaction(self) -> Iterator[None]:
+        """Of the log, which is in the file after it, with all that it held. The copy is as new."""
+        with self.transaction():
+            yield
+            if self._log_base:
+                self._log_base.begin_next()
+                self.put("log_base", 1, *self._log_base.row)
+        self._merge_log()
+        self.keep_copy()
+
+    def _merge_log(self) -> None:
+        """A full disk is no error: the log stays, and is read with the file."""
+        if self._log_base is None:
+            return
+        try:
+            self.disk.merge_log(self.db, self.path)
+        except sqlite3.OperationalError as error:
+            if not (is_full(error, self.folder) or is_locked(error)):
+                raise
+        log_file = log_beside(self.path)
+        if not log_file.exists() or log_file.stat().st_size == 0:
+            self._log_base.merged()
+
     def keep_copy(self) -> None:
         with self.disk.fresh(self._copy) as fresh:
             self.db.execute("VACUUM INTO ?", (str(fresh),))
@@ -172,6 +253,7 @@ class Index:
         try:
             if fresh:
                 raise DamagedError("it is gone or empty, and the run has begun")
+            put_foreign_log_aside(self.path, self.disk)
             return self._connect()
         except NewerFormatError as fault:
             if self._copy_is_of_a_later_version():
@@ -197,8 +279,12 @@ class Index:
             self.path, isolation_level=None, check_same_thread=False, factory=WaitingConnection
         )
         try:
-            # FULL would leave the last commit to the folder's next sync: a power cut could take it back.
-            db.execute(f"PRAGMA synchronous = {'EXTRA' if self.disk.durable else 'OFF'}")
+            db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # of a new file
+            self._has_log = (
+                _set_journal_mode(db, "WAL" if self.disk.is_local(self.folder) else "DELETE") == "wal"
+            )
+            # FULL alone would leave the last commit to the next sync of the folder: a power cut could take it back.
+            self._set_synchronous(db, "FULL" if self._has_log else "EXTRA")
             self._upgrade(db)
             self._add_missing_tables(db)
             check_integrity(db)
@@ -211,6 +297,9 @@ class Index:
             db.close()
             raise
         return db
+
+    def _set_synchronous(self, db: sqlite3.Connection, mode: str) -> None:
+        db.execute(f"PRAGMA synchronous = {mode if self.disk.durable else 'OFF'}")
 
     def _upgrade(self, db: sqlite3.Connection) -> None:
         found = format_of(db)
@@ -257,7 +346,12 @@ class Index:
             self._copy_checked(fresh, fault)
             if self.path.exists():
                 self.disk.rename(self.path, kept)
-            self.disk.remove(self.path.with_name(f"{self.path.name}-journal"))
+            for beside in (
+                f"{self.path.name}-journal",
+                log_beside(self.path).name,
+                memory_beside(self.path).name,
+            ):
+                self.disk.remove(self.path.with_name(beside))
         self.restored_from_copy = True
         log.error(
             "%s was damaged (%s): its copy has taken its place; it is kept as %s", self.path, fault, kept.name
@@ -275,6 +369,12 @@ class Index:
         else:
             return
         raise DamagedError(f"{reason}; {how_to_go_on(self.folder)}")
+
+
+def _set_journal_mode(db: sqlite3.Connection, mode: str) -> str:
+    """The mode that it is in then. Its log is merged when it is said, and not at any commit."""
+    db.execute("PRAGMA wal_autocheckpoint = 0")
+    return str(db.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0])
 
 
 def format_of(db: sqlite3.Connection) -> int:

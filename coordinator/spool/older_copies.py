@@ -99,6 +99,10 @@ class OlderCopyDetector:
                       self._spool.newest_round)  # fmt: skip
         self.wake_at = max(now, self._listening_since + self._listen)
 
+    def holds_unknown(self, device: str) -> bool:
+        """Whether it holds what this folder has never asked with, as far as it has said."""
+        return device in self._hold_unknown
+
     def verdict(self, present: Collection[str], now: float) -> str:
         """Why this coordinator has to stop, or nothing.
 
@@ -149,7 +153,7 @@ class OlderCopyDetector:
         if self._count_and_may_log(device, OURS, now):
             log.error("%s holds a broadcast that %s has never asked with", device, self._spool.folder)
 
-    def greeted(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
+    def hello_received(self, hello: Hello, boot: int, base: bytes, now: float) -> None:
         """Of a device that has started again: whether it stands where its last accepted answer has left it."""
         device, holds = hello.device, hello.holds
         self._spool.note_held_objects(device, holds)

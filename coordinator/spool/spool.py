@@ -14,11 +14,13 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from protofleet.coordinator.round.events import Recovered
+from protofleet.coordinator.spool.answer_log import AnswerLog, DeviceAnswers, Place
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
 from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
@@ -26,7 +28,7 @@ from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
 from protofleet.protocol.storage.store import DamagedError, ObjectStore
 from protofleet.protocol.wire.class_names import ClassNames
-from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.messages import Arrays, Manifest
 
 __all__ = ["Accepted", "FencedError", "RunMismatchError", "Spool", "members_in", "names_in"]
 
@@ -81,25 +83,25 @@ class Spool:
         self.snapshots = ObjectStore(folder / "snapshots", disk=self.disk)
         # A replay makes them again.
         self.broadcasts = ObjectStore(folder / "broadcasts", durable=False, disk=self.disk)
-        self._stores: dict[str, ObjectStore] = {}
+        self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
-        self.fallbacks = Counter(
-            {"index": int(self.index.restored_from_copy)}
-        )  # what was found damaged at the start
+        self._log = AnswerLog(folder / "answers", self.disk, self._places())
+        # What was found damaged at the start.
+        self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
         # The open round and its traffic, as whoever counts it knows them; and what of them is on the disk.
         self.open_round_traffic: Callable[[], tuple[int, RoundTraffic] | None] = lambda: None
         self._saved_traffic: tuple[int, str] = (0, "")
         # Round, phase and device of answers that were accepted and do not count any more.
         self.damaged_answers: list[tuple[int, str, str]] = []
         self._reports_held_objects: set[str] = set()  # devices
-        self._usable = (
-            self._usable_checkpoints()
-        )  # the newest one whose snapshot is whole, and those after it
+        # The newest one whose snapshot is whole, and those after it.
+        self._usable = self._usable_checkpoints()
 
     def store(self, device: str) -> ObjectStore:
         if device not in self._stores:
-            self._stores[device] = ObjectStore(self.folder / "updates" / device, disk=self.disk)
+            folder = self.folder / "updates" / device
+            self._stores[device] = DeviceAnswers(device, folder, self._log, self.disk)
         return self._stores[device]
 
     def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
@@ -113,20 +115,24 @@ class Spool:
         """A new checkpoint. The one before it is kept with its answers; everything older is deleted."""
         # For the snapshot and for the broadcast that is made of it.
         self.require_space(2 * sum(array.nbytes for array in state.values()))
-        name = self.snapshots.put(state).object.hex()
+        name = self.snapshots.put_once(state).object.hex()
         rows = [
             [m.device, m.examples, list(m.counts), (domains or {}).get(m.device, ""), m.device in roster]
             for m in members.values()
         ]
-        with self.index.transaction():
+        with self._transaction(self.index.last_transaction):
             newest = self._db.execute("SELECT COALESCE(MAX(id), 0) FROM checkpoint").fetchone()[0]
             made = (newest + 1, round, attempt, json.dumps(list(cohort)), json.dumps(rows), name)
             self.index.put("checkpoint", *made)
             self._delete_all_but(checkpoints_to_keep(self._checkpoints()))
             self._save_traffic()
-        self.index.keep_copy()
         self._usable = [made]
+        self._log.begin_file()
         self._prune()
+
+    def put_broadcast(self, arrays: Arrays, block: int) -> Manifest:
+        """Where a round is asked what the snapshot holds, as of FedAvg, both are one file."""
+        return self.broadcasts.put_once(arrays, block, self.snapshots)
 
     @property
     def newest_round(self) -> int:
@@ -143,16 +149,42 @@ class Spool:
     def accept(
         self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int] = (0, 0), holder: str = ""
     ) -> None:
-        """In one transaction: the answer counts, and no message of its sender up to `last_heard` is new again."""
-        with self.index.transaction():
-            metrics = json.dumps(dict(answer.metrics), allow_nan=False)
-            self.index.put(
-                "accepted", round, phase, answer.device, answer.base, answer.object, answer.examples, metrics
-            )
-            self.index.put("heard", answer.device, *last_heard)
-            self.index.put("holders", answer.device, holder, last_heard[0])
-            self._note_broadcast(round, answer, last_heard[0])
-            self._save_traffic()
+        """In one transaction: the answer counts, and no message of its sender up to `last_heard` is new again.
+
+        That transaction is the next `commit`, or whatever is written before it.
+        """
+        self.index.defer(lambda: self._write_accepted(round, phase, answer, last_heard, holder))
+
+    def _write_accepted(
+        self, round: int, phase: str, answer: Accepted, last_heard: tuple[int, int], holder: str
+    ) -> None:
+        metrics = json.dumps(dict(answer.metrics), allow_nan=False)
+        row = (answer.device, answer.base, answer.object, answer.examples, metrics)
+        self.index.put("accepted", round, phase, *row)
+        if place := self._log.place(answer.device, answer.object):
+            self.index.put("places", answer.device, answer.object, *place)
+        self.index.put("heard", answer.device, *last_heard)
+        self.index.put("holders", answer.device, holder, last_heard[0])
+        self._note_broadcast(round, answer, last_heard[0])
+
+    def commit(self) -> None:
+        """What was accepted since the last transaction."""
+        if self.index.has_deferred:
+            with self._transaction():
+                self._save_traffic()
+
+    @contextlib.contextmanager
+    def _transaction(self, kind: Callable[[], AbstractContextManager[None]] | None = None) -> Iterator[None]:
+        """Of the index; by default one that is only committed."""
+        before = self._saved_traffic
+        try:
+            with (kind or self.index.transaction)():
+                yield
+                if self.index.has_deferred:  # no row before its bytes
+                    self._log.sync()
+        except BaseException:
+            self._saved_traffic = before
+            raise
 
     def last_heard(self) -> dict[str, tuple[int, int, str]]:
         """By sender: the boot and the newest sequence at its last accepted answer, and who held its name then.
@@ -173,7 +205,7 @@ class Spool:
     def bytes_of_answers(self) -> int:
         """What answers take on the disk. An unfinished one counts with its full size."""
         files = (self.folder / "updates").glob("*/*")
-        return sum(path.stat().st_size for path in files)
+        return self._log.size + sum(path.stat().st_size for path in files)
 
     def bytes_of_unfinished(self, device: str) -> int:
         """What has been received of an unfinished answer."""
@@ -192,7 +224,7 @@ class Spool:
         if len(kept) == len(rows):
             return
         with contextlib.suppress(OSError, sqlite3.OperationalError):  # too full even to delete
-            with self.index.transaction():
+            with self._transaction():
                 self._delete_all_but(kept)
             self._prune()
 
@@ -208,14 +240,13 @@ class Spool:
         self.index.check_claim()
 
     def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
-        with self.index.transaction():
+        with self._transaction():
             self.index.put("closed", round, phase, json.dumps(devices))
             self._save_traffic()
-        self.index.keep_copy()
 
     def rollback(self, round: int) -> None:
         """The round begins again. Accepted answers stay valid for devices that are asked the same question again."""
-        with self.index.transaction():
+        with self._transaction():
             self._db.execute("DELETE FROM closed WHERE round = ?", (round,))
             self._save_traffic()
 
@@ -266,13 +297,11 @@ class Spool:
         return [(number, phase, base) for number, phase, base in rows if number == rows[-1][0]]
 
     def save_traffic(self) -> None:
-        """A full or locked disk is no error: other writes save it too."""
-        before = self._saved_traffic
+        """For the time until something else is written, which saves it too: a full or locked disk is no error."""
         try:
-            with self.index.transaction():
+            with self._transaction(self.index.undurable_transaction):
                 self._save_traffic()
         except sqlite3.OperationalError as error:
-            self._saved_traffic = before
             if not (is_full(error, self.folder) or is_locked(error)):
                 raise
 
@@ -320,7 +349,7 @@ class Spool:
 
     def save_class_names(self, class_names: ClassNames) -> None:
         """The names of the classes, for the next coordinator of the run."""
-        with self.index.transaction():
+        with self._transaction():
             self.index.put(
                 "named", 1, class_names.digest, json.dumps(list(class_names.names), allow_nan=False)
             )
@@ -333,7 +362,7 @@ class Spool:
         self, round: int, phase: str, devices: Sequence[str], aside: Sequence[str], reason: str
     ) -> None:
         """Back to the start of a round, for good: all later rounds are deleted, and the answers of `aside` unused."""
-        with self.index.transaction():
+        with self._transaction():
             for table in ("checkpoint", "accepted", "closed"):
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
             this = "SELECT rowid FROM closed WHERE round = ? AND phase = ?"
@@ -347,7 +376,7 @@ class Spool:
         self._prune()
 
     def diverge(self, round: int, reason: str) -> None:
-        with self.index.transaction():
+        with self._transaction():
             self.index.put("aside", round, "", reason)
 
     def _answers_put_aside(self) -> tuple[dict[int, tuple[str, ...]], str]:
@@ -395,7 +424,7 @@ class Spool:
         """Go on from an older copy: its state counts as that at the start of a later round."""
         self.require_later_round(round)
         _, _, _, cohort, members, name = self._usable[-1]
-        with self.index.transaction():
+        with self._transaction():
             made = (self._checkpoints()[0][0] + 1, round, 0, cohort, members, name)
             self.index.put("checkpoint", *made)
             self._delete_all_but([made])
@@ -406,6 +435,7 @@ class Spool:
         self._prune()
 
     def close(self) -> None:
+        self._log.close()
         self.index.close()
 
     def _recovered(self, row: Checkpoint) -> Recovered:
@@ -441,16 +471,15 @@ class Spool:
         self.damaged_answers.append((round, phase, device))
 
     def delete_damaged_answers(self) -> None:
-        with self.index.transaction():
+        with self._transaction():
             for place in self.damaged_answers:
                 self._db.execute("DELETE FROM accepted WHERE round = ? AND phase = ? AND device = ?", place)
         self.damaged_answers = []
 
     def _usable_checkpoints(self) -> list[Checkpoint]:
         rows = self._checkpoints()
-        latest = [
-            row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]
-        ]  # attempt of each round
+        # The latest attempt at each round.
+        latest = [row for i, row in enumerate(rows) if i == 0 or row[1] != rows[i - 1][1]]
         for i, row in enumerate(latest):
             if self.snapshots.has(bytes.fromhex(row[5])):
                 if i:
@@ -484,18 +513,25 @@ class Spool:
         # The newest verdicts of each device stay: it repeats its answer until it has received them.
         newest = "(SELECT device, MAX(round) FROM accepted GROUP BY device)"
         self._db.execute(f"DELETE FROM accepted WHERE round < ? AND (device, round) NOT IN {newest}", oldest)
+        wanted = "(SELECT device, object FROM accepted WHERE round >= ?)"
+        self._db.execute(f"DELETE FROM places WHERE (device, object) NOT IN {wanted}", oldest)
 
     def _prune(self) -> None:
         """Delete the objects that no row names any more."""
         self.snapshots.keep({bytes.fromhex(row[5]) for row in self._checkpoints()})
         oldest = min((row[1] for row in self._checkpoints()), default=0)
+        rows = self._db.execute("SELECT device, object FROM accepted WHERE round >= ?", (oldest,)).fetchall()
+        self._log.keep(set(rows))
         kept: dict[str, set[bytes]] = {}
-        for device, name in self._db.execute(
-            "SELECT device, object FROM accepted WHERE round >= ?", (oldest,)
-        ):
-            kept.setdefault(device, set()).add(bytes(name))
+        for device, name in rows:
+            kept.setdefault(device, set()).add(name)
         for folder in (self.folder / "updates").glob("*"):
             self.store(folder.name).keep(kept.get(folder.name, set()))
+
+    def _places(self) -> list[tuple[str, bytes, Place]]:
+        """Where the index says that answers are in the log."""
+        rows = self._db.execute("SELECT device, object, file, start, size FROM places").fetchall()
+        return [(device, name, Place(file, start, size)) for device, name, file, start, size in rows]
 
 
 def checkpoints_to_keep(rows: Sequence[Checkpoint]) -> list[Checkpoint]:

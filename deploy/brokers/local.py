@@ -1,4 +1,4 @@
-"""A broker for this machine alone: Mosquitto where it is installed, else the one that pip installs.
+"""A broker for local clients only: Mosquitto where it is installed, else the one that pip installs.
 
 It listens on the loopback, accepts all clients (none without a certificate, if `mutual_tls` is given), keeps nothing
 on disk, and ends with the process that started it.
@@ -22,21 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.brokers.mosquitto import CONF, PLAIN, ListenerSettings, secured_settings
+from protofleet.deploy.brokers.mosquitto import CONF_FILE, PLAIN_SETTINGS, ListenerSettings, tls_settings
 from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
 from protofleet.runtime import children
 
 LOOPBACK: Final = "127.0.0.1"
 START_SECONDS: Final = 15.0
 STOP_SECONDS: Final = 5.0
-ATTEMPTS: Final = 5  # another process may take a free port before the broker does
+START_ATTEMPTS: Final = 5  # another process may take a free port before the broker does
 KINDS: Final = ("auto", "mosquitto", "embedded")
-FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # seldom on a person's PATH
-INSTALL: Final = (
+SBIN_FOLDERS: Final = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # often not on a user's PATH
+INSTALL_HINT: Final = (
     "install Mosquitto (apt-get install mosquitto) or the embedded one (pip install 'protofleet[broker]')"
 )
 
-# When the pipe on its standard input closes, however this process ended, the shell ends the broker.
+# When the pipe on its standard input closes, however this process has ended, the shell ends the broker.
 GUARD: Final = """\
 exec 3<&0
 "$@" </dev/null 3<&- & broker=$!
@@ -48,7 +48,7 @@ exit "$code"
 
 # Each subscription is backed by up to 4 segments of 8 MiB that are never freed; a client that is further behind
 # misses the oldest frames and has to ask for them again.
-EMBEDDED: Final = """\
+EMBEDDED_SETTINGS: Final = """\
 id = 0
 
 [router]
@@ -74,10 +74,10 @@ dynamic_filters = true
 @dataclass(frozen=True, slots=True)
 class BrokerProgram:
     kind: str
-    command: tuple[str, ...]  # the path of a settings file follows
+    command: tuple[str, ...]  # to which the path of the settings file is appended
     description: str
     settings: str
-    ready: str  # it logs this once it listens: only then is it this broker that answers on the port
+    ready: str  # logged once it listens: proves that it is this broker that answers on the port
 
 
 def find_broker(kind: str = "auto") -> BrokerProgram:
@@ -86,17 +86,17 @@ def find_broker(kind: str = "auto") -> BrokerProgram:
     for name, find in (("mosquitto", _mosquitto), ("embedded", _embedded)):
         if kind in ("auto", name) and (program := find()) is not None:
             return program
-    raise BrokerError(f"there is no broker of kind {kind} on this machine; {INSTALL}")
+    raise BrokerError(f"there is no broker of kind {kind} on this machine; {INSTALL_HINT}")
 
 
 def _mosquitto() -> BrokerProgram | None:
-    path = shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(FOLDERS))
+    path = shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(SBIN_FOLDERS))
     if path is None:
         return None
     help_text = subprocess.run([path, "-h"], capture_output=True, text=True, timeout=STOP_SECONDS).stdout
     version = re.search(r"version (\S+)", help_text)
     description = f"mosquitto {version[1] if version else '?'} (system)"
-    return BrokerProgram("mosquitto", (path, "-c"), description, PLAIN, " running")
+    return BrokerProgram("mosquitto", (path, "-c"), description, PLAIN_SETTINGS, " running")
 
 
 def _embedded() -> BrokerProgram | None:
@@ -104,7 +104,7 @@ def _embedded() -> BrokerProgram | None:
         return None
     description = f"embedded iotcore {importlib.metadata.version('iotcore')} (rumqttd)"
     command = tuple(children.command("protofleet.deploy.brokers.embedded"))
-    return BrokerProgram("embedded", command, description, EMBEDDED, "broker listening on")
+    return BrokerProgram("embedded", command, description, EMBEDDED_SETTINGS, "broker listening on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +134,19 @@ class LocalBroker:
         self._folder, self._port, self._sys_seconds = folder, port, sys_seconds
         self.extra_lines = extra_lines  # of the next start
         self._process: subprocess.Popen[bytes] | None = None
-        self._log_begins = 0
+        self._log_offset = 0
 
     def describe(self) -> str:
         return self._program.description + (", TLS 1.3 with client certificates" if self._mutual_tls else "")
 
     @property
     def address(self) -> BrokerAddress:
-        """With the client's TLS files, if it was given some."""
+        """The broker's address, with the client's TLS files if `mutual_tls` is given."""
         return BrokerAddress(LOOPBACK, self._port, self._mutual_tls.client if self._mutual_tls else None)
 
     @property
-    def group(self) -> int:
-        """The group of its processes; 0 while it does not run."""
+    def process_group(self) -> int:
+        """The id of its process group; 0 while it does not run."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -161,61 +161,61 @@ class LocalBroker:
         self.stop()
 
     def start(self) -> None:
-        """It answers MQTT when this returns. A later start takes the same port."""
+        """Returns once the broker answers MQTT. Later starts use the same port."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        chosen = self._port
-        for attempt in range(1, ATTEMPTS + 1):
-            self._port = chosen or _free_port()
-            _check_free(self._port)
+        fixed_port = self._port
+        for attempt in range(1, START_ATTEMPTS + 1):
+            self._port = fixed_port or _free_port()
+            _check_port_free(self._port)
             self._launch()
             try:
-                return self._wait_until_it_answers()
+                return self._wait_until_ready()
             except BrokerError:
                 self.stop()
-                if chosen or attempt == ATTEMPTS:
+                if fixed_port or attempt == START_ATTEMPTS:
                     raise
 
     def stop(self) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        self._process.stdin.close()  # at which the shell ends the broker
+        self._process.stdin.close()  # on which the shell ends the broker
         children.wait([self._process], STOP_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """At once, as in a power cut."""
+        """Kill it without a shutdown, as a power failure would."""
         if (process := self._process) is None:
             return
         self._process = None
-        with process, contextlib.suppress(ProcessLookupError):  # leaving it waits for the shell
+        with process, contextlib.suppress(ProcessLookupError):  # exiting `process` waits for the shell
             os.killpg(process.pid, signal.SIGKILL)
         deadline = time.monotonic() + STOP_SECONDS
-        while _listens(self.address) and time.monotonic() < deadline:  # and this for the shell's child
+        while _listens(self.address) and time.monotonic() < deadline:  # and this waits for the broker itself
             time.sleep(0.005)
 
     def _launch(self) -> None:
         settings = self._settings()
         with self.log.open("ab") as log:
-            self._log_begins = log.tell()
+            self._log_offset = log.tell()
             self._process = subprocess.Popen(
                 ["sh", "-c", GUARD, "broker", *self._program.command, str(settings.absolute())],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C must reach only this process: the broker ends last
+                start_new_session=True,  # Ctrl-C must reach only this process: the broker has to end last
             )
 
     def _settings(self) -> Path:
-        """Written anew at each start: the port may be another."""
-        # Started as root it would become a user that may not read the files beside its settings.
+        """Write the settings file. Done at each start, as the port may have changed."""
+        # Started by root, Mosquitto would change to a user that may not read the files beside its settings.
         user = "root" if os.geteuid() == 0 else ""
         lines = "".join(f"{line}\n" for line in self.extra_lines)
         if self._mutual_tls is not None:
-            path = self._mutual_tls.folder / CONF
+            path = self._mutual_tls.folder / CONF_FILE
             listener = ListenerSettings(
                 self._port, LOOPBACK, user=user, persistence=False, sys_seconds=self._sys_seconds
             )
-            path.write_text(secured_settings(self._mutual_tls.folder, listener) + lines)
+            path.write_text(tls_settings(self._mutual_tls.folder, listener) + lines)
             return path
         text = self._program.settings.format(host=LOOPBACK, port=self._port, sys_seconds=self._sys_seconds)
         if self._program.kind != "mosquitto":
@@ -226,7 +226,7 @@ class LocalBroker:
         path.write_text(text + lines)
         return path
 
-    def _wait_until_it_answers(self) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         problem: str | None = "it does not listen"
         while self._program.ready not in self._log_text() or (
@@ -239,8 +239,8 @@ class LocalBroker:
             time.sleep(0.02)
 
     def _log_text(self) -> str:
-        """Of this start."""
-        return "\n".join(children.last_lines(self.log, self._log_begins))
+        """The log since the last start."""
+        return "\n".join(children.last_lines(self.log, self._log_offset))
 
     def _reason(self) -> str:
         lines = [line for line in self._log_text().splitlines() if "terminating" not in line]
@@ -259,15 +259,14 @@ def _free_port() -> int:
         return port
 
 
-def _check_free(port: int) -> None:
+def _check_port_free(port: int) -> None:
     with socket.socket() as sock:
-        sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a connection that has just ended does not count
+        # A port in TIME_WAIT is free.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((LOOPBACK, port))
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise BrokerError(f"port {port} cannot be used ({error.strerror}); take another") from None
-            way_out = "stop what listens there, or take another; 0 takes a free one"
-            raise BrokerError(f"port {port} on {LOOPBACK} is taken; {way_out}") from None
+            advice = "stop what listens there, or take another; 0 takes a free one"
+            raise BrokerError(f"port {port} on {LOOPBACK} is taken; {advice}") from None

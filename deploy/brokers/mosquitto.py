@@ -1,5 +1,5 @@
-"""Mosquitto's settings, and its access rules. The rules are made from the table of topics in protocol/wire/topics.py,
-so they cannot differ from the protocol."""
+"""Mosquitto's settings, and its access rules. The rules are generated from the table of topics in
+protocol/wire/topics.py, so they cannot differ from the protocol."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Final
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 
-CONF: Final = "mosquitto.conf"
-RULES: Final = "acl"
-REVOKED: Final = "crl.pem"
-PID: Final = "mosquitto.pid"
-DATA: Final = "data"
+CONF_FILE: Final = "mosquitto.conf"
+ACL_FILE: Final = "acl"
+CRL_FILE: Final = "crl.pem"
+PID_FILE: Final = "mosquitto.pid"
+DATA_FOLDER: Final = "data"
 
-# 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto silently drops what a full queue cannot take and
-# acknowledges it all the same: so the count is unlimited, the bytes are bounded, and our own credit stays below.
-# Version 2.1 takes packets of 2 MB by default, 2.0 of any size: with the limit set, both do the same.
+# 20 blocks of 64 KiB in flight fill 200 Mbit/s at 50 ms. Mosquitto acknowledges messages that it drops at a full
+# queue: so their number is unlimited, their bytes are bounded, and our own credit stays below that.
+# Version 2.1 accepts packets of 2 MB by default, 2.0 of any size: with the limit set, both do the same.
 LIMITS: Final = """\
 max_packet_size 2097152
 max_inflight_messages 20
@@ -29,8 +29,8 @@ set_tcp_nodelay true
 max_keepalive 120
 """
 
-# For this machine alone: any client on the loopback, nothing on the disk.
-PLAIN: Final = (
+# For local clients only: any client on the loopback, nothing on the disk.
+PLAIN_SETTINGS: Final = (
     "listener {port} {host}\nallow_anonymous true\n"
     + LIMITS
     + """\
@@ -43,7 +43,7 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 
 # use_username_as_clientid: else any device could take over another's session by using its client id.
 # memory_limit: the broker refuses new messages before the machine runs out of memory.
-SECURED: Final = (
+TLS_SETTINGS: Final = (
     """\
 per_listener_settings {split}
 
@@ -78,23 +78,23 @@ log_timestamp_format %Y-%m-%dT%H:%M:%S
 
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
-    """Where a broker with TLS listens, and its limits."""
+    """The listener of a broker with TLS, and the broker's limits."""
 
     port: int = 8883
     host: str = "0.0.0.0"
     plain_port: int = 0  # on the loopback, without TLS and access rules; 0: none
-    user: str = ""  # to which it changes when root starts it
+    user: str = ""  # to which Mosquitto changes when root starts it
     connections: int = 2000
     memory: int = 2 << 30
     persistence: bool = True
     sys_seconds: int = 10
 
 
-def secured_settings(folder: Path, listener: ListenerSettings) -> str:
+def tls_settings(folder: Path, listener: ListenerSettings) -> str:
     """mosquitto.conf for the enrolled files in a folder. Paths are absolute: it may be started in any folder."""
-    place = folder.absolute()
-    text = SECURED.format(
-        current=place / "current", data=place / DATA, pid=place / PID, port=listener.port,
+    root = folder.absolute()
+    text = TLS_SETTINGS.format(
+        current=root / "current", data=root / DATA_FOLDER, pid=root / PID_FILE, port=listener.port,
         host=listener.host, connections=listener.connections, memory=listener.memory,
         persistence=str(listener.persistence).lower(), sys_seconds=listener.sys_seconds,
         split=str(bool(listener.plain_port)).lower(),
@@ -116,14 +116,14 @@ def access_rules(federation: str, revoked: Iterable[str] = ()) -> str:
         own = [row for row in TOPIC_RULES if "{device}" in row.pattern]
         lines += [f"user {COORDINATOR}"]
         lines += [f"topic deny {_filter(topics, row, COORDINATOR)}" for row in own]
-        lines += [f"topic {_verb(row, 'coordinator')} {_filter(topics, row, '+')}" for row in TOPIC_RULES]
+        lines += [f"topic {_access(row, 'coordinator')} {_filter(topics, row, '+')}" for row in TOPIC_RULES]
         lines += [""]
-    lines += [f"pattern {_verb(row, 'device')} {_filter(topics, row, '%u')}" for row in TOPIC_RULES]
+    lines += [f"pattern {_access(row, 'device')} {_filter(topics, row, '%u')}" for row in TOPIC_RULES]
     return "\n".join(lines) + "\n"
 
 
-def _verb(row: TopicRule, party: str) -> str:
-    return "write" if row.writer == party else "read"
+def _access(row: TopicRule, role: str) -> str:
+    return "write" if row.writer == role else "read"
 
 
 def _filter(topics: Topics, row: TopicRule, device: str) -> str:

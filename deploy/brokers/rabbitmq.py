@@ -1,8 +1,8 @@
-"""The settings of a RabbitMQ cluster, and its access rules, made from the table of topics in protocol/wire/topics.py.
+"""The settings of a RabbitMQ cluster, and its access rules, generated from the table in protocol/wire/topics.py.
 
 As with Mosquitto, clients need a certificate, and its common name is the user. RabbitMQ's rules are patterns over
-routing keys, where MQTT's `/` is `.`; `{client_id}` and `{username}` stand for the client. A revoked name is no user:
-it cannot connect again, and `rabbitmqctl close_all_user_connections` closes its open connections.
+routing keys, where MQTT's `/` is `.`; `{client_id}` and `{username}` stand for the client. A revoked name has no
+user: it cannot connect again, and `rabbitmqctl close_all_user_connections` closes its open connections.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from protofleet.protocol.wire.topics import TOPIC_RULES, TopicRule, Topics
 VHOST: Final = "/"
 EXCHANGE: Final = "amq.topic"
 DIGEST: Final = "[0-9a-f]+"
-ANYBODY: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which separate topics here
+ANY_DEVICE: Final = "[A-Za-z0-9_.-]+"  # a device's name may hold dots, which separate topics here
 
-# Of one name at once. With one, a client could not reconnect until the broker notices that its connection is dead.
+# Per user. With 1, a client could not reconnect until the broker notices that its old connection is dead.
 CONNECTIONS: Final = 4
-QUEUED_BYTES: Final = 536_870_912  # of one session, as for Mosquitto; beyond them the oldest are dropped
+QUEUED_BYTES: Final = (
+    536_870_912  # per session, as for Mosquitto; beyond that the oldest messages are dropped
+)
 
-# Quorum queues survive a node. Retained messages stay on one node: the protocol does not depend on them.
+# Quorum queues survive the loss of a node. Retained messages stay on one node: the protocol does not need them.
 SETTINGS: Final = """\
 listeners.tcp = none
 mqtt.listeners.tcp = none
@@ -60,14 +62,14 @@ def settings(current: Path, definitions: Path, hosts: Iterable[str], port: int) 
 
 
 def definitions(federation: str, devices: Iterable[str]) -> str:
-    """Users without passwords, each with the topics of its role, and how much each may take."""
+    """Users without passwords, each with the topics of its role and limits."""
     names = [*devices]
     table: dict[str, Any] = {
         "vhosts": [{"name": VHOST}],
-        "policies": [_sessions()],
+        "policies": [_session_policy()],
         "users": [_user(name) for name in (COORDINATOR, *names)],
         "permissions": [_permission(name) for name in (COORDINATOR, *names)],
-        "topic_permissions": [_topics(federation, name) for name in (COORDINATOR, *names)],
+        "topic_permissions": [_topic_permission(federation, name) for name in (COORDINATOR, *names)],
     }
     return json.dumps(table, indent=2) + "\n"
 
@@ -82,42 +84,46 @@ def _user(name: str) -> dict[str, Any]:
     }
 
 
-def _sessions() -> dict[str, Any]:
-    bound = {"max-length-bytes": QUEUED_BYTES, "overflow": "drop-head"}
+def _session_policy() -> dict[str, Any]:
+    limits = {"max-length-bytes": QUEUED_BYTES, "overflow": "drop-head"}
     return {
         "vhost": VHOST,
         "name": "sessions",
         "pattern": "^mqtt-subscription-",
         "apply-to": "queues",
-        "definition": bound,
+        "definition": limits,
     }
 
 
 def _permission(name: str) -> dict[str, Any]:
-    """For its own queues, and the exchange of the MQTT plugin."""
+    """The user's own queues, and the exchange of the MQTT plugin."""
     own = r"^mqtt-(subscription|will)-.*"
     both = rf"({own}|^{re.escape(EXCHANGE)}$)"
     return {"user": name, "vhost": VHOST, "configure": own, "write": both, "read": both}
 
 
-def _topics(federation: str, name: str) -> dict[str, Any]:
+def _topic_permission(federation: str, name: str) -> dict[str, Any]:
     role = "coordinator" if name == COORDINATOR else "device"
-    found = {
-        verb: [_key(federation, row, name) for row in TOPIC_RULES if _may(row, verb, role)]
-        for verb in ("write", "read")
+    patterns_by_access = {
+        access: [
+            _routing_keys(federation, row, name) for row in TOPIC_RULES if _is_allowed(row, access, role)
+        ]
+        for access in ("write", "read")
     }
     return {"user": name, "vhost": VHOST, "exchange": EXCHANGE} | {
-        verb: f"^({'|'.join(patterns)})$" for verb, patterns in found.items()
+        access: f"^({'|'.join(patterns)})$" for access, patterns in patterns_by_access.items()
     }
 
 
-def _may(row: TopicRule, verb: str, role: str) -> bool:
-    return role in ({row.writer} if verb == "write" else {row.reader, *([row.writer] if row.echoes else [])})
+def _is_allowed(row: TopicRule, access: str, role: str) -> bool:
+    return role in (
+        {row.writer} if access == "write" else {row.reader, *([row.writer] if row.echoes else [])}
+    )
 
 
-def _key(federation: str, row: TopicRule, name: str) -> str:
-    """A device's own topics, or for the coordinator those of all, with the wildcards of its subscriptions."""
-    device = ANYBODY if name == COORDINATOR else re.escape(name)
+def _routing_keys(federation: str, row: TopicRule, name: str) -> str:
+    """A pattern of routing keys: of the device's own topics, or for the coordinator of all devices' and wildcards."""
+    device = ANY_DEVICE if name == COORDINATOR else re.escape(name)
     pattern = row.pattern.replace("/", r"\.").format(
         device=rf"({device}|\*)" if name == COORDINATOR else device, digest=DIGEST
     )

@@ -46,3 +46,11 @@ ROUND: Final = as_in_settings(Rounds)
 SEED: Final = as_in_settings(Seed)
 PORT: Final = as_in_settings(Port)
 OPTIONAL_PORT: Final = as_in_settings(OptionalPort)
+
+
+def broker_changes(text: str) -> tuple[str, ...]:
+    """Of HOST or HOST:PORT, as changes of settings; an IPv6 address stands in brackets."""
+    host, separator, port = text.rpartition(":")
+    if not separator or text.endswith("]"):
+        return (f"broker.host={text.strip('[]')}",)
+    return (f"broker.host={host.strip('[]')}", f"broker.port={PORT(port)}")

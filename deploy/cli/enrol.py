@@ -62,15 +62,15 @@ def _approve(steps: Subparsers) -> None:
     step.add_argument(
         "--part", default="device", choices=PARTS, help="what may be asked for (default: device)"
     )
-    _vouching(step, "the request")
+    _add_trust_options(step, "the request")
 
 
 def _install(steps: Subparsers) -> None:
     step = _step(steps, "install", "device: install the operator's approval")
     step.add_argument("approval", type=Path)
     step.add_argument("--folder", type=Path, default=Path("keys"), help="where the keys are (default: keys)")
-    _vouching(step, "the federation's root; asked for once, known later")
-    _listening(step)
+    _add_trust_options(step, "the federation's root; asked for once, known later")
+    _add_listener_options(step)
 
 
 def _coordinator(steps: Subparsers) -> None:
@@ -87,7 +87,7 @@ def _broker(steps: Subparsers) -> None:
     step.add_argument("--name", default="broker")
     step.add_argument("--folder", type=Path, default=Path("broker"))
     step.add_argument("--days", type=DAYS, default=365.0)
-    _listening(step)
+    _add_listener_options(step)
 
 
 def _fleet(steps: Subparsers) -> None:
@@ -100,7 +100,7 @@ def _fleet(steps: Subparsers) -> None:
         "--host", action="append", default=[], help="of the broker, in addition to this machine's own"
     )
     step.add_argument("--days", type=DAYS, default=365.0)
-    _listening(step)
+    _add_listener_options(step)
 
 
 def _list(steps: Subparsers) -> None:
@@ -142,13 +142,13 @@ def _rotate(steps: Subparsers) -> None:
     step.add_argument("--years", type=YEARS, help="how long the new root is valid (default: 10)")
 
 
-def _vouching(step: argparse.ArgumentParser, whose: str) -> None:
+def _add_trust_options(step: argparse.ArgumentParser, whose: str) -> None:
     group = step.add_mutually_exclusive_group()
     group.add_argument("--fingerprint", default="", help=f"of {whose}; else it is shown and asked for")
     group.add_argument("--yes", action="store_true", help="trust it without comparing")
 
 
-def _listening(step: argparse.ArgumentParser) -> None:
+def _add_listener_options(step: argparse.ArgumentParser) -> None:
     """No defaults: what a mosquitto.conf already says stays as it is."""
     group = step.add_argument_group("a broker's mosquitto.conf")
     group.add_argument("--port", type=PORT, help="(default: 8883)")
@@ -176,8 +176,8 @@ def keys(options: argparse.Namespace) -> int:
         path = options.folder / f"{valid_name(name)}.key"
         if path.exists():
             raise SettingsError(f"{path} exists; remove it first to replace the old key")
-        made = Keys.new()
-        save_keys(path, made)
-        save_public(options.folder / f"{name}.pub", made.public)
+        key_pair = Keys.new()
+        save_keys(path, key_pair)
+        save_public(options.folder / f"{name}.pub", key_pair.public)
         print(f"{path} (keep it here)  {options.folder / f'{name}.pub'} (hand it out)")
     return 0

@@ -18,18 +18,18 @@ SECONDS: Final = 5.0
 def health(settings: Path) -> tuple[bool, str]:
     """Whether all checks pass, and one line for each."""
     url = endpoint(settings).url("/health")
-    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with directly.open(url, timeout=SECONDS) as answer:
-            found = json.load(answer)
+        with opener.open(url, timeout=SECONDS) as answer:
+            checks = json.load(answer)
     except urllib.error.HTTPError as error:  # 503: a check fails
         if error.code != 503:
             return False, f"FAIL process: something else answers on {url} (HTTP {error.code})"
-        found = json.load(error)
+        checks = json.load(error)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         return False, f"FAIL process: nothing answers on {url} ({reason}); is it running?"
-    return not any(found.values()), lines_of(found)
+    return not any(checks.values()), format_checks(checks)
 
 
 def endpoint(settings: Path) -> Endpoint:
@@ -41,6 +41,6 @@ def endpoint(settings: Path) -> Endpoint:
     return decode(Endpoint, {"host": host, "port": port}, str(settings))
 
 
-def lines_of(found: Mapping[str, str]) -> str:
-    lines = [f"FAIL {name}: {problem}" if problem else f"PASS {name}" for name, problem in found.items()]
+def format_checks(checks: Mapping[str, str]) -> str:
+    lines = [f"FAIL {name}: {problem}" if problem else f"PASS {name}" for name, problem in checks.items()]
     return "\n".join(lines)

@@ -66,8 +66,8 @@ def data(options: argparse.Namespace) -> int:
     require_same_classes(participants)
     for participant in participants:
         called = f"classes: {listed(participant.names) or 'unknown'}"
-        if participant.data is None or participant.elsewhere:
-            print(f"{participant.name:16} {participant.elsewhere:12} {called}")
+        if participant.data is None or participant.remote_location:
+            print(f"{participant.name:16} {participant.remote_location:12} {called}")
             continue
         shard = load_shard(participant.data)
         sizes = f"train {len(shard.train.y)}, validation {len(shard.validation.y)}, test {len(shard.test.y)}"

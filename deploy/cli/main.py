@@ -39,19 +39,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from protofleet.deploy.exit_codes import exit_code
 
-        if (known := exit_code(error)) is None:
+        if (exit_status := exit_code(error)) is None:
             raise  # a bug of ours keeps its traceback
-        return print_error(error, known)
+        return print_error(error, exit_status)
     return code
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process with this code while threads may still run.
 
     A thread that computes while the interpreter shuts down is unwound through C++ that does not allow it: the process
     then aborts with a core dump and code 134, though all its work was done.
     """
     if not any(thread.daemon for thread in threading.enumerate()):
+        # Where an interrupt has met text that C code runs, `python -m` ends by SIGINT though it was caught, unless
+        # other text is run after it.
+        exec("")
         sys.exit(code)
     logging.shutdown()
     with contextlib.suppress(OSError, ValueError):  # the reader has gone, or the stream is closed
@@ -73,7 +76,7 @@ def program() -> NoReturn:
     except Exception:  # noqa: BLE001 - a bug of ours: its traceback is printed, and no core dump follows
         sys.excepthook(*sys.exc_info())
         code = FAILED
-    leave(code)
+    exit_process(code)
 
 
 if __name__ == "__main__":

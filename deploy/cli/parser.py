@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import NoReturn
 
 from protofleet.deploy.cli.deploy import add_deploy, add_doctor
@@ -28,6 +29,7 @@ class Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message} (see {self.prog} --help)")
 
 
+@functools.cache  # a forked process shares what its parent has made
 def parser() -> Parser:
     top = Parser(prog="protofleet", description="Federated learning for fleets over MQTT.")
     top.add_argument("--version", action="version", version=f"protofleet {installed_version()}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEED, SHARE, Subparsers
+from protofleet.runtime.launcher import Launcher
 
 
 def add_run(commands: Subparsers) -> None:
@@ -35,20 +37,29 @@ def add_run(commands: Subparsers) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from protofleet.deploy.local.processes import start_launcher
+
+    # Before anything that takes long to import, and before there is a second thread.
+    with start_launcher() or contextlib.nullcontext() as launcher:
+        return run_with(launcher, options)
+
+
+def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
     from protofleet.deploy.local.class_check import agreed_names
     from protofleet.deploy.local.experiment import read_experiment
-    from protofleet.deploy.local.run import claim_folder, run_experiment
+    from protofleet.deploy.local.run import prepare_folder, run_experiment
     from protofleet.deploy.local.sweep import Sweep
     from protofleet.protocol.settings.reader import SettingsError
 
     if options.seeds or len(options.experiments) > 1:
         if options.resume:
             raise SettingsError("--resume continues one run; several are continued without it")
-        return Sweep(options.runs, options.fresh).run(options.experiments, options.seeds, options.set)
+        sweep = Sweep(options.runs, options.fresh, launcher)
+        return sweep.run(options.experiments, options.seeds, options.set)
     experiment = read_experiment(options.experiments[0], options.set)
     agreed_names(experiment)  # before the folder of an earlier run is renamed
-    claim_folder(experiment, options.runs, options.fresh, options.resume)
-    print(f"report: {run_experiment(experiment, options.runs)}")
+    prepare_folder(experiment, options.runs, options.fresh, options.resume)
+    print(f"report: {run_experiment(experiment, options.runs, launcher)}")
     return 0
 
 
@@ -87,13 +98,13 @@ def add_compare(commands: Subparsers) -> None:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from protofleet.deploy.report.comparison import goal_of, read_groups, write
+    from protofleet.deploy.report.comparison import accuracy_target, read_groups, write
     from protofleet.deploy.report.comparison_page import comparison_page
     from protofleet.deploy.report.comparison_tables import tables
 
     groups = read_groups(options.folders, options.view)
-    shown = tables(groups, goal_of(groups, options.baseline, options.share), options.share)
-    print("\n\n".join(table.plain() for table in shown))
+    shown = tables(groups, accuracy_target(groups, options.baseline, options.share), options.share)
+    print("\n\n".join(table.text() for table in shown))
     if options.markdown:
         write(options.markdown, "\n".join(table.markdown() for table in shown))
     if options.html:

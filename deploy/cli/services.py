@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from protofleet.deploy.cli.arguments import ROUND, Subparsers
+from protofleet.deploy.cli.arguments import DEVICES, ROUND, Subparsers, broker_changes
 
 
 def add_coordinator(commands: Subparsers) -> None:
@@ -31,7 +31,12 @@ def coordinator(options: argparse.Namespace) -> int:
 
 def add_device(commands: Subparsers) -> None:
     command = commands.add_parser("device", help="take part in runs with the data of this machine")
-    command.add_argument("settings", type=Path, help="TOML, plain or signed by the federation's root")
+    command.add_argument(
+        "settings",
+        type=Path,
+        nargs="+",
+        help="TOML, plain or signed by the federation's root; several devices share one process",
+    )
     command.add_argument(
         "--enrolled",
         default="",
@@ -39,31 +44,53 @@ def add_device(commands: Subparsers) -> None:
         help="refuse settings that its root has not signed",
     )
     command.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    command.add_argument(
+        "--ended",
+        type=Path,
+        metavar="FILE",
+        help="where a process of several says which ended early, as JSON",
+    )
     command.set_defaults(command=device)
 
 
 def device(options: argparse.Namespace) -> int:
     from protofleet.deploy.cli.version import installed_version
     from protofleet.deploy.errors import RunError
+    from protofleet.edge_client.group.main import run_devices
     from protofleet.edge_client.host.loaded_settings import load_settings
     from protofleet.edge_client.main import run_device
 
-    given = load_settings(options.settings, options.enrolled, options.set)
-    if problem := run_device(given.settings, installed_version(), given.version):
-        raise RunError(problem)
+    loaded = [load_settings(path, options.enrolled, options.set) for path in options.settings]
+    if len(loaded) == 1:
+        (one,) = loaded
+        if problem := run_device(one.settings, installed_version(), one.version):
+            raise RunError(problem)
+    elif ended := run_devices(loaded, installed_version(), options.ended):
+        reasons = "; ".join(f"{name}: {why}" for name, why in ended.items())
+        raise RunError(f"{len(ended)} of {len(loaded)} devices ended early: {reasons}")
     return 0
 
 
 def add_fleet(commands: Subparsers) -> None:
     command = commands.add_parser("fleet", help="many simulated devices at once, from a folder for each")
-    command.add_argument("folder", type=Path, help="holds <device>/settings.toml")
+    command.add_argument("folder", type=Path, help="holds <device>/settings.toml, or <device>/device.toml")
+    command.add_argument(
+        "--broker",
+        type=broker_changes,
+        default=(),
+        metavar="HOST[:PORT]",
+        help="in place of the one that their settings name",
+    )
+    command.add_argument(
+        "--processes", type=DEVICES, default=0, metavar="N", help="that all devices share; otherwise one each"
+    )
     command.set_defaults(command=fleet)
 
 
 def fleet(options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.many_devices import run_many
+    from protofleet.deploy.local.many_devices import run_devices
 
-    run_many(options.folder)
+    run_devices(options.folder, options.broker, options.processes)
     return 0
 
 
@@ -80,10 +107,10 @@ def add_health(commands: Subparsers) -> None:
 def health(options: argparse.Namespace) -> int:
     from protofleet.deploy.cli.health import health
 
-    found = [health(path) for path in options.settings]
-    for path, (_, text) in zip(options.settings, found, strict=True):
-        print(f"{path}:\n{text}" if len(found) > 1 else text)
-    return 0 if all(well for well, _ in found) else 1
+    checks = [health(path) for path in options.settings]
+    for path, (_, text) in zip(options.settings, checks, strict=True):
+        print(f"{path}:\n{text}" if len(checks) > 1 else text)
+    return 0 if all(healthy for healthy, _ in checks) else 1
 
 
 def add_unban(commands: Subparsers) -> None:

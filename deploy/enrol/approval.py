@@ -1,4 +1,4 @@
-"""The operator's answer to a request: everything its sender needs, signed by the root as one piece."""
+"""The operator's answer to a request: everything that its sender needs, in one statement signed by the root."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Approval:
     serial: int
     roots: bytes  # statement
     revoked: bytes  # statement
-    record: bytes  # statement; nothing for a broker
+    record: bytes  # statement; b"" for a broker
     coordinator: bytes  # statement: the coordinator's record, for a device
     cert: bytes  # X.509, DER
     crl: bytes = b""  # PEM, for a broker
@@ -55,12 +55,12 @@ def read_approval(data: bytes, roots: Sequence[bytes]) -> Approval:
 
 
 def unverified_roots(data: bytes) -> bytes:
-    """The statement about the roots in an approval that was not verified yet."""
+    """The roots statement in an approval that was not verified yet."""
     return unverified_approval(data).roots
 
 
 def unverified_approval(data: bytes) -> Approval:
-    """What an approval says, whoever has made it: a reason to refuse it, and never to accept it."""
+    """An approval whose signature was not checked: it can be refused for what it says, never accepted."""
     return _read(unverified_body(APPROVAL, data))
 
 
@@ -77,5 +77,5 @@ def _read(body: bytes) -> Approval:
         valid_name(federation)
         valid_name(name)
     except ValueError as error:
-        raise StatementError(StatementFault.MALFORMED, f"an approval that cannot be: {error}") from None
+        raise StatementError(StatementFault.MALFORMED, f"an invalid approval: {error}") from None
     return Approval(federation, name, part, serial, roots, revoked, record, coordinator, cert, crl, rules)

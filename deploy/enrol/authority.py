@@ -1,4 +1,4 @@
-"""The operator's folder: the federation's offline root and what it has issued.
+"""The operator's folder: the federation's offline root of trust, and all that it has issued.
 
 roots/1/root.key    Ed25519: signs records, lists and approvals    } for offline keeping,
 roots/1/tls-ca.key  P-256: signs TLS certificates and their list   } readable by the owner alone
@@ -37,10 +37,10 @@ from protofleet.protocol.security.records import (
     issue_record,
     issue_revocations,
 )
-from protofleet.protocol.security.statements import armoured, fingerprint, read_armoured, signer
+from protofleet.protocol.security.statements import armoured, fingerprint, read_armoured
 from protofleet.protocol.security.trust import ROOTS, Roots, first_roots, issue_roots
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.storage.disk import sync
+from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import valid_name
 
 ROOTS_FILE: Final = "roots.statement"
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 class Root:
     number: int
     key: Ed25519PrivateKey
-    tls: certificates.TlsCa
+    tls_ca: certificates.TlsCa
 
     @property
     def public(self) -> bytes:
@@ -64,38 +64,38 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
-class Issued:
+class IssuedCertificate:
     entry: Entry
-    record: bytes  # nothing for a broker
+    record: bytes  # b"" for a broker
     cert: bytes  # DER
 
 
 class Authority:
-    """Opened where the root's private keys are. `durable=False` spares the fsyncs of a simulated fleet."""
+    """The folder with the root's private keys. `durable=False` saves the fsyncs of a simulated fleet."""
 
     def __init__(self, folder: Path, durable: bool = True, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self.durable, self._clock, self._claim = folder, durable, clock, RegisterLock(folder)
-        self.register, self._waiting = load_register(folder), False
-        if self.register.listed is None:  # what its lists have said, under this version, cannot be known
-            self.register = self.register.with_lists(self.now())
+        self.folder, self.durable, self._clock, self._lock = folder, durable, clock, RegisterLock(folder)
+        self.register, self._batching = load_register(folder), False
+        if self.register.listed is None:  # an earlier form: the serials in this version's lists are not known
+            self.register = self.register.with_revocation_lists(self.now())
         self.roots = [_load_root(folder, number) for number in self.register.roots]
-        self._finish_what_was_killed()
+        self._complete_interrupted_rotation()
 
-    def _finish_what_was_killed(self) -> None:
-        """A change of roots writes the register first. What else belongs to it is made from that."""
+    def _complete_interrupted_rotation(self) -> None:
+        """A rotation writes the register first; the other files are made from it again if that was interrupted."""
         path = self.folder / ROOTS_FILE
         if not path.exists():
             return
-        held = first_roots(read_armoured(ROOTS, path))
-        if held.version < self.register.roots_version:
-            known = {*held.keys, *(root.public for root in self.roots)}
-            kept = [_load_root(self.folder, number) for number in _kept_roots(self.folder)]
-            self.save([root for root in kept if root.public in known])
-        self.destroy_ended()
+        statement = first_roots(read_armoured(ROOTS, path))
+        if statement.version < self.register.roots_version:
+            known = {*statement.keys, *(root.public for root in self.roots)}
+            stored = [_load_root(self.folder, number) for number in _stored_roots(self.folder)]
+            self.save([root for root in stored if root.public in known])
+        self.destroy_retired_keys()
 
-    def destroy_ended(self) -> None:
-        """The private keys of roots before those that hold; only when the statement of that is on the disk."""
-        for number in _kept_roots(self.folder):
+    def destroy_retired_keys(self) -> None:
+        """Delete the private keys of retired roots; called once the new roots statement is on the disk."""
+        for number in _stored_roots(self.folder):
             if number < self.register.roots[0]:
                 for name in PRIVATE_KEYS:
                     (self.folder / "roots" / str(number) / name).unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class Authority:
 
     @property
     def fingerprint(self) -> str:
-        """Of the newest root: what a device's owner compares once."""
+        """The newest root's fingerprint, which a device's owner compares once."""
         return fingerprint(self.roots[-1].public)
 
     @property
@@ -116,41 +116,45 @@ class Authority:
     def now(self) -> int:
         return int(self._clock())
 
-    def issue(self, request: Request, days: float, asked: str, root: Root) -> Issued:
-        """A record and a TLS certificate of one serial number."""
+    def issue(self, request: Request, days: float, fingerprint: str, root: Root) -> IssuedCertificate:
+        """A record and a TLS certificate with one serial number."""
         now = self.now()
         since, until = now - SKEW, int(now + days * DAY)
         if days <= 0:
             raise SettingsError(f"--days is {days:g}, it must be above 0")
-        limit = int(root.tls.cert.not_valid_after_utc.timestamp())
+        limit = int(root.tls_ca.cert.not_valid_after_utc.timestamp())
         if until > limit:
-            raise SettingsError(f"{days:g} days outlive root {root.number}; rotate it first, or take fewer")
-        serial = max(self.register.last_serial + 1, 1000 * now)  # grows, whatever backup was restored
-        entry = Entry(serial, request.name, request.part, root.number, since, until, asked)
+            raise SettingsError(
+                f"{days:g} days are more than root {root.number} has left; rotate it first, or take fewer"
+            )
+        serial = max(self.register.last_serial + 1, 1000 * now)  # grows even if an old backup was restored
+        entry = Entry(serial, request.name, request.part, root.number, since, until, fingerprint)
         csr = certificates.read_csr(request.csr, request.name)
         validity = (_utc(since), _utc(until))
-        cert = certificates.issue_for_request(root.tls, csr, request.name, request.hosts, serial, validity)
+        cert = certificates.issue_for_request(root.tls_ca, csr, request.name, request.hosts, serial, validity)
         record = b"" if request.part == "broker" else self._record(request, entry, root)
         self.register = self.register.with_entry(entry)
-        return Issued(entry, record, cert.public_bytes(DER))
+        return IssuedCertificate(entry, record, cert.public_bytes(DER))
 
-    def issue_check(self, name: str, key: certificates.PublicKey, seconds: int) -> tuple[int, bytes]:
-        """A client's certificate for ourselves, in anybody's name, for some minutes: serial number and PEM."""
+    def issue_check_certificate(
+        self, name: str, key: certificates.PublicKey, seconds: int
+    ) -> tuple[int, bytes]:
+        """A short-lived client certificate under any name, for our own connections: serial number and PEM."""
         now, root = self.now(), self.roots[0]
         serial = max(self.register.last_serial + 1, 1000 * now)
         entry = Entry(serial, name, CHECK, root.number, now - SKEW, now + seconds, "")
         validity = (_utc(entry.not_before), _utc(entry.not_after))
-        cert = certificates.issue_certificate(root.tls, key, name, (), serial, validity)
-        self.register = self.register.with_entry(entry).without_old_checks(now)
+        cert = certificates.issue_certificate(root.tls_ca, key, name, (), serial, validity)
+        self.register = self.register.with_entry(entry).without_expired_checks(now)
         return serial, cert.public_bytes(PEM)
 
     def _record(self, request: Request, entry: Entry, root: Root) -> bytes:
         assert request.part != "broker"
-        made = Record(
+        record = Record(
             self.federation, request.name, request.part, request.sign, request.receive,
             entry.serial, entry.not_before, entry.not_after,
         )  # fmt: skip
-        return issue_record(made, root.key)
+        return issue_record(record, root.key)
 
     def load_root(self, number: int) -> Root:
         return _load_root(self.folder, number)
@@ -160,29 +164,29 @@ class Authority:
         self.save()
 
     def save(self, signed_by: Iterable[Root] = ()) -> None:
-        """The register first: what it does not know has never been issued."""
-        if self._waiting:
+        """The register first: no other file may hold a certificate that the register lacks."""
+        if self._batching:
             return
-        with self._claim.held():
+        with self._lock.held():
             save_register(self.folder, self.register, self.durable)
             self.write(ROOTS_FILE, armoured(ROOTS, self.roots_statement(signed_by)))
             self.write(REVOKED_FILE, armoured(REVOCATIONS, self.revoked_statement()))
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Save once for many: the register of a large fleet would be written for each of its devices."""
-        with self._claim.held():
-            self._waiting = True
+    def batch(self) -> Iterator[None]:
+        """Save once, at the end of the block, instead of once for each certificate."""
+        with self._lock.held():
+            self._batching = True
             try:
                 yield
             finally:
-                self._waiting = False
+                self._batching = False
                 self.save()
 
-    def keep(self, issued: Issued, request: bytes) -> None:
-        """What was issued, and for which request: to be handed out again."""
+    def store(self, issued: IssuedCertificate, request: bytes) -> None:
+        """Write what was issued and its request, from which approvals are issued again."""
         name = issued.entry.name
-        with self._claim.held():
+        with self._lock.held():
             self.write(f"requests/{name}.request", armoured(REQUEST, request))
             self.write(
                 f"certs/{name}.crt", x509.load_der_x509_certificate(issued.cert).public_bytes(PEM).decode()
@@ -191,13 +195,15 @@ class Authority:
                 self.write(f"records/{name}.record", armoured(RECORD, issued.record))
             self.save()
 
-    def request(self, name: str) -> bytes:
+    def stored_request(self, name: str) -> bytes:
         return read_armoured(REQUEST, self.folder / "requests" / f"{name}.request")
 
-    def issued(self, entry: Entry) -> Issued:
+    def stored_certificate(self, entry: Entry) -> IssuedCertificate:
         path = self.folder / "records" / f"{entry.name}.record"
         cert = x509.load_pem_x509_certificate((self.folder / "certs" / f"{entry.name}.crt").read_bytes())
-        return Issued(entry, read_armoured(RECORD, path) if path.exists() else b"", cert.public_bytes(DER))
+        return IssuedCertificate(
+            entry, read_armoured(RECORD, path) if path.exists() else b"", cert.public_bytes(DER)
+        )
 
     def write(self, name: str, text: str) -> Path:
         write_file(self.folder / name, text.encode(), durable=self.durable)
@@ -207,26 +213,27 @@ class Authority:
         path = self.folder / ROOTS_FILE
         if not signed_by and path.exists():
             return read_armoured(ROOTS, path)
-        told = Roots(
+        roots = Roots(
             self.federation,
             self.register.roots_version,
             tuple(root.public for root in self.roots),
-            tuple(root.tls.cert.public_bytes(DER) for root in self.roots),
+            tuple(root.tls_ca.cert.public_bytes(DER) for root in self.roots),
         )
-        return issue_roots(told, [root.key for root in signed_by or self.roots])
+        return issue_roots(roots, [root.key for root in signed_by or self.roots])
 
     def revoked_statement(self) -> bytes:
         listed = frozenset(self.register.listed or ())
         return issue_revocations(Revocations(self.federation, self.register.version, listed), self.keys)
 
     def crl(self) -> bytes:
-        """A list of each authority that holds: Mosquitto refuses everybody whose authority has none."""
-        # A version may be ahead of the clock, after many in one second or a clock that was wrong for a while.
-        made, serials = _utc(min(self.register.version, self.now() + SKEW // 2)), self.register.listed or ()
-        return b"".join(certificates.revocation_list(root.tls, serials, made) for root in self.roots)
+        """One list for each CA in use: Mosquitto refuses every certificate whose CA has no list."""
+        # The version may be ahead of the clock: after several in one second, or when the clock was once wrong.
+        issued_at = _utc(min(self.register.version, self.now() + SKEW // 2))
+        serials = self.register.listed or ()
+        return b"".join(certificates.revocation_list(root.tls_ca, serials, issued_at) for root in self.roots)
 
-    def authorities(self) -> bytes:
-        return b"".join(root.tls.cert.public_bytes(PEM) for root in self.roots)
+    def ca_bundle(self) -> bytes:
+        return b"".join(root.tls_ca.cert.public_bytes(PEM) for root in self.roots)
 
 
 def make_authority(
@@ -237,59 +244,53 @@ def make_authority(
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     make_root(folder, valid_name(federation), 1, years, clock(), durable)
-    save_register(folder, Register(federation).with_lists(int(clock())), durable)
-    made = Authority(folder, durable, clock)
-    made.save()
-    return made
+    save_register(folder, Register(federation).with_revocation_lists(int(clock())), durable)
+    authority = Authority(folder, durable, clock)
+    authority.save()
+    return authority
 
 
 def make_root(folder: Path, federation: str, number: int, years: float, now: float, durable: bool) -> None:
     if not 0 < years <= 50:
         raise SettingsError(f"--years is {years:g}, it must be above 0 and at most 50")
-    place = folder / "roots" / str(number)
-    fresh = place.with_name(f"{number}.new")
-    if fresh.exists():  # of a command that was killed
-        shutil.rmtree(fresh)
-    fresh.mkdir(parents=True, mode=0o700)
+    target = folder / "roots" / str(number)
+    temporary = target.with_name(f"{number}.new")
+    if temporary.exists():  # left by a command that was killed
+        shutil.rmtree(temporary)
+    temporary.mkdir(parents=True, mode=0o700)
     until = _utc(int(now + years * 365.25 * DAY))
     tls = certificates.new_tls_ca(federation, number, _utc(int(now)), until)
-    write_private(fresh / "root.key", Ed25519PrivateKey.generate(), durable)
-    write_private(fresh / "tls-ca.key", tls.key, durable)
-    write_file(fresh / "tls-ca.crt", tls.cert.public_bytes(PEM), durable=durable)
-    _move_aside(place)
-    fresh.rename(place)
-    if durable:
-        sync(place.parent)
+    write_private(temporary / "root.key", Ed25519PrivateKey.generate(), durable)
+    write_private(temporary / "tls-ca.key", tls.key, durable)
+    write_file(temporary / "tls-ca.crt", tls.cert.public_bytes(PEM), durable=durable)
+    _rename_unused(target)
+    Disk(durable).place(temporary, target)
 
 
-def _move_aside(place: Path) -> None:
-    """A root that the register does not know: a killed command's, or one that came after an older register."""
-    if place.exists():
-        names = (place.with_name(f"{place.name}.unused-{i}") for i in itertools.count(1))
-        aside = next(name for name in names if not name.exists())
-        place.rename(aside)
-        log.warning("%s is not in the register; it is kept as %s", place, aside.name)
+def _rename_unused(target: Path) -> None:
+    """Rename a root that is not in the register: of a killed command, or newer than a register from a backup."""
+    if target.exists():
+        names = (target.with_name(f"{target.name}.unused-{i}") for i in itertools.count(1))
+        unused = next(name for name in names if not name.exists())
+        target.rename(unused)
+        log.warning("%s is not in the register; it is kept as %s", target, unused.name)
 
 
-def _kept_roots(folder: Path) -> list[int]:
+def _stored_roots(folder: Path) -> list[int]:
     """Numbers of the roots whose private keys are here, or one of them."""
-    places = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
-    return sorted(int(p.name) for p in places if any((p / name).exists() for name in PRIVATE_KEYS))
+    folders = [p for p in (folder / "roots").iterdir() if p.name.isdigit()]
+    return sorted(int(p.name) for p in folders if any((p / name).exists() for name in PRIVATE_KEYS))
 
 
 def _load_root(folder: Path, number: int) -> Root:
-    place = folder / "roots" / str(number)
-    key = read_identity(place / "root.key")
-    ca = read_tls(place / "tls-ca.key")
+    root = folder / "roots" / str(number)
+    key = read_identity(root / "root.key")
+    ca = read_tls(root / "tls-ca.key")
     try:
-        cert = x509.load_pem_x509_certificate((place / "tls-ca.crt").read_bytes())
+        cert = x509.load_pem_x509_certificate((root / "tls-ca.crt").read_bytes())
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{place / 'tls-ca.crt'} cannot be used: {error}") from None
+        raise SettingsError(f"{root / 'tls-ca.crt'} cannot be used: {error}") from None
     return Root(number, key, certificates.TlsCa(cert, ca))
-
-
-def describe_roots(authority: Authority) -> str:
-    return ", ".join(f"{root.number} ({signer(root.public).hex()})" for root in authority.roots)
 
 
 def _utc(seconds: int) -> dt.datetime:
@@ -297,8 +298,7 @@ def _utc(seconds: int) -> dt.datetime:
 
 
 def with_roots(register: Register, roots: tuple[int, ...], now: int) -> Register:
-    """Another set of roots, which every party has to hear of, and so other lists."""
-    version = max(
-        register.roots_version + 1, now
-    )  # as serial numbers do: it grows, whatever backup was restored
-    return replace(register, roots=roots, roots_version=version).with_lists(now)
+    """Another set of roots. The lists change with it: each root signs them."""
+    # As serial numbers do, it grows even if an old backup was restored.
+    version = max(register.roots_version + 1, now)
+    return replace(register, roots=roots, roots_version=version).with_revocation_lists(now)

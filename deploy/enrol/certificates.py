@@ -1,4 +1,4 @@
-"""X.509 for the broker's TLS: an authority, certificates that carry a name, and the list of revoked ones.
+"""X.509 for the broker's TLS: an ca, certificates that carry a name, and the list of revoked ones.
 
 P-256: what every TLS library, hardware key store and Mosquitto build takes.
 """
@@ -37,27 +37,29 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 def new_tls_ca(federation: str, number: int, now: dt.datetime, until: dt.datetime) -> TlsCa:
     key = new_key()
     name = _name(f"{federation} broker CA {number}")
-    built = _builder(name, name, key.public_key(), number, now - SKEW, until)
-    built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    built = built.add_extension(_usage(signs_certificates=True), critical=True)
-    built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    return TlsCa(built.sign(key, hashes.SHA256()), key)
+    builder = _builder(name, name, key.public_key(), number, now - SKEW, until)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False
+    )
+    return TlsCa(builder.sign(key, hashes.SHA256()), key)
 
 
 def issue_for_request(
-    authority: TlsCa,
+    ca: TlsCa,
     request: x509.CertificateSigningRequest,
     name: str,
     hosts: Sequence[str],
     serial: int,
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
-    """Of the request only the public key is taken."""
-    return issue_certificate(authority, _public_key(request), name, hosts, serial, validity)
+    """Only the public key is taken from the request."""
+    return issue_certificate(ca, _public_key(request), name, hosts, serial, validity)
 
 
 def issue_certificate(
-    authority: TlsCa,
+    ca: TlsCa,
     key: PublicKey,
     name: str,
     hosts: Sequence[str],
@@ -65,26 +67,26 @@ def issue_certificate(
     validity: tuple[dt.datetime, dt.datetime],
 ) -> x509.Certificate:
     """A client's certificate; with hosts, a server's."""
-    built = _builder(_name(name), authority.cert.subject, key, serial, *validity)
+    builder = _builder(_name(name), ca.cert.subject, key, serial, *validity)
     use = ExtendedKeyUsageOID.SERVER_AUTH if hosts else ExtendedKeyUsageOID.CLIENT_AUTH
-    built = built.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    built = built.add_extension(_usage(signs_certificates=False), critical=True)
-    built = built.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key())
-    built = built.add_extension(issuer, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key())
+    builder = builder.add_extension(issuer, critical=False)
     if hosts:
         names = x509.SubjectAlternativeName([alternative_name(host) for host in hosts])
-        built = built.add_extension(names, critical=False)
-    return built.sign(authority.key, hashes.SHA256())
+        builder = builder.add_extension(names, critical=False)
+    return builder.sign(ca.key, hashes.SHA256())
 
 
 def new_csr(name: str, key: ec.EllipticCurvePrivateKey) -> bytes:
-    built = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
-    return built.sign(key, hashes.SHA256()).public_bytes(DER)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
+    return builder.sign(key, hashes.SHA256()).public_bytes(DER)
 
 
 def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
-    """Raises ValueError where it is none, is made out to another name, or its signature is not its own."""
+    """ValueError where it cannot be read, is for another name, or is not signed by its own key."""
     try:
         request = x509.load_der_x509_csr(data)
         signed = request.is_signature_valid
@@ -94,21 +96,21 @@ def read_csr(data: bytes, name: str) -> x509.CertificateSigningRequest:
     if not signed:
         raise ValueError("its TLS part is not signed by its own key")
     if (found := common_name(request.subject)) != name:
-        raise ValueError(f"its TLS part is made out to {found!r}, not to {name!r}")
+        raise ValueError(f"its TLS part is for {found!r}, not for {name!r}")
     return request
 
 
-def revocation_list(authority: TlsCa, serials: Iterable[int], made: dt.datetime) -> bytes:
-    """PEM. OpenSSL prefers, of two lists that Mosquitto holds, the one with the later date, and refuses everybody
-    while that date is still to come: so it is put back by as much as a clock may be behind. It ends with the
-    authority, for a list that has ended shuts everybody out; how new it is, the operator who copies it knows."""
-    at = max(made - SKEW, authority.cert.not_valid_before_utc)
-    built = x509.CertificateRevocationListBuilder().issuer_name(authority.cert.subject)
-    built = built.last_update(at).next_update(authority.cert.not_valid_after_utc)
+def revocation_list(ca: TlsCa, serials: Iterable[int], issued_at: dt.datetime) -> bytes:
+    """PEM. OpenSSL prefers, of two lists that Mosquitto has, the one with the later date, and refuses all clients
+    while that date is in the future: so the date is earlier by as much as a clock may be behind. The list expires
+    with the CA, as Mosquitto refuses all clients once it has expired; the operator knows how new a copied list is."""
+    at = max(issued_at - SKEW, ca.cert.not_valid_before_utc)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(ca.cert.subject)
+    builder = builder.last_update(at).next_update(ca.cert.not_valid_after_utc)
     for serial in sorted(serials):
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(at)
-        built = built.add_revoked_certificate(entry.build())
-    return built.sign(authority.key, hashes.SHA256()).public_bytes(PEM)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(ca.key, hashes.SHA256()).public_bytes(PEM)
 
 
 def alternative_name(host: str) -> x509.GeneralName:
@@ -118,8 +120,8 @@ def alternative_name(host: str) -> x509.GeneralName:
         return x509.DNSName(host.encode("idna").decode())
 
 
-def hosts_of(cert: x509.Certificate) -> list[str]:
-    """By which names and addresses a broker's certificate says that it is reached."""
+def host_names(cert: x509.Certificate) -> list[str]:
+    """The names and addresses in a broker's certificate."""
     names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in names]
 
@@ -156,8 +158,8 @@ def _builder(
     since: dt.datetime,
     until: dt.datetime,
 ) -> x509.CertificateBuilder:
-    built = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
-    return built.serial_number(serial).not_valid_before(since).not_valid_after(until)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
+    return builder.serial_number(serial).not_valid_before(since).not_valid_after(until)
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

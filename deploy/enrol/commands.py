@@ -1,4 +1,4 @@
-"""The steps of `protofleet enrol`, and what they say."""
+"""The sub-commands of `protofleet enrol`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cryptography import x509
 from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
 from protofleet.deploy.enrol.approval import unverified_approval, unverified_roots
 from protofleet.deploy.enrol.authority import DAY, Authority, make_authority
-from protofleet.deploy.enrol.certificates import hosts_of
+from protofleet.deploy.enrol.certificates import host_names
 from protofleet.deploy.enrol.local_federation import (
     LOOPBACK,
     YEARS,
@@ -24,7 +24,7 @@ from protofleet.deploy.enrol.local_federation import (
     enrol_federation,
     tls_files,
 )
-from protofleet.deploy.enrol.mosquitto_conf import given_flags, wanted_listener, write_conf
+from protofleet.deploy.enrol.mosquitto_conf import given_flags, listener_to_write, write_conf
 from protofleet.deploy.enrol.register import Entry
 from protofleet.deploy.enrol.request import REQUEST
 from protofleet.protocol.security.enrolment import CURRENT, load_trust
@@ -44,30 +44,32 @@ Options = argparse.Namespace
 
 
 def make_root(o: Options) -> int:
-    made = make_authority(o.folder, _name(o.federation), o.years)
-    print(f"root of {made.federation}: {o.folder} (keep it off the network, and a copy in another place)")
-    print(f"fingerprint: {made.fingerprint} (devices' owners compare it once)")
+    authority = make_authority(o.folder, _name(o.federation), o.years)
+    print(
+        f"root of {authority.federation}: {o.folder} (keep it off the network, and a copy in another place)"
+    )
+    print(f"fingerprint: {authority.fingerprint} (devices' owners compare it once)")
     return 0
 
 
 def request(o: Options) -> int:
     federation, name = _name(o.federation), _name(o.name)
-    made, data = key_folder.make_request(o.folder, federation, name, tuple(o.host), o.new_keys)
+    request, data = key_folder.make_request(o.folder, federation, name, tuple(o.host), o.new_keys)
     path = o.folder / key_folder.PENDING / REQUEST
-    print(f"request of the {made.part} {made.name}: {path} (send it to the operator)")
+    print(f"request of the {request.part} {request.name}: {path} (send it to the operator)")
     print(f"fingerprint: {fingerprint(data)} (tell the operator over another channel)")
     return 0
 
 
 def approve(o: Options) -> int:
     authority = Authority(o.root)
-    asked = lifecycle.review_request(authority, read_armoured(REQUEST, o.request), o.name, o.part)
-    r = asked.request
+    reviewed = lifecycle.review_request(authority, read_armoured(REQUEST, o.request), o.name, o.part)
+    r = reviewed.request
     hosts = f" for {', '.join(r.hosts)}" if r.hosts else ""
     print(f"the {r.part} {r.name}{hosts} asks to join {r.federation}")
-    if not _confirmed(o, asked.fingerprint, "request"):
+    if not _confirmed(o, reviewed.fingerprint, "request"):
         raise StatementError(StatementFault.WRONG_KEYS, "not approved: the fingerprint was not confirmed")
-    lifecycle.approve(authority, asked, o.days, o.replace)
+    lifecycle.approve(authority, reviewed, o.days, o.replace)
     if r.part == "device" and not (o.root / "records" / f"{COORDINATOR}.record").exists():
         print(
             f"there is no coordinator yet: enrol it, then `enrol renew {r.name}` gives this device its record"
@@ -80,16 +82,18 @@ def install(o: Options) -> int:
     data = key_folder.read_approval_file(o.approval)
     claimed = unverified_approval(data)
     if claimed.part == "broker":
-        wanted_listener(o, o.folder)
+        listener_to_write(o, o.folder)
     elif given := given_flags(o):
         raise SettingsError(
-            f"{given}: for a broker's mosquitto.conf, and {claimed.name} is a {claimed.part}; where its broker is "
-            "stands in its settings: [broker] host and port"
+            f"{given}: for a broker's mosquitto.conf, and {claimed.name} is a {claimed.part}; its settings say where "
+            "its broker is: [broker] host and port"
         )
     _check_fingerprint(o, data)
-    done = key_folder.install(o.folder, data, lambda seen: _confirmed(o, seen, "root"), time.time())
-    approval = done.approval
-    print(f"{approval.name} is enrolled in {approval.federation} until {done.until}: {done.folder}")
+    installation = key_folder.install(o.folder, data, lambda seen: _confirmed(o, seen, "root"), time.time())
+    approval = installation.approval
+    print(
+        f"{approval.name} is enrolled in {approval.federation} until {installation.until}: {installation.folder}"
+    )
     if approval.part == "broker":
         write_conf(o, o.folder)
     else:
@@ -106,7 +110,7 @@ def coordinator(o: Options) -> int:
 
 def broker(o: Options) -> int:
     authority = Authority(o.root)
-    wanted_listener(o, o.folder)
+    listener_to_write(o, o.folder)
     _enrol_here(authority, o.folder, _name(o.name), o.days, tuple(o.host))
     write_conf(o, o.folder)
     return 0
@@ -119,23 +123,23 @@ def fleet(o: Options) -> int:
     if not names:
         raise SettingsError("no device is named; give names, or --count")
     federation = _federation_of(o)
-    wanted_listener(o, LocalFederation(o.folder).folder_of("broker"))
-    made = enrol_federation(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
+    listener_to_write(o, LocalFederation(o.folder).folder_of("broker"))
+    local = enrol_federation(o.folder, _name(federation), names, (*LOOPBACK, *o.host), o.days)
     print(f"{len(names)} devices, a coordinator and a broker of {federation}: {o.folder}")
-    write_conf(o, made.folder_of("broker"))
+    write_conf(o, local.folder_of("broker"))
     return 0
 
 
 def _federation_of(o: Options) -> str:
-    """Of a fleet that is there already, whose broker's certificate is made out to the hosts that it was."""
-    made = LocalFederation(o.folder)
-    if not made.root.exists():
+    """The federation of the fleet in the folder, if there is one; its broker's hosts cannot be changed."""
+    local = LocalFederation(o.folder)
+    if not local.root.exists():
         return o.federation or "protofleet"
-    found = made.authority().federation
+    found = local.authority().federation
     if o.federation not in (None, found):
         raise SettingsError(f"{o.folder} is a fleet of {found}; take another folder for {o.federation}")
-    cert = Path(made.tls("broker").cert or "")
-    hosts = hosts_of(x509.load_pem_x509_certificate(cert.read_bytes())) if cert.exists() else o.host
+    cert = Path(local.tls("broker").cert or "")
+    hosts = host_names(x509.load_pem_x509_certificate(cert.read_bytes())) if cert.exists() else o.host
     if new := [host for host in o.host if host not in hosts]:
         raise SettingsError(
             f"the broker of {o.folder} is enrolled as {', '.join(hosts)}; --host {new[0]} is for a new folder"
@@ -163,18 +167,18 @@ def show(o: Options) -> int:
 def renew(o: Options) -> int:
     authority = Authority(o.root)
     if bool(o.names) == (o.due is not None):
-        raise SettingsError("say whom to renew: names, or --due DAYS for all that end by then")
+        raise SettingsError("say what to renew: names, or --due DAYS for all that expire within DAYS")
     names, code = o.names or [entry.name for entry in _due(authority, o.due)], 0
     for name in names:
         try:
             lifecycle.renew(authority, name, o.days)
-        except StatementError as error:  # what one party once sent in keeps nothing from the others
+        except StatementError as error:  # a bad request of one does not stop the others
             print(f"protofleet: {name} is not renewed: {error}", file=sys.stderr)
             code = 1
         else:
             _print_approval(authority, name)
     if not names:
-        print(f"nobody has to be renewed within {o.due:g} days")
+        print(f"nothing expires within {o.due:g} days")
     return code
 
 
@@ -184,11 +188,11 @@ def revoke(o: Options) -> int:
         print(disconnect.revoke_and_disconnect(authority, o.name, o.reason, o.broker))
         return 0
     lifecycle.revoke(authority, o.name, o.reason)
-    print(f"{o.name} is revoked; now the brokers have to hear of it:")
-    for entry in authority.register.holding(authority.now()):
+    print(f"{o.name} is revoked; now update the brokers:")
+    for entry in authority.register.current_entries(authority.now()):
         if entry.part == "broker":
             path = o.root / "approvals" / f"{entry.name}.approval"
-            print(f"  {path}: `protofleet enrol install` it there and let Mosquitto reload (SIGHUP)")
+            print(f"  {path}: `protofleet enrol install` it there and make Mosquitto reload (SIGHUP)")
     if (path := o.root / "approvals" / f"{COORDINATOR}.approval").exists():
         print(f"  {path}: for the coordinator, `protofleet enrol install` it there")
     print(f"  then end its connection: protofleet enrol cut {o.name} HOST:PORT --root {o.root}")
@@ -210,22 +214,20 @@ def cut(o: Options) -> int:
 def rotate(o: Options) -> int:
     authority = Authority(o.root)
     if o.finish and o.years is not None:
-        raise SettingsError("--years is of a new root; --finish makes none")
+        raise SettingsError("--years is for a new root; --finish makes none")
     if o.force and not o.finish:
-        raise SettingsError("--force goes with --finish: it leaves behind who has not followed")
+        raise SettingsError("--force goes with --finish: it locks out all that are still on the old root")
     if o.finish:
         lifecycle.finish_rotation(authority, o.force)
-        print("the old root has ended, its private keys are destroyed; every approval was written anew:")
-        print(
-            f"  install {o.root / 'approvals'}/* where they belong, the broker's last; then restart Mosquitto"
-        )
+        print("the old root is retired, its private keys are destroyed; every approval was written again:")
+        print(f"  install each of {o.root / 'approvals'}/*, the broker's last; then restart Mosquitto")
         return 0
     lifecycle.begin_rotation(authority, YEARS if o.years is None else o.years)
     print(f"root {authority.roots[-1].number} is introduced; fingerprint: {authority.fingerprint}")
     print(
         f"  1. install the approvals of the brokers and the coordinator ({o.root / 'approvals'}) and restart"
     )
-    print("     Mosquitto: both have to know the new root before anybody uses it")
+    print("     Mosquitto: both have to know the new root before any device uses it")
     print("  2. enrol renew the devices and install; then the coordinator, then the brokers")
     print("  3. enrol rotate --finish")
     print(lifecycle.rotation_status(authority))
@@ -234,7 +236,7 @@ def rotate(o: Options) -> int:
 
 def _due(authority: Authority, days: float) -> list[Entry]:
     limit = authority.now() + days * DAY
-    return [e for e in authority.register.holding(authority.now()) if e.not_after <= limit]
+    return [e for e in authority.register.current_entries(authority.now()) if e.not_after <= limit]
 
 
 def _enrol_here(
@@ -242,33 +244,33 @@ def _enrol_here(
 ) -> None:
     if (folder / CURRENT).exists():
         raise SettingsError(
-            f"{folder} holds enrolled keys already; `enrol renew {name}` and `enrol install`, which takes all else"
+            f"{folder} holds enrolled keys already; `enrol renew {name}` and `enrol install` renew them"
         )
     enrol(authority, folder, name, days, hosts)
     print(f"{name} is enrolled in {authority.federation}: {folder / CURRENT}")
 
 
-def _confirmed(o: Options, seen: str, whose: str) -> bool:
-    print(f"fingerprint of the {whose}: {seen}")
+def _confirmed(o: Options, seen: str, owner: str) -> bool:
+    print(f"fingerprint of the {owner}: {seen}")
     if o.fingerprint:
         return same_fingerprint(o.fingerprint, seen)
     if o.yes:
         return True
     if not sys.stdin.isatty():
         raise SettingsError(
-            f"nobody is there to compare the {whose}'s fingerprint; say --fingerprint or --yes"
+            f"there is no terminal to confirm the {owner}'s fingerprint on; say --fingerprint or --yes"
         )
-    return input("Is it the one that you were told? [y/N] ").strip().lower() in ("y", "yes")
+    return input("Is it the expected one? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _check_fingerprint(o: Options, data: bytes) -> None:
-    """A fingerprint that is said holds, also where the root is known and nobody is asked for one."""
+    """--fingerprint is checked also where the root is known already, and no person is asked."""
     if not o.fingerprint or not (o.folder / CURRENT).exists():
         return
     roots = load_trust(o.folder / CURRENT).with_roots(unverified_roots(data)).roots.keys
     if not any(same_fingerprint(o.fingerprint, fingerprint(key)) for key in roots):
-        words = f"the root that {o.folder} knows has another fingerprint than --fingerprint: {fingerprint(roots[-1])}"
-        raise StatementError(StatementFault.UNKNOWN_ROOT, words)
+        message = f"the root that {o.folder} knows has another fingerprint than --fingerprint"
+        raise StatementError(StatementFault.UNKNOWN_ROOT, f"{message}: {fingerprint(roots[-1])}")
 
 
 def _print_approval(authority: Authority, name: str) -> None:

@@ -21,9 +21,9 @@ from typing import Final
 
 from cryptography import x509
 
-from protofleet.deploy.brokers.mosquitto import CONF, PID
+from protofleet.deploy.brokers.mosquitto import CONF_FILE, PID_FILE
 from protofleet.deploy.enrol.authority import Authority
-from protofleet.deploy.enrol.certificates import hosts_of, new_key
+from protofleet.deploy.enrol.certificates import host_names, new_key
 from protofleet.deploy.enrol.key_folder import expect_fingerprint, install, read_approval_file
 from protofleet.deploy.enrol.lifecycle import revoke
 from protofleet.protocol.security.keyfiles import write_file, write_private
@@ -35,14 +35,14 @@ RELOAD_SECONDS: Final = 10.0
 
 
 def revoke_and_disconnect(authority: Authority, name: str, reason: str, folder: Path) -> str:
-    """Revoke, tell the broker whose enrolled files are in `folder` on this machine, and end the connection."""
+    """Revoke, update the broker whose enrolled files are in `folder` on this machine, and end the connection."""
     broker_name(authority, folder)
-    address = address_of(folder)
-    with short_lived_files(authority, f"check-{secrets.token_hex(4)}") as (serial, canary):
+    address = broker_address(folder)
+    with temporary_certificate(authority, f"check-{secrets.token_hex(4)}") as (serial, test_client):
         entries = revoke(authority, name, reason, also=[serial])
         install_broker(authority, folder)
         reload(folder)
-        wait_until_refused(replace(address, tls=canary))
+        wait_until_refused(replace(address, tls=test_client))
     disconnect(authority, name, address)
     return f"{name} is revoked ({len(entries)} certificates) and disconnected from {address}"
 
@@ -54,25 +54,25 @@ def install_broker(authority: Authority, folder: Path) -> None:
 
 
 def broker_name(authority: Authority, folder: Path) -> str:
-    """Which of the federation's brokers it is."""
-    held = (folder / "current" / "tls.crt").read_text() if (folder / "current").exists() else ""
-    for entry in authority.register.holding(authority.now()):
+    """The name of the federation's broker that is enrolled in this folder."""
+    installed = (folder / "current" / "tls.crt").read_text() if (folder / "current").exists() else ""
+    for entry in authority.register.current_entries(authority.now()):
         cert = authority.folder / "certs" / f"{entry.name}.crt"
-        if entry.part == "broker" and cert.exists() and cert.read_text() == held:
+        if entry.part == "broker" and cert.exists() and cert.read_text() == installed:
             return entry.name
     raise SettingsError(f"no broker of this federation is enrolled in {folder}; `enrol broker` does that")
 
 
 def disconnect(authority: Authority, name: str, address: BrokerAddress) -> None:
     """End the connection under this name, and drop what is queued for it at the broker."""
-    with short_lived_files(authority, name) as (_, files):
+    with temporary_certificate(authority, name) as (_, files):
         if problem := preflight(replace(address, tls=files)):
             raise BrokerError(f"{name} could not be disconnected: {problem}; restart the broker")
 
 
 def reload(folder: Path) -> None:
     """SIGHUP to the Mosquitto that was started with this folder's settings."""
-    path = folder / PID
+    path = folder / PID_FILE
     try:
         pid = int(path.read_text())
         comm = Path(f"/proc/{pid}/comm")
@@ -80,43 +80,45 @@ def reload(folder: Path) -> None:
             raise ProcessLookupError  # the process id was given to another program
         os.kill(pid, signal.SIGHUP)
     except PermissionError:
-        words = "runs as another user; the new files are in place, tell it to reload"
         raise BrokerError(
-            f"the Mosquitto of {folder} {words}: kill -HUP {path.read_text().strip()}, as root"
+            f"the Mosquitto of {folder} runs as another user; the new files are in place, tell it to reload: "
+            f"kill -HUP {path.read_text().strip()}, as root"
         ) from None
     except (FileNotFoundError, ValueError, ProcessLookupError):
-        words = f"no Mosquitto runs by {path}"
-        raise BrokerError(f"{words}; the new files are in place, tell it to reload where it runs") from None
+        raise BrokerError(
+            f"no Mosquitto runs by {path}; the new files are in place, tell it to reload where it runs"
+        ) from None
 
 
-def address_of(folder: Path) -> BrokerAddress:
-    """Where its settings let it listen, as seen from this machine."""
-    path = folder / CONF
+def broker_address(folder: Path) -> BrokerAddress:
+    """The address of the broker of this folder, for clients on this machine."""
+    path = folder / CONF_FILE
     found = re.search(r"^listener (\d+) (\S+)", path.read_text(), re.MULTILINE) if path.exists() else None
     if found is None:
         raise SettingsError(f"there is no {path} with a listener; `enrol broker` writes it")
     cert = x509.load_pem_x509_certificate((folder / "current" / "tls.crt").read_bytes())
-    names = hosts_of(cert)
+    names = host_names(cert)
     return BrokerAddress(found[2] if found[2] in names else names[0], int(found[1]))
 
 
 @contextlib.contextmanager
-def short_lived_files(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles]]:
-    """A key and a certificate in that name, for ourselves and for as long as the block lasts."""
+def temporary_certificate(authority: Authority, name: str) -> Iterator[tuple[int, TlsFiles]]:
+    """A key and a client certificate under that name, in files that are deleted at the end of the block."""
     key = new_key()
-    serial, cert = authority.issue_check(name, key.public_key(), CHECK_SECONDS)
+    serial, cert = authority.issue_check_certificate(name, key.public_key(), CHECK_SECONDS)
     authority.save()
-    with tempfile.TemporaryDirectory() as made:
-        place = Path(made)
-        write_private(place / "key", key, durable=False)
-        write_file(place / "cert", cert, durable=False)
-        write_file(place / "ca", authority.authorities(), durable=False)
-        yield serial, TlsFiles(str(place / "ca"), str(place / "cert"), str(place / "key"))
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder)
+        write_private(folder / "key", key, durable=False)
+        write_file(folder / "cert", cert, durable=False)
+        write_file(folder / "ca", authority.ca_bundle(), durable=False)
+        yield serial, TlsFiles(str(folder / "ca"), str(folder / "cert"), str(folder / "key"))
 
 
 def wait_until_refused(address: BrokerAddress) -> None:
     deadline = time.monotonic() + RELOAD_SECONDS
     while "revoked" not in (problem := preflight(address) or ""):
         if time.monotonic() > deadline:
-            raise BrokerError(f"{address} did not take the new list ({problem or 'nothing'}); restart it")
+            found = problem or "it accepts the revoked certificate"
+            raise BrokerError(f"{address} does not use the new revocation list ({found}); restart it")
         time.sleep(0.05)

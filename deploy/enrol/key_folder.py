@@ -1,4 +1,4 @@
-"""The folder of keys of a device, coordinator or broker: a request goes out of it, an approval is installed in it.
+"""The folder of keys of a device, coordinator or broker: requests are made in it, approvals are installed in it.
 
 <folder>/pending/  private keys, which never leave this machine, and the request for them, until it is approved
 <folder>/set<N>/   the same keys with what was approved; <folder>/current is a link to the newest set
@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from protofleet.deploy.brokers.mosquitto import REVOKED, RULES
+from protofleet.deploy.brokers.mosquitto import ACL_FILE, CRL_FILE
 from protofleet.deploy.enrol import certificates
 from protofleet.deploy.enrol.approval import APPROVAL, Approval, read_approval, unverified_roots
 from protofleet.deploy.enrol.certificates import PEM
@@ -53,13 +53,14 @@ from protofleet.protocol.security.statements import (
 )
 from protofleet.protocol.security.trust import ROOTS, Roots, Trust, first_roots
 from protofleet.protocol.settings.reader import SettingsError
-from protofleet.protocol.storage.disk import sync
+from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.wire.names import COORDINATOR
 
 PENDING: Final = "pending"
-KEPT_SETS: Final = 2  # a process that still reads the previous set finds all of it
+KEPT_SETS: Final = 2  # the previous set stays for a process that is just reading it
 
-Confirm = Callable[[str], bool]  # given the fingerprint of a root that is new here: is it the right one?
+# Whether this fingerprint, of a root that is not known here yet, is the right one.
+Confirm = Callable[[str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,15 @@ class Installation:
 
 
 def make_request(
-    folder: Path, federation: str, name: str, hosts: tuple[str, ...], fresh: bool, durable: bool = True
+    folder: Path, federation: str, name: str, hosts: tuple[str, ...], new_keys: bool, durable: bool = True
 ) -> tuple[Request, bytes]:
-    """With the keys that are here, or fresh ones, which wait in `pending` beside those in use."""
+    """With the keys in the folder, or new ones, which stay in `pending` beside those in use until installed."""
     pending, current = folder / PENDING, folder / CURRENT
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     pending.mkdir(mode=0o700, exist_ok=True)
     source = pending if (pending / TLS_KEY).exists() else current
-    if fresh or not (source / TLS_KEY).exists():
+    if new_keys or not (source / TLS_KEY).exists():
         keys = PrivateKeys(Ed25519PrivateKey.generate(), X25519PrivateKey.generate(), certificates.new_key())
     else:
         keys = load_keys(source)
@@ -105,15 +106,15 @@ def install(
     """Verify an approval, or raise StatementError with nothing changed; then switch to it in one step."""
     trust, approval = verified_approval(folder, data, confirm)
     if federation and approval.federation != federation:
-        words = f"the approval is for federation {approval.federation}, not for {federation}"
-        raise StatementError(StatementFault.WRONG_FEDERATION, words)
+        message = f"the approval is for federation {approval.federation}, not for {federation}"
+        raise StatementError(StatementFault.WRONG_FEDERATION, message)
     if current_serial(folder) > approval.serial:
-        words = f"approval {approval.serial} is older than {current_serial(folder)}, which is installed"
-        raise StatementError(StatementFault.SUPERSEDED, words)
+        message = f"approval {approval.serial} is older than {current_serial(folder)}, which is installed"
+        raise StatementError(StatementFault.SUPERSEDED, message)
     keys, source = _matching_keys(folder, approval, trust, now)
     target = _next_set(folder)
     _write_set(target, approval, keys, trust, durable)
-    _own_like_folder(folder, target)
+    _chown_like_folder(folder, target)
     _switch_current(folder, target.name, durable)
     _remove_used(folder, source)
     cert = x509.load_der_x509_certificate(approval.cert)
@@ -121,7 +122,7 @@ def install(
 
 
 def verified_approval(folder: Path, data: bytes, confirm: Confirm) -> tuple[Trust, Approval]:
-    """Signed by a root that is known here; the first time, a person compares the root's fingerprint."""
+    """An approval signed by a known root; the first time, a person compares the root's fingerprint."""
     claimed = unverified_roots(data)
     if (folder / CURRENT).exists():
         trust = load_trust(folder / CURRENT).with_roots(claimed)
@@ -141,21 +142,21 @@ def _confirmed_root(roots: Roots, confirm: Confirm) -> Trust:
 
 
 def current_serial(folder: Path) -> int:
-    """Of the certificate in use; 0 where there is none."""
+    """The serial number of the certificate in use; 0 where there is none."""
     path = folder / CURRENT / TLS_CERT
     return x509.load_pem_x509_certificate(path.read_bytes()).serial_number if path.exists() else 0
 
 
 def _matching_keys(folder: Path, approval: Approval, trust: Trust, now: float) -> tuple[PrivateKeys, Path]:
-    """The private keys here that the approval was made out to, and where they are."""
-    for place in (folder / PENDING, folder / CURRENT):
-        if not (place / TLS_KEY).exists():
+    """The private keys that the approval is made out to, and the folder that they are in."""
+    for source in (folder / PENDING, folder / CURRENT):
+        if not (source / TLS_KEY).exists():
             continue
-        keys = load_keys(place)
+        keys = load_keys(source)
         if _matches_keys(keys, approval, trust, now):
-            return keys, place
-    words = f"the approval of {approval.name} is made out to keys that are not in {folder}"
-    raise StatementError(StatementFault.WRONG_KEYS, f"{words}; was another request approved?")
+            return keys, source
+    message = f"the approval of {approval.name} is made out to keys that are not in {folder}"
+    raise StatementError(StatementFault.WRONG_KEYS, f"{message}; was another request approved?")
 
 
 def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: float) -> bool:
@@ -164,15 +165,15 @@ def _matches_keys(keys: PrivateKeys, approval: Approval, trust: Trust, now: floa
     if not approval.record:  # a broker has none
         return True
     record = trust.admit(approval.record, now, name=approval.name)
-    mine = (keys.identity.public_key().public_bytes_raw(), keys.receive.public_key().public_bytes_raw())
-    return (record.sign, record.receive) == mine
+    own = (keys.identity.public_key().public_bytes_raw(), keys.receive.public_key().public_bytes_raw())
+    return (record.sign, record.receive) == own
 
 
-def _write_set(place: Path, approval: Approval, keys: PrivateKeys, trust: Trust, durable: bool) -> None:
-    place.mkdir(mode=0o700)
-    write_private(place / IDENTITY_KEY, keys.identity, durable)
-    write_private(place / RECEIVE_KEY, keys.receive, durable)
-    write_private(place / TLS_KEY, keys.tls, durable)
+def _write_set(target: Path, approval: Approval, keys: PrivateKeys, trust: Trust, durable: bool) -> None:
+    target.mkdir(mode=0o700)
+    write_private(target / IDENTITY_KEY, keys.identity, durable)
+    write_private(target / RECEIVE_KEY, keys.receive, durable)
+    write_private(target / TLS_KEY, keys.tls, durable)
     authorities = [x509.load_der_x509_certificate(der) for der in trust.roots.authorities]
     files = {
         TLS_CERT: x509.load_der_x509_certificate(approval.cert).public_bytes(PEM),
@@ -185,14 +186,14 @@ def _write_set(place: Path, approval: Approval, keys: PrivateKeys, trust: Trust,
     if approval.coordinator:
         files[f"{COORDINATOR}.record"] = armoured(RECORD, approval.coordinator).encode()
     for name, text in files.items():
-        write_file(place / name, text, durable=durable)
+        write_file(target / name, text, durable=durable)
     if approval.part == "broker":
-        write_file(place / REVOKED, approval.crl, durable=durable)
-        write_file(place / RULES, approval.rules.encode(), PRIVATE, durable)
+        write_file(target / CRL_FILE, approval.crl, durable=durable)
+        write_file(target / ACL_FILE, approval.rules.encode(), PRIVATE, durable)
 
 
-def _own_like_folder(folder: Path, target: Path) -> None:
-    """Root may install for a service that runs as another user: the folder's owner owns all that is in it."""
+def _chown_like_folder(folder: Path, target: Path) -> None:
+    """Where root installs for a service that runs as another user, the new files get the folder's owner."""
     owner = folder.stat()
     if os.geteuid() == 0 and owner.st_uid != 0:
         for path in (target, *target.iterdir()):
@@ -203,17 +204,15 @@ def _switch_current(folder: Path, name: str, durable: bool) -> None:
     link = folder / ".current"
     link.unlink(missing_ok=True)
     link.symlink_to(name)
-    link.replace(folder / CURRENT)
-    if durable:
-        sync(folder)
+    Disk(durable).place(link, folder / CURRENT)
 
 
 def _remove_used(folder: Path, used: Path) -> None:
-    """Keys whose request was approved are in a set now; sets before the last ones have other certificates."""
+    """Remove the pending keys, which the new set holds now, and the sets older than the last ones."""
     if used.name == PENDING:
         shutil.rmtree(used)
-    for place in _all_sets(folder)[:-KEPT_SETS]:
-        shutil.rmtree(place)
+    for old in _all_sets(folder)[:-KEPT_SETS]:
+        shutil.rmtree(old)
 
 
 def _all_sets(folder: Path) -> list[Path]:
@@ -221,12 +220,12 @@ def _all_sets(folder: Path) -> list[Path]:
 
 
 def _next_set(folder: Path) -> Path:
-    """Where the next set of files is written. A set newer than `current` was interrupted while it was written."""
+    """The folder of the next set. A set newer than `current` is incomplete: it is removed."""
     current = folder / CURRENT
     number = int(current.readlink().name[3:]) if current.is_symlink() else 0
-    for place in _all_sets(folder):
-        if int(place.name[3:]) > number:
-            shutil.rmtree(place)
+    for incomplete in _all_sets(folder):
+        if int(incomplete.name[3:]) > number:
+            shutil.rmtree(incomplete)
     return folder / f"set{number + 1}"
 
 
@@ -235,5 +234,5 @@ def read_approval_file(path: Path) -> bytes:
 
 
 def expect_fingerprint(wanted: str) -> Confirm:
-    """For scripts: the fingerprint that the operator has told them over another channel."""
+    """Where no person has to compare: the fingerprint is known by another way."""
     return lambda seen: same_fingerprint(seen, wanted)

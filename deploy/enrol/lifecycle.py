@@ -1,4 +1,4 @@
-"""The life of a certificate, at the root's folder: approve, renew, revoke; and the rotation of the root itself."""
+"""What an operator does with the root: approve, renew and revoke certificates, and rotate the root itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from protofleet.deploy.brokers.mosquitto import access_rules
 from protofleet.deploy.enrol.approval import APPROVAL, Approval, issue_approval
-from protofleet.deploy.enrol.authority import Authority, Issued, Root, make_root, with_roots
+from protofleet.deploy.enrol.authority import Authority, IssuedCertificate, Root, make_root, with_roots
 from protofleet.deploy.enrol.register import CHECK, Entry
 from protofleet.deploy.enrol.request import Request, read_request
 from protofleet.protocol.security.records import RECORD, day
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReviewedRequest:
-    """A request that may be approved, once its fingerprint was compared."""
+    """A request that may be approved once its fingerprint has been compared."""
 
     request: Request
     data: bytes
@@ -43,12 +43,12 @@ class ReviewedRequest:
 def review_request(
     authority: Authority, data: bytes, name: str = "", part: str = "device"
 ) -> ReviewedRequest:
-    """A request for this name (empty: for any) and part: the sender does not choose what it becomes."""
+    """The request, if it is for this name (empty: for any) and part: the operator chooses them, not the sender."""
     request = read_request(data)
     taken = authority.register.latest(request.name)
     if taken is not None and taken.part != request.part:
-        words = f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
-        raise StatementError(StatementFault.WRONG_ROLE, words)
+        message = f"{request.name} is the name of a {taken.part} already; take another for a {request.part}"
+        raise StatementError(StatementFault.WRONG_ROLE, message)
     if request.part != part:
         raise StatementError(StatementFault.WRONG_ROLE, _other_part(request, part))
     if name and request.name != name:
@@ -56,73 +56,82 @@ def review_request(
             StatementFault.WRONG_NAME, f"{name} was expected, the request is to be enrolled as {request.name}"
         )
     if request.federation != authority.federation:
-        words = (
+        message = (
             f"{request.name} asks for federation {request.federation}, this root is of {authority.federation}"
         )
-        raise StatementError(StatementFault.WRONG_FEDERATION, words)
+        raise StatementError(StatementFault.WRONG_FEDERATION, message)
     return ReviewedRequest(request, data)
 
 
 def _other_part(request: Request, part: str) -> str:
     hosts = f" for {', '.join(request.hosts[:3])}" if request.hosts else ""
-    words = f"{request.name} asks to be enrolled as a {request.part}{hosts}, not as a {part}"
-    return f"{words}; if that is meant, `protofleet enrol approve --part {request.part}` approves it"
+    message = f"{request.name} asks to be enrolled as a {request.part}{hosts}, not as a {part}"
+    return f"{message}; if that is meant, `protofleet enrol approve --part {request.part}` approves it"
 
 
-def approve(authority: Authority, asked: ReviewedRequest, days: float = DAYS, replace: bool = False) -> bytes:
-    """The approval, also written to approvals/<name>.approval. An earlier record of the name stays good until
-    it expires: the party may be in the middle of a run."""
-    request = asked.request
+def approve(
+    authority: Authority, reviewed: ReviewedRequest, days: float = DAYS, replace: bool = False
+) -> bytes:
+    """The approval, also written to approvals/<name>.approval. An earlier record of the name stays valid until
+    it expires: the participant may be in the middle of a run."""
+    request = reviewed.request
     taken = authority.register.latest(request.name)
-    if taken is not None and taken.holds(authority.now()) and not replace and not same_keys(authority, asked):
-        words = f"{request.name} is enrolled with other keys"
-        raise SettingsError(f"{words}; if they are really replaced, say --replace, else it is an intruder")
+    if (
+        taken is not None
+        and taken.is_valid(authority.now())
+        and not replace
+        and not same_keys(authority, reviewed)
+    ):
+        message = f"{request.name} is enrolled with other keys"
+        raise SettingsError(f"{message}; if they are really replaced, say --replace, else it is an intruder")
     root = issuing_root(authority, request)
-    issued = authority.issue(request, days, asked.fingerprint, root)
-    authority.keep(issued, asked.data)
+    issued = authority.issue(request, days, reviewed.fingerprint, root)
+    authority.store(issued, reviewed.data)
     return _write_approval(authority, request, issued)
 
 
-def same_keys(authority: Authority, asked: ReviewedRequest) -> bool:
-    """As those that were approved last for this name; False where that request cannot be read any more."""
-    new = asked.request
+def same_keys(authority: Authority, reviewed: ReviewedRequest) -> bool:
+    """As in the last approved request of this name; False where that request cannot be read any more."""
+    new = reviewed.request
     try:
-        held = review_request(authority, authority.request(new.name), new.name, new.part).request
+        old = review_request(authority, authority.stored_request(new.name), new.name, new.part).request
     except StatementError:
         return False
-    return (held.sign, held.receive, held.csr_key) == (new.sign, new.receive, new.csr_key)
+    return (old.sign, old.receive, old.csr_key) == (new.sign, new.receive, new.csr_key)
 
 
 def renew(authority: Authority, name: str, days: float = DAYS) -> bytes:
-    """A later record and certificate for the keys that the party has."""
+    """A new record and certificate for the same keys."""
     latest = authority.register.latest(name)
     if latest is None:
         raise SettingsError(f"{name} has never been enrolled here; there are {enrolled_names(authority)}")
     if latest.revoked_at:
-        words = f"{name} was revoked on {day(latest.revoked_at)}; it needs new keys: enrol request --new-keys"
-        raise SettingsError(words)
-    asked = review_request(authority, authority.request(name), name, latest.part)
-    return approve(authority, asked, days)
+        message = (
+            f"{name} was revoked on {day(latest.revoked_at)}; it needs new keys: enrol request --new-keys"
+        )
+        raise SettingsError(message)
+    reviewed = review_request(authority, authority.stored_request(name), name, latest.part)
+    return approve(authority, reviewed, days)
 
 
 def revoke(authority: Authority, name: str, reason: str, also: Iterable[int] = ()) -> list[Entry]:
-    """All that was ever issued for the name, and the serial numbers in `also`."""
+    """Revoke all valid certificates of the name, and the serial numbers in `also`."""
     now = authority.now()
-    mine = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.holds(now)]
-    if not mine:
+    own = [e for e in authority.register.entries if e.name == name and e.part != CHECK and e.is_valid(now)]
+    if not own:
         latest = authority.register.latest(name)
         state = f"is {latest.state(now)} already" if latest else "has never been enrolled here"
         raise SettingsError(f"{name} {state}; there are {enrolled_names(authority)}")
-    authority.revoke({*(entry.serial for entry in mine), *also}, reason)
+    authority.revoke({*(entry.serial for entry in own), *also}, reason)
     (authority.folder / "records" / f"{name}.record").unlink(missing_ok=True)
     reissue_approvals(authority, "broker", "coordinator")
-    return mine
+    return own
 
 
 def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
-    """The approvals again, with the present roots, lists and rules, for the certificates that hold."""
+    """Write the approvals of valid certificates again, with the current roots, lists and access rules."""
     reissued = []
-    for entry in authority.register.holding(authority.now()):
+    for entry in authority.register.current_entries(authority.now()):
         if parts and entry.part not in parts:
             continue
         try:
@@ -135,16 +144,16 @@ def reissue_approvals(authority: Authority, *parts: str) -> list[str]:
 
 
 def _reissue(authority: Authority, entry: Entry) -> None:
-    if entry.root not in authority.register.roots:  # it has ended meanwhile
+    if entry.root not in authority.register.roots:  # rotated out since
         renew(authority, entry.name)
         return
-    asked = review_request(authority, authority.request(entry.name), entry.name, entry.part)
-    _write_approval(authority, asked.request, authority.issued(entry))
+    reviewed = review_request(authority, authority.stored_request(entry.name), entry.name, entry.part)
+    _write_approval(authority, reviewed.request, authority.stored_certificate(entry))
 
 
 def issuing_root(authority: Authority, request: Request) -> Root:
-    """During a rotation devices get the new root first. The coordinator, and then the brokers, follow when all
-    that verify their certificates know the new root."""
+    """During a rotation devices get certificates of the new root first; the coordinator, and then the brokers, once
+    all that verify theirs know the new root."""
     verified_by = {"device": (), "coordinator": ("device",), "broker": ("device", "coordinator")}[
         request.part
     ]
@@ -152,15 +161,15 @@ def issuing_root(authority: Authority, request: Request) -> Root:
 
 
 def not_yet_rotated(authority: Authority, *parts: str) -> list[str]:
-    """Names whose newest certificate is still of an older root."""
-    newest, holding = authority.roots[-1].number, authority.register.holding(authority.now())
-    return [e.name for e in holding if e.root != newest and (not parts or e.part in parts)]
+    """Names whose newest certificate is still signed by an older root."""
+    newest, entries = authority.roots[-1].number, authority.register.current_entries(authority.now())
+    return [e.name for e in entries if e.root != newest and (not parts or e.part in parts)]
 
 
 def begin_rotation(authority: Authority, years: float) -> Authority:
-    """From now on there are two roots. Each name follows with its next approval.
+    """Add a second root. Each name gets a certificate of it with its next approval.
 
-    Where there are two already, only the approvals are written again: they may be what a kill has left out.
+    Where there are two already, only the approvals are written again, which an interrupted command may not have done.
     """
     register = authority.register
     if len(authority.roots) > 1:
@@ -169,36 +178,38 @@ def begin_rotation(authority: Authority, years: float) -> Authority:
     number = register.roots[-1] + 1
     make_root(authority.folder, authority.federation, number, years, authority.now(), durable=True)
     authority.register = with_roots(register, (*register.roots, number), authority.now())
-    begun = _with_roots(authority, signed_by=[*authority.roots, authority.load_root(number)])
-    reissue_approvals(begun, "broker", "coordinator")
-    return begun
+    authority = _with_roots(authority, signed_by=[*authority.roots, authority.load_root(number)])
+    reissue_approvals(authority, "broker", "coordinator")
+    return authority
 
 
 def finish_rotation(authority: Authority, force: bool) -> Authority:
-    """From now on there is the new root alone; the private keys of the old one are destroyed.
+    """Retire the old root, and destroy its private keys.
 
-    Where that is so already, only the approvals are written again: they may be what a kill has left out.
+    Where that is done already, only the approvals are written again, which an interrupted command may not have done.
     """
     if authority.register.roots == (1,):
         raise SettingsError("there is one root; `enrol rotate` begins to replace it")
     if len(authority.roots) < 2:
         reissue_approvals(authority)
         return authority
-    if (behind := not_yet_rotated(authority)) and not force:
-        raise SettingsError(rotation_status(authority) + f"; --force leaves {len(behind)} behind")
-    both, register = authority.roots, authority.register
+    if (remaining := not_yet_rotated(authority)) and not force:
+        raise SettingsError(rotation_status(authority) + f"; --force locks out {len(remaining)} of them")
+    old_and_new, register = authority.roots, authority.register
     authority.register = with_roots(register, register.roots[1:], authority.now())
-    finished = _with_roots(authority, signed_by=both)
-    authority.destroy_ended()
-    reissue_approvals(finished)
-    return finished
+    authority = _with_roots(authority, signed_by=old_and_new)
+    authority.destroy_retired_keys()
+    reissue_approvals(authority)
+    return authority
 
 
 def rotation_status(authority: Authority) -> str:
-    behind = not_yet_rotated(authority)
-    if not behind:
-        return "all certificates are of the new root: `enrol rotate --finish` ends the old one"
-    return f"still on the old root: {', '.join(behind)}; renew them (devices first), install, then --finish"
+    remaining = not_yet_rotated(authority)
+    if not remaining:
+        return "all certificates are of the new root: `enrol rotate --finish` retires the old one"
+    return (
+        f"still on the old root: {', '.join(remaining)}; renew them (devices first), install, then --finish"
+    )
 
 
 def enrolled_names(authority: Authority) -> str:
@@ -211,15 +222,15 @@ def _with_roots(authority: Authority, signed_by: list[Root]) -> Authority:
     return authority
 
 
-def _write_approval(authority: Authority, request: Request, issued: Issued) -> bytes:
+def _write_approval(authority: Authority, request: Request, issued: IssuedCertificate) -> bytes:
     coordinator = authority.folder / "records" / f"{COORDINATOR}.record"
     is_broker, now = request.part == "broker", authority.now()
-    wants_coordinator = request.part == "device" and coordinator.exists()
+    with_coordinator = request.part == "device" and coordinator.exists()
     data = issue_approval(
         Approval(
             authority.federation, request.name, request.part, issued.entry.serial,
             roots=authority.roots_statement(), revoked=authority.revoked_statement(), record=issued.record,
-            coordinator=read_armoured(RECORD, coordinator) if wants_coordinator else b"",
+            coordinator=read_armoured(RECORD, coordinator) if with_coordinator else b"",
             cert=issued.cert, crl=authority.crl() if is_broker else b"",
             rules=access_rules(authority.federation, revoked_names(authority, now)) if is_broker else "",
         ),
@@ -231,9 +242,9 @@ def _write_approval(authority: Authority, request: Request, issued: Issued) -> b
 
 def revoked_names(authority: Authority, now: int) -> set[str]:
     """Names that were revoked and have not been enrolled again."""
-    holding = {entry.name for entry in authority.register.holding(now)}
+    current = {entry.name for entry in authority.register.current_entries(now)}
     return {
         e.name
         for e in authority.register.entries
-        if e.revoked_at and e.part != CHECK and e.name not in holding
+        if e.revoked_at and e.part != CHECK and e.name not in current
     }

@@ -1,4 +1,4 @@
-"""What an operator has issued: one line for each certificate, in a file that holds no secret."""
+"""The register of what an operator has issued: an entry for each certificate, and no secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protofleet.protocol.security.records import MAX_SERIALS
 from protofleet.protocol.settings.reader import SettingsError, decode, encode
 
 REGISTER: Final = "register.json"
-CHECK: Final = "check"  # made by us to see, for some minutes, what a broker does; nobody's
+CHECK: Final = "check"  # a short-lived certificate of our own, to see what a broker does; no participant's
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Entry:
     revoked_at: int = 0
     reason: str = ""
 
-    def holds(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         return not self.revoked_at and now <= self.not_after
 
     def state(self, now: float) -> str:
@@ -39,23 +39,24 @@ class Entry:
 @dataclass(frozen=True)
 class Register:
     federation: str
-    roots: tuple[int, ...] = (1,)  # numbers of those that hold, the newest last
-    began: tuple[int, ...] = ()  # in registers of an earlier form; nobody asks
+    roots: tuple[int, ...] = (1,)  # numbers of the roots in use, the newest last
+    began: tuple[int, ...] = ()  # in registers of an earlier form; not read
     roots_version: int = 1
     version: int = 0  # of the revocation lists
-    listed: tuple[int, ...] | None = None  # serials in the lists of this version; None: of an earlier form
+    # Serials in the lists of this version; None: a register of an earlier form.
+    listed: tuple[int, ...] | None = None
     last_serial: int = 0
     entries: tuple[Entry, ...] = field(default_factory=tuple)
 
     def latest(self, name: str) -> Entry | None:
-        """The newest of this name, whatever became of it."""
-        mine = (e for e in self.entries if e.name == name and e.part != CHECK)
-        return max(mine, key=lambda e: e.serial, default=None)
+        """The newest entry of this name, revoked and expired ones too."""
+        own = (e for e in self.entries if e.name == name and e.part != CHECK)
+        return max(own, key=lambda e: e.serial, default=None)
 
-    def holding(self, now: float) -> list[Entry]:
-        """The newest of each name, where it holds."""
+    def current_entries(self, now: float) -> list[Entry]:
+        """The newest entry of each name, where that is valid."""
         newest = {e.name: e for e in sorted(self.entries, key=lambda e: e.serial) if e.part != CHECK}
-        return [e for _, e in sorted(newest.items()) if e.holds(now)]
+        return [e for _, e in sorted(newest.items()) if e.is_valid(now)]
 
     def with_entry(self, entry: Entry) -> Register:
         return replace(self, last_serial=entry.serial, entries=(*self.entries, entry))
@@ -65,18 +66,20 @@ class Register:
             replace(e, revoked_at=now, reason=reason) if e.serial in serials and not e.revoked_at else e
             for e in self.entries
         )
-        return replace(self, entries=tuple(marked)).with_lists(now)
+        return replace(self, entries=tuple(marked)).with_revocation_lists(now)
 
-    def with_lists(self, now: int) -> Register:
-        """New lists, of a version that none has had, whatever backup was restored. Between two versions nothing goes
-        from them, not even what has expired: whoever holds a list takes no other one of its version."""
+    def with_revocation_lists(self, now: int) -> Register:
+        """Lists of a new version, which is never used twice, even if an old backup was restored. A version's lists do
+        not change, even when an entry expires: whoever has a list accepts no other one of its version."""
         listed = sorted(e.serial for e in self.entries if e.revoked_at and now <= e.not_after)
         if len(listed) > MAX_SERIALS:
-            words = f"{len(listed)} revoked certificates hold still, and a list takes {MAX_SERIALS}"
-            raise SettingsError(f"{words}; enrol a new federation, or wait until the first of them expire")
+            message = (
+                f"{len(listed)} revoked certificates are not expired yet, and a list takes {MAX_SERIALS}"
+            )
+            raise SettingsError(f"{message}; enrol a new federation, or wait until the first of them expire")
         return replace(self, listed=tuple(listed), version=max(self.version + 1, now))
 
-    def without_old_checks(self, now: float) -> Register:
+    def without_expired_checks(self, now: float) -> Register:
         kept = (e for e in self.entries if e.part != CHECK or now <= e.not_after)
         return replace(self, entries=tuple(kept))
 
@@ -86,8 +89,8 @@ def load_register(folder: Path) -> Register:
     try:
         return decode(Register, json.loads(path.read_text()))
     except FileNotFoundError:
-        words = f"{folder} is no root of a federation; `protofleet enrol root {folder}` makes one"
-        raise SettingsError(words) from None
+        message = f"{folder} is no root of a federation; `protofleet enrol root {folder}` makes one"
+        raise SettingsError(message) from None
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A request to join, by a device, coordinator or broker: its public keys, with a proof of the private ones."""
+"""A request to join, by a device, coordinator or broker: its public keys, with proof that it has the private ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 @dataclass(frozen=True, slots=True)
 class PrivateKeys:
-    """Made where they are used; nothing here is ever sent or shown."""
+    """Generated on the machine that uses them; never sent or printed."""
 
     identity: Ed25519PrivateKey
     receive: X25519PrivateKey
@@ -50,7 +50,7 @@ class Request:
     federation: str
     name: str
     part: Part
-    hosts: tuple[str, ...]  # of a broker: the names and addresses by which it is reached
+    hosts: tuple[str, ...]  # of a broker: the names and addresses that clients connect to
     sign: bytes
     receive: bytes
     csr: bytes  # PKCS#10, DER: signed by the TLS key
@@ -84,13 +84,13 @@ def new_request(
     sign = keys.identity.public_key().public_bytes_raw()
     receive = keys.receive.public_key().public_bytes_raw()
     csr = new_csr(valid_name(name), keys.tls)
-    made = Request(federation, name, part_by_name(name, hosts), hosts, sign, receive, csr)
-    fields = Writer().text(federation).text(name).text(made.part).blobs([host.encode() for host in hosts])
-    return made, sign_statement(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
+    request = Request(federation, name, part_by_name(name, hosts), hosts, sign, receive, csr)
+    fields = Writer().text(federation).text(name).text(request.part).blobs([host.encode() for host in hosts])
+    return request, sign_statement(REQUEST, fields.blob(sign).blob(receive).blob(csr).done(), [keys.identity])
 
 
 def read_request(data: bytes) -> Request:
-    """The request, if it is whole and its sender holds the keys that it names."""
+    """The request, if it is well-formed and its sender has the private keys of it. StatementError where not."""
     fields = Reader(REQUEST, unverified_body(REQUEST, data))
     federation, name, part = fields.text(), fields.text(), fields.text()
     hosts = fields.blobs(MAX_HOSTS, 253)
@@ -101,4 +101,4 @@ def read_request(data: bytes) -> Request:
         names = tuple(host.decode() for host in hosts)
         return Request(federation, name, part, names, sign, receive, csr)  # type: ignore[arg-type]
     except ValueError as error:
-        raise StatementError(StatementFault.MALFORMED, f"a request that cannot be: {error}") from None
+        raise StatementError(StatementFault.MALFORMED, f"an invalid request: {error}") from None

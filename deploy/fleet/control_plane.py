@@ -187,7 +187,7 @@ class ControlPlane:
     def _valid_certificates(self, name: str) -> frozenset[str]:
         """SHA-256 of this name's certificate, unless it is to be renewed."""
         latest, now = self._authority.register.latest(name), self._authority.now()
-        if latest is None or not latest.holds(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
+        if latest is None or not latest.is_valid(now + RENEW_BEFORE_SECONDS) or latest.revoked_at:
             return frozenset()
         return frozenset({_sha256(Path(self.fleet.root) / "certs" / f"{name}.crt")})
 

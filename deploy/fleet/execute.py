@@ -79,11 +79,9 @@ class Executor:
     """One device."""
 
     def __init__(
-        self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+        self, ssh: Ssh, control: ControlPlane, target: Target, report: Callable[[str], None]
     ) -> None:  # fmt: skip
         self.ssh, self.control, self.target, self.report = ssh, control, target, report
-        self._clock, self._sleep = clock, sleep
 
     def execute(self, step: Step, facts: Facts) -> None:
         """Raises StepError, or UnreachableError where the device can no longer be reached."""
@@ -187,7 +185,7 @@ class Executor:
 
     def _wait_until_healthy(self, seconds: float) -> None:
         """Healthy is this process once the coordinator has answered it, signed; an open port is not enough."""
-        started_at, restarts, failures = self._clock(), self.service_state().service.restarts, 0
+        started_at, restarts, failures = time.monotonic(), self.service_state().service.restarts, 0
         while True:
             seen = self.service_state()
             failures += seen.service.sub == "auto-restart"  # the first may be of the process before
@@ -199,9 +197,9 @@ class Executor:
                 or seen.service.active in ("failed", "inactive")
             ):
                 raise StepError(f"it does not keep running: {self.last_log_line()}")
-            if self._clock() - started_at > seconds:
+            if time.monotonic() - started_at > seconds:
                 raise StepError(self._unhealthy_reason(seen, seconds))
-            self._sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _unhealthy_reason(self, seen: ServiceState, seconds: float) -> str:
         if seen.status is None:
@@ -214,7 +212,7 @@ class Executor:
         )
 
     def _soak(self, rounds: int, seconds: float) -> None:
-        started_at, first = self._clock(), self.service_state()
+        started_at, first = time.monotonic(), self.service_state()
         while True:
             seen = self.service_state()
             if seen.service.pid != first.service.pid:
@@ -229,14 +227,14 @@ class Executor:
                 if status.idle and not (status.working or status.waiting):
                     self.report("the run is over, so no round was served")
                     return
-            if self._clock() - started_at > seconds:
+            if time.monotonic() - started_at > seconds:
                 if status is not None and status.working:
                     raise StepError(f"no answer was finished within {seconds:g} s")
                 self.report(
                     f"no round has asked it within {seconds:g} s; it counts as good because it is healthy"
                 )
                 return
-            self._sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 def upload(ssh: Ssh, files: dict[str, str]) -> None:

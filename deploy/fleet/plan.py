@@ -131,40 +131,40 @@ def plan(
     facts: Facts, desired: Desired, checks: list[Check], present: InstalledSettings, force: bool = False
 ) -> list[Step]:
     """The steps from the device's facts to its desired state."""
-    here = facts.installed
+    installed = facts.installed
     if reasons := [f"{check.name}: {check.reason}; {check.fix}" for check in failures(checks)]:
         return [Refuse(tuple(reasons))]
-    if desired.blocked_key in here.blocked and not force:
+    if desired.blocked_key in installed.blocked and not force:
         problem = f"release {desired.release} with these settings has failed on this device before"
         return [Refuse((f"{problem}; change one of them, or say --force",))]
     return list(_steps(facts, desired, present))
 
 
 def _steps(facts: Facts, desired: Desired, present: InstalledSettings) -> Iterator[Step]:
-    here, service, care = facts.installed, facts.installed.service, desired.care
-    if not here.user or here.pinned != desired.roots:
+    installed, service, care = facts.installed, facts.installed.service, desired.care
+    if not installed.user or installed.pinned != desired.roots:
         yield Prepare()
-    if desired.release not in here.complete:
+    if desired.release not in installed.complete:
         yield Ship(desired.release, desired.release_description)
         yield Build(desired.release)
     if reason := enrolment_reason(facts, desired):
         yield Enrol(reason)
-    other_settings, other_unit = present.settings != desired.settings, here.unit != desired.unit
-    moved = other_settings or other_unit or here.release != desired.release
-    if other_settings or other_unit:
+    new_settings, new_unit = present.settings != desired.settings, installed.unit != desired.unit
+    changed = new_settings or new_unit or installed.release != desired.release
+    if new_settings or new_unit:
         yield Configure(
-            " and ".join(w for w, other in (("settings", other_settings), ("unit", other_unit)) if other)
+            " and ".join(what for what, is_new in (("settings", new_settings), ("unit", new_unit)) if is_new)
         )
-    if moved:
+    if changed:
         yield Switch(desired.release)
-    stale = moved or not is_running(facts, desired, present)
-    if stale:
+    restart = changed or not is_running(facts, desired, present)
+    if restart:
         if service.active == "active":
             yield Drain(care.drain_seconds)
         yield Start()
-    if stale or not is_known_good(here.good, desired) or not is_healthy(facts):
+    if restart or not is_known_good(installed.good, desired) or not is_healthy(facts):
         yield Health(care.health_seconds)
-        if not is_known_good(here.good, desired):
+        if not is_known_good(installed.good, desired):
             yield Soak(care.soak_rounds, care.soak_seconds)
             yield Record(desired.release, desired.settings)
 
@@ -193,14 +193,14 @@ def is_known_good(good: KnownGood | None, desired: Desired) -> bool:
 
 
 def enrolment_reason(facts: Facts, desired: Desired) -> str:
-    here = facts.installed
-    if not here.tls:
+    installed = facts.installed
+    if not installed.tls:
         return "it has no keys yet"
-    if here.tls not in desired.tls:
+    if installed.tls not in desired.tls:
         return "its certificate ends soon, has been revoked or is not of this federation"
-    if here.roots != desired.roots:
+    if installed.roots != desired.roots:
         return "the federation has other roots now"
-    if here.coordinator != desired.coordinator:
+    if installed.coordinator != desired.coordinator:
         return "the coordinator has another record now"
     return ""
 

@@ -87,9 +87,8 @@ class RolloutSettings:
     drain_seconds: Seconds = 900.0  # for the work in progress to end
     health_seconds: Seconds = 120.0  # for the coordinator to answer a hello
     soak_rounds: Annotated[int, Within(0, LARGEST_COUNT)] = 1  # to be served before a change counts as good
-    soak_seconds: Seconds = (
-        1800.0  # for them; a device that no round asks in this time passes, and that is printed
-    )
+    # For them; a device that no round asks in this time passes, and that is printed.
+    soak_seconds: Seconds = 1800.0
     accuracy_drop: Share = 0.0  # of any domain, after a wave, that stops the rollout; 0: not checked
     metrics: str = ""  # of the coordinator, for that: http://host:9100/metrics
 

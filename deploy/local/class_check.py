@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofleet.coordinator.config import CoordinatorSettings
 from protofleet.deploy.fleet.settings import Fleet, device_settings
-from protofleet.deploy.local.experiment import Experiment, read_tables
+from protofleet.deploy.local.experiment import Experiment, read_with_bases
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
@@ -23,13 +23,13 @@ COORDINATOR_KEYS = CoordinatorSettings.__dataclass_fields__.keys() - Experiment.
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A device or coordinator, and its class names as far as they can be known here."""
+    """A device or coordinator, and its class names as far as this machine knows them."""
 
     name: str
-    names: Names = ()
+    names: Names = ()  # (): not known here
     data: DataSettings | None = None
-    classes: int = 0  # how many the settings say there are; 0: nothing
-    elsewhere: str = ""  # where its data are, if not here
+    classes: int = 0  # the settings' number of classes; 0: not set
+    remote_location: str = ""  # of its data; "": on this machine
 
 
 def agreed_names(experiment: Experiment) -> Names:
@@ -40,7 +40,7 @@ def agreed_names(experiment: Experiment) -> Names:
 
 
 def require_same_classes(participants: Sequence[Participant]) -> None:
-    """SettingsError with the first difference. A participant without class names is skipped."""
+    """SettingsError for the first difference. A participant whose class names are not known is skipped."""
     named = [participant for participant in participants if participant.names]
     for participant in named[1:]:
         if message := difference(named[0].name, named[0].names, participant.name, participant.names):
@@ -56,8 +56,8 @@ def require_same_classes(participants: Sequence[Participant]) -> None:
 
 
 def participants_in(path: Path, assignments: list[str]) -> list[Participant]:
-    """From the settings of a device, a coordinator, a fleet or an experiment."""
-    table = read_tables(path)
+    """The participants in the settings of a device, a coordinator, a fleet or an experiment."""
+    table = read_with_bases(path)
     if "hosts" in table:
         return list(_from_fleet(decode_file(Fleet, path, table, assignments)))
     if "method" not in table:
@@ -74,7 +74,7 @@ def _from_experiment(experiment: Experiment) -> Iterator[Participant]:
 
 
 def _from_data(shards: Mapping[str, DataSettings], classes: int = 0) -> Iterator[Participant]:
-    """Data that cannot be read is skipped: loading it gives its own error."""
+    """Data that cannot be read has no names here: the device reports the error when it loads it."""
     known: dict[tuple[str, str, str, Names], Names] = {}  # many devices share a folder
     for name, data in shards.items():
         key = (data.source, data.root, data.domain, data.classes)
@@ -86,10 +86,10 @@ def _from_data(shards: Mapping[str, DataSettings], classes: int = 0) -> Iterator
 
 
 def _from_fleet(fleet: Fleet) -> Iterator[Participant]:
-    """The data is on the hosts: only what the settings say is known here."""
+    """The data is on the hosts: only class names in the settings are known here."""
     federation = str(fleet.device.get("federation", "protofleet"))
     for name, host in fleet.hosts.items():
         data = device_settings(fleet, federation, name).data
         yield Participant(
-            name, normalized(configured_class_names(data)), data, elsewhere=f"at {host.address}"
+            name, normalized(configured_class_names(data)), data, remote_location=f"at {host.address}"
         )

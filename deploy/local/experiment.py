@@ -24,28 +24,36 @@ from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR, valid_name
 from protofleet.runtime.metrics_page import LOOPBACK
 
-MOST_DEVICES = 10_000  # processes of one machine
+MAX_DEVICES = 10_000  # on one machine
+MAX_PROCESSES_A_CORE = 4  # above it devices share processes
+# Each takes some hundred megabytes of it before it computes anything; one alone leaves it idle between its steps.
+MAX_PROCESSES_A_GPU = 4
 
-ONE_SOURCE = DataSettings()
+DEFAULT_DATA = DataSettings()
 
-OneMachine = Annotated[int, Within(1, MOST_DEVICES)]
+DeviceCount = Annotated[int, Within(1, MAX_DEVICES)]
 
 
 @dataclass(frozen=True)
 class SimulatedDevices:
-    """Which devices there are, in one of three ways; the first that is set holds."""
+    """Which devices there are, in one of three ways; the first that is set is used."""
 
-    clients: dict[str, OneMachine] = field(default_factory=dict)  # domain -> how many devices share it
-    count: Annotated[int, Within(0, MOST_DEVICES)] = (
-        0  # so many devices share the data, divided by data.split
-    )
-    per_domain: OneMachine = 1  # so many for each domain of the source, or of [domains]
+    clients: dict[str, DeviceCount] = field(default_factory=dict)  # domain -> how many devices share it
+    # How many devices share the data, divided by data.split.
+    count: Annotated[int, Within(0, MAX_DEVICES)] = 0
+    per_domain: DeviceCount = 1  # devices for each domain of the source, or of [domains]
     networks: tuple[str, ...] = ()  # device i runs network i mod n of these, with network.feature_size
+    # Processes forked from one that has imported everything, or a fresh interpreter each.
+    start: Literal["fork", "spawn"] = "fork"
+    # "each": a process each; a number: so many share all devices; 0: a process each up to 4 a core, else one a core,
+    # and where they compute on a GPU at most 4.
+    processes: Annotated[int, Within(0, MAX_DEVICES)] | Literal["each"] = 0
+    durable: bool = False  # devices sync their files; else a power cut may cost them, a killed process never
 
 
 @dataclass(frozen=True)
 class DomainSource:
-    """Where one domain comes from: a row of the [domains] table. What is left out is as [data] has it."""
+    """Where one domain comes from: a row of the [domains] table. Omitted keys have the values of [data]."""
 
     source: str
     root: str = ""  # "": the source's own folder
@@ -53,7 +61,7 @@ class DomainSource:
     samples: Samples | None = None
 
     def data(self, domain: str, common: DataSettings) -> DataSettings:
-        """The settings of a device that has this domain to itself."""
+        """The settings of a device that shares this domain with no other."""
         known = domains(self.source)
         if known and domain not in (self.source, *known):
             raise ValueError(f"{self.source} has no domain {domain!r}; it has {', '.join(known)}")
@@ -83,7 +91,7 @@ class BrokerChoice:
 
 @dataclass(frozen=True)
 class LocalPolicy(Policy):
-    """On one machine it is chance which device is slow, and a repeated run must have the same cohorts."""
+    """No straggler rule: here chance decides which device is slow, and a repeated run must have the same cohorts."""
 
     straggler_factor: StragglerFactor = 0.0
 
@@ -110,22 +118,22 @@ class Experiment:
     def __post_init__(self) -> None:
         valid_name(self.name)
         split_method(self.method)
-        # Every file that a run writes is checked before anything starts.
+        # All settings that a run writes are checked before anything starts.
         plan = self.plan
         for name, data in self.shards.items():
             DeviceSettings(name, data=data, compute=self.compute)
-        with torch.device("meta"):  # shapes without numbers
+        with torch.device("meta"):  # checks shapes, allocates nothing
             for network in set(self.networks.values()):
                 plan.device_model(network)
 
     @cached_property
     def plan(self) -> Plan:
-        """What the coordinator states to every device."""
+        """What the coordinator sends to every device."""
         return coordinator_settings(self, BrokerAddress(), Path("runs"), "").plan()
 
     @cached_property
     def shards(self) -> Mapping[str, DataSettings]:
-        """Device name -> its part of the data."""
+        """Device name -> its data."""
         fleet, sources = self.devices, self._sources()
         if not fleet.clients and fleet.count:
             width = len(str(fleet.count))
@@ -147,9 +155,20 @@ class Experiment:
                 found[name] = replace(own, part=i, parts=number)
         return found
 
+    def device_groups(self, cores: int, *, on_gpu: bool = False) -> list[tuple[str, ...]]:
+        """The devices of each process."""
+        names, number = list(self.shards), self.devices.processes
+        if number == 0 and on_gpu:
+            number = min(MAX_PROCESSES_A_GPU, cores)
+        elif number == 0:
+            number = "each" if len(names) <= MAX_PROCESSES_A_CORE * cores else cores
+        if number == "each":
+            number = len(names)
+        return [tuple(names[i::number]) for i in range(min(number, len(names)))]
+
     @cached_property
     def devices_by_domain(self) -> Mapping[str, tuple[str, ...]]:
-        """Domain -> the devices that have a part of it: no other device may report it."""
+        """Domain -> the devices that hold data of it: no other device may report it."""
         found: dict[str, tuple[str, ...]] = {}
         for name, data in self.shards.items():
             domain = data.domain or data.source
@@ -172,11 +191,11 @@ class Experiment:
         return self.plan.variant.reports
 
     @cached_property
-    def rules(self) -> LocalPolicy:
+    def effective_policy(self) -> LocalPolicy:
         """The first round waits for all devices: else the cohort would depend on which of them started fastest."""
         all_devices = len(self.shards)
-        rules = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
-        return replace(rules, gather=rules.gather or all_devices)
+        policy = self.policy or LocalPolicy(quorum=all_devices, settle_seconds=0.0)
+        return replace(policy, gather=policy.gather or all_devices)
 
     def _sources(self) -> dict[str, DataSettings]:
         """Domain -> its data, where the domains are of several sources."""
@@ -187,9 +206,9 @@ class Experiment:
                 f"devices.count is {self.devices.count}, for devices that share one source, but [domains] has "
                 f"{len(self.domains)}; set devices.clients or devices.per_domain"
             )
-        if strange := sorted(self.devices.clients.keys() - self.domains.keys()):
+        if unknown := sorted(self.devices.clients.keys() - self.domains.keys()):
             raise ValueError(
-                f"devices.clients has {strange[0]!r}, which is not in [domains]; there are {', '.join(self.domains)}"
+                f"devices.clients has {unknown[0]!r}, which is not in [domains]; there are {', '.join(self.domains)}"
             )
         return data_by_domain(self.domains, self.data)
 
@@ -200,9 +219,9 @@ class Experiment:
 
 
 def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> dict[str, DataSettings]:
-    """Domain -> its data. ValueError names the line that is wrong."""
+    """Domain -> its data. ValueError names the key that is wrong."""
     for key in ("source", "root", "domain"):
-        if getattr(common, key) != getattr(ONE_SOURCE, key):
+        if getattr(common, key) != getattr(DEFAULT_DATA, key):
             raise ValueError(
                 f"data.{key} is {getattr(common, key)!r}, but [domains] says where each domain comes from; "
                 "leave one of them out"
@@ -217,21 +236,23 @@ def data_by_domain(sources: dict[str, DomainSource], common: DataSettings) -> di
 
 
 def read_experiment(path: Path, assignments: list[str]) -> Experiment:
-    return decode_file(Experiment, path, read_tables(path), assignments)
+    return decode_file(Experiment, path, read_with_bases(path), assignments)
 
 
-def read_tables(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The file on top of its `base`, which may have one itself."""
-    chain = (*above, path.resolve())
-    if chain[-1] in above:
-        raise SettingsError(f"bases go round in a circle: {' -> '.join(p.name for p in chain)}")
+def read_with_bases(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The file's table merged over that of its `base`, which may have a base itself."""
+    chain = (*parents, path.resolve())
+    if chain[-1] in parents:
+        raise SettingsError(f"circular base: {' -> '.join(p.name for p in chain)}")
     table = read_toml(path)
     base = table.pop("base", None)
     if base is None:
         return table
     if not isinstance(base, str) or not (path.parent / base).is_file():
-        raise SettingsError(f"{path}: base is {base!r}, it must be a TOML file's path as seen from this file")
-    return merge(read_tables(path.parent / base, chain), table)
+        raise SettingsError(
+            f"{path}: base is {base!r}, it must be the path of a TOML file, relative to this file"
+        )
+    return merge(read_with_bases(path.parent / base, chain), table)
 
 
 def coordinator_settings(
@@ -239,12 +260,14 @@ def coordinator_settings(
 ) -> CoordinatorSettings:
     e = experiment
     enrolled = runs / e.name / "enrolled"
-    if e.rules.quorum > len(e.shards):
-        raise SettingsError(f"policy.quorum is {e.rules.quorum}, but there are {len(e.shards)} devices")
+    if e.effective_policy.quorum > len(e.shards):
+        raise SettingsError(
+            f"policy.quorum is {e.effective_policy.quorum}, but there are {len(e.shards)} devices"
+        )
     return CoordinatorSettings(
         name=e.name, rounds=e.rounds, classes=e.classes, method=e.method, federation=e.name,
         folder=str(runs), seed=e.seed, size=e.data.size, channels=e.data.channels,
-        network=e.network, policy=e.rules, broker=broker,
+        network=e.network, policy=e.effective_policy, broker=broker,
         enrolled=str(enrolled / COORDINATOR), devices=str(enrolled / "root" / "records"), threads=1,
         security=e.security, limits=Limits(domains=dict(e.devices_by_domain)),
         metrics_port=e.metrics_port, metrics_host=e.metrics_host, broker_words=broker_description,
@@ -258,4 +281,5 @@ def device_settings(experiment: Experiment, name: str, broker: BrokerAddress, ru
         enrolled=str(folder / "enrolled" / "devices" / name), broker=broker, data=experiment.shards[name],
         network=experiment.networks.get(name), pictures=experiment.pictures,
         compute=experiment.compute, threads=1, stays=False, security=experiment.security,
+        durable=experiment.devices.durable,
     )  # fmt: skip

@@ -1,64 +1,120 @@
-"""`protofleet fleet`: many simulated devices on one machine, a process each, restarted when one ends in error."""
+"""`protofleet fleet`: many devices on one machine, a process each or some together, restarted when one fails."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.errors import RunError
-from protofleet.protocol.settings.reader import SettingsError
+from protofleet.deploy.local.device_launcher import starter_of_devices
+from protofleet.deploy.local.processes import IMPORTED, uses_cuda
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.protocol.settings.reader import SettingsError, decode, read_toml
 from protofleet.runtime import children
+from protofleet.runtime.children import Child, Interpreters, Program, Starter
+from protofleet.runtime.launcher import CAN_FORK, Launcher
+from protofleet.runtime.restart_backoff import RestartBackoff
 
-SETTINGS: Final = "settings.toml"
-FIRST_BACKOFF, LONGEST_BACKOFF = 0.5, 60.0  # seconds before a device is restarted, doubled each time
-STABLE_SECONDS: Final = 60.0  # a device that has run for so long begins again with the first
+SETTINGS: Final = ("settings.toml", "device.toml")  # the second in the folder of a run
 STOP_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.2
+OUTPUT, ERRORS = 1, 2  # the fleet's own
 
 
 @dataclass
 class DeviceProcess:
-    """One device's process, and when it is restarted."""
+    """The process of one device or of several, and when it is restarted."""
 
-    settings: Path
-    process: subprocess.Popen[bytes] | None = None
+    settings: tuple[Path, ...]  # a file for each
+    starter: Starter
+    changes: tuple[str, ...] = ()  # to all of them, as for --set
+    process: Child | None = None
     started_at: float = 0.0
-    backoff: float = FIRST_BACKOFF
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     restart_at: float = 0.0
+    finished: bool = False  # in good order: its devices were to end with their run, or were drained
+
+    @property
+    def name(self) -> str:
+        names = [path.parent.name for path in self.settings]
+        return (
+            names[0]
+            if len(names) == 1
+            else f"the process of {names[0]} to {names[-1]} ({len(names)} devices)"
+        )
 
     def poll(self, now: float) -> str:
-        """Start it if that is due; a line for the log if it has ended."""
+        """Start it if that is due; a line for the log if it has exited."""
         if self.process is None:
             if now >= self.restart_at:
-                self.process = subprocess.Popen(children.command("protofleet", "device", str(self.settings)))
+                self.process = self._start()
                 self.started_at = now
             return ""
         code = self.process.poll()
         if code is None:
             return ""
-        stable = now - self.started_at > STABLE_SECONDS
-        self.backoff = FIRST_BACKOFF if stable else min(LONGEST_BACKOFF, 2 * self.backoff)
-        self.process, self.restart_at = None, now + self.backoff
-        return f"{self.settings.parent.name} ended with exit code {code}; restart in {self.backoff:.1f} s"
+        if code == 0:
+            self.process, self.finished, self.restart_at = None, True, float("inf")
+            return f"{self.name} has finished"
+        pause = self.backoff.failed(now - self.started_at)
+        self.process, self.restart_at = None, now + pause
+        return f"{self.name} ended with exit code {code}; restart in {pause:.1f} s"
+
+    def _start(self) -> Child:
+        """Its messages are the fleet's own."""
+        changes = [word for change in self.changes for word in ("--set", change)]
+        arguments = ["device", *map(str, self.settings), *changes]
+        return self.starter.start(Program(self.name, "protofleet", arguments), OUTPUT, ERRORS)
 
 
-def run_many(folder: Path) -> None:
-    """Until a signal, which ends it with RunError as it ends a device."""
-    devices = [DeviceProcess(path) for path in sorted(folder.glob(f"*/{SETTINGS}"))]
-    if not devices:
-        raise SettingsError(f"{folder} has no */{SETTINGS}; it must hold a folder for each device")
+def run_devices(folder: Path, changes: Sequence[str] = (), processes: int = 0) -> None:
+    """Until all have finished, or a signal, which raises RunError, as in a device of its own.
+
+    Without a number, a process each.
+    """
+    settings = sorted(path for name in SETTINGS for path in folder.glob(f"*/{name}"))
+    if not settings:
+        raise SettingsError(
+            f"{folder} has no */{' or */'.join(SETTINGS)}; it must hold a folder for each device"
+        )
     received: list[str] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: received.append(signal.Signals(number).name))
-    while not received:
-        for device in devices:
-            if line := device.poll(time.monotonic()):
-                print(f"protofleet: {line}", file=sys.stderr, flush=True)
-        time.sleep(POLL_SECONDS)
-    children.stop([device.process for device in devices if device.process is not None], STOP_SECONDS)
-    raise RunError(f"signal {received[0]}")
+    count = min(processes or len(settings), len(settings))
+    with starter_of(settings) as launcher, starter_of_devices(launcher, data_of(settings), count) as starter:
+        devices = [DeviceProcess(tuple(settings[i::count]), starter, tuple(changes)) for i in range(count)]
+        while not received and not all(device.finished for device in devices):
+            for device in devices:
+                if line := device.poll(time.monotonic()):
+                    print(f"protofleet: {line}", file=sys.stderr, flush=True)
+            time.sleep(POLL_SECONDS)
+        children.stop([device.process for device in devices if device.process is not None], STOP_SECONDS)
+    if received:
+        raise RunError(f"signal {received[0]}")
+
+
+def starter_of(settings: list[Path]) -> contextlib.AbstractContextManager[Starter]:
+    if not CAN_FORK or any(uses_cuda(compute(path)) for path in settings):
+        return contextlib.nullcontext(Interpreters())
+    return Launcher(IMPORTED)
+
+
+def data_of(settings: list[Path]) -> dict[str, DataSettings]:
+    found = {}
+    for path in settings:
+        with contextlib.suppress(SettingsError):  # an error of that device alone
+            found[str(path)] = decode(DataSettings, read_toml(path).get("data", {}))
+    return found
+
+
+def compute(settings: Path) -> str:
+    """Settings that cannot be read are an error of that device alone."""
+    with contextlib.suppress(SettingsError):
+        return str(read_toml(settings).get("compute", "auto"))
+    return "cpu"

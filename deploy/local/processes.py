@@ -1,63 +1,96 @@
-"""The processes of a run: coordinator and devices, each with a log."""
+"""The processes of a run: coordinator and devices, each with a log, and what they are started by."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
-from typing import IO
+from typing import Final
 
-from protofleet.protocol.storage.disk import MIN_FREE, PAUSED
+from protofleet.protocol.storage.disk import MIN_FREE
+from protofleet.protocol.storage.full_disk import PAUSED
 from protofleet.runtime import children
+from protofleet.runtime.children import Child, Program, Starter
+from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 
 EXIT_SECONDS = 10.0
+# What a coordinator or a device would import, whatever it does.
+IMPORTED: Final = (
+    "protofleet.coordinator.config",
+    "protofleet.coordinator.main",
+    "protofleet.deploy.cli.main",
+    "protofleet.edge_client.group.main",
+    "protofleet.edge_client.host.loaded_settings",
+    "protofleet.edge_client.main",
+    "protofleet.methods.fedavg",
+    "numpy.random",
+)
+CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")  # a PC's, a Jetson's, of Windows
+
+
+def start_launcher() -> Launcher | None:
+    """For a program, as its first act: else it has threads, and what it has imported is imported a second time.
+
+    None where this process cannot be forked, as one with a thread already.
+    """
+    with contextlib.suppress(LauncherError):
+        return Launcher(IMPORTED, here="torch" not in sys.modules) if CAN_FORK else None
+    return None
+
+
+def uses_cuda(compute: str) -> bool:
+    """CUDA survives no fork. That there is a device is seen without asking CUDA."""
+    return compute == "cuda" or (compute == "auto" and any(Path(name).exists() for name in CUDA_DEVICES))
 
 
 class Processes:
-    """They have sessions of their own, so that Ctrl-C reaches only their parent, which stops them."""
+    """Each runs in a session of its own, so that Ctrl-C reaches only their parent, which stops them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, starter: Starter) -> None:
+        self.folder, self._starter = folder, starter
         self._logs = folder / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._children: dict[str, subprocess.Popen[str]] = {}
-        self._files: list[IO[str]] = []
+        self._children: dict[str, Child] = {}
+        self._starters: dict[str, Starter] = {}
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
         children.stop(self._children.values(), EXIT_SECONDS)
-        for file in self._files:
-            file.close()
 
-    def start(self, name: str, *arguments: str, piped: bool = False) -> subprocess.Popen[str]:
-        log = self._log(name).open("a")
-        self._files.append(log)
-        self._children[name] = child = subprocess.Popen(
-            children.command("protofleet", *arguments),
-            stdout=subprocess.PIPE if piped else log, stderr=log, stdin=subprocess.DEVNULL,
-            text=True, start_new_session=True, env=children.environment_of_child(),
-        )  # fmt: skip
+    def start(self, name: str, *arguments: str, piped: bool = False, starter: Starter | None = None) -> Child:
+        """`starter` is another one than that of all."""
+        self._starters[name] = starter or self._starter
+        with self._log(name).open("a") as log:
+            out = subprocess.PIPE if piped else log.fileno()
+            child = self._starters[name].start(Program(name, "protofleet", arguments), out, log.fileno())
+        self._children[name] = child
         return child
 
     def wait(self) -> None:
-        """Let all end by themselves; whichever does not is stopped afterwards."""
+        """Wait for all to exit by themselves; leaving the block stops those that have not."""
         children.wait(self._children.values(), EXIT_SECONDS)
 
     def failed(self) -> dict[str, str]:
-        """Children that ended in error -> why."""
+        """Name -> reason, for children that have exited with an error."""
         return {n: self.reason(n) for n, c in self._children.items() if c.poll() not in (None, 0)}
 
+    def exit_code(self, name: str) -> int | None:
+        """None while it runs; of one that a signal has killed it is below 0."""
+        return self._children[name].poll()
+
     def reason(self, name: str) -> str:
-        """Why a child ended, by the last line of its log; on a full disk the log may be empty."""
-        if problem := self.disk_problem():
+        """Why a child has exited, by the last line of its log; on a full disk the log may be empty."""
+        if problem := self.disk_problem() or self._starter.problem or self._starters[name].problem:
             return problem
         return self._last_line(name).removeprefix("protofleet: ") or "its log is empty"
 
     def disk_problem(self) -> str:
-        waiting = any(self._last_line(name).endswith(PAUSED) for name in self._children)
-        if not waiting and shutil.disk_usage(self.folder).free >= MIN_FREE:
+        paused = any(self._last_line(name).endswith(PAUSED) for name in self._children)
+        if not paused and shutil.disk_usage(self.folder).free >= MIN_FREE:
             return ""
         return f"the disk that holds {self.folder} is full; make room and run the same command again"
 

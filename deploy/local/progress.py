@@ -1,4 +1,4 @@
-"""The progress of a run as people see it: a live display in a terminal, plain lines anywhere else."""
+"""The progress of a run: a live display in a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from protofleet.deploy.report.numbers import human_bytes
 
 @dataclass
 class RunState:
-    """What the coordinator's events have said so far."""
+    """The state of a run, by the coordinator's events so far."""
 
     rounds: int
     started_at: float
@@ -32,9 +32,9 @@ class RunState:
     present: int = 0
     accuracy: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
-    fedavg: int = 0
+    transfers: dict[str, str] = field(default_factory=dict)  # by device, how far its answer is
     round_seconds: list[float] = field(default_factory=list)
-    over: bool = False  # all processes may end now
+    finished: bool = False  # all processes may exit now
 
     def apply(self, event: dict[str, Any]) -> None:
         match event:
@@ -42,23 +42,26 @@ class RunState:
                 self.present = roster
             case {"event": "asked", "round": int(number), "phase": str(phase), "cohort": [*cohort]}:
                 self.round, self.phase, self.cohort, self.answered = number, phase, cohort, []
+                self.transfers = {}
+            case {"event": "transfer", "device": str(device)}:
+                self.transfers[device] = transfer_words(event)
             case {"event": "answered", "device": str(device)}:
                 self.answered.append(device)
+                self.transfers.pop(device, None)
                 self.bytes = {k: v for k, v in event.items() if k.startswith(("payload_", "wire_"))}
             case {"event": "round", "accuracy": dict(views)}:
                 self.accuracy = views.get(self.view) or self.accuracy
-                self.fedavg += sum(event.get("fedavg", {}).values())
                 self.round_seconds.append(event.get("seconds", 0.0))
             case {"event": "finished" | "diverged"}:
-                self.over = True
+                self.finished = True
 
     @property
     def seconds_left(self) -> float | None:
         """By the mean of the last five rounds."""
         if not self.round_seconds:
             return None
-        pace = self.round_seconds[-5:]
-        return max(0, self.rounds - len(self.round_seconds)) * sum(pace) / len(pace)
+        recent = self.round_seconds[-5:]
+        return max(0, self.rounds - len(self.round_seconds)) * sum(recent) / len(recent)
 
     @property
     def stage(self) -> str:
@@ -67,12 +70,12 @@ class RunState:
         return f"round {self.round} of {self.rounds}, {self.phase}" if self.round else self.phase
 
     @property
-    def mean(self) -> float | None:
+    def mean_accuracy(self) -> float | None:
         return sum(self.accuracy.values()) / len(self.accuracy) if self.accuracy else None
 
 
 class Progress:
-    """Takes the lines that the coordinator prints; one that is no event is shown as it is."""
+    """Shows the lines that the coordinator prints; a line that is no event is printed unchanged."""
 
     def __init__(self, rounds: int, console: Console | None = None, view: str = "global") -> None:
         self._console = console or Console(file=sys.stdout, highlight=False)
@@ -91,32 +94,34 @@ class Progress:
             self._live.__exit__(None, None, None)
 
     @property
-    def over(self) -> bool:
-        return self._state.over
+    def finished(self) -> bool:
+        return self._state.finished
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)  # text of devices may look like markup
 
-    def line(self, line: str) -> None:
+    def handle_line(self, line: str) -> None:
         try:
             event = json.loads(line)
             if not isinstance(event, dict):
                 raise ValueError("not an event")
         except ValueError:
-            self.say(line)
+            self.print(line)
             return
         self._state.apply(event)
-        if not self._interactive and (text := self.line_of(event)):
-            self.say(text)
+        if not self._interactive and (text := self.describe(event)):
+            self.print(text)
 
-    def line_of(self, event: dict[str, Any]) -> str:
-        """For where there is no terminal; "" for events that need no line."""
+    def describe(self, event: dict[str, Any]) -> str:
+        """The line for an event where there is no terminal; "" for events that need none."""
         p = self._state
         match event.get("event"):
             case "joined" | "left":
                 return f"{event['device']} has {event['event']}, {p.present} present"
             case "asked":
                 return f"{p.stage}: {len(p.cohort)} devices asked"
+            case "transfer":
+                return f"{event['device']}: {transfer_words(event)}"
             case "dropped":
                 return f"{event['device']}: answer {event['verdict']}, {event['reason']}"
             case "fell_back":
@@ -132,7 +137,7 @@ class Progress:
                 return f"the run has diverged: {event['reason']}"
             case "round":
                 done = f"{p.stage} took {event['seconds']:.1f} s"
-                mean = f", mean accuracy {p.mean:.1%}" if p.mean is not None else ""
+                mean = f", mean accuracy {p.mean_accuracy:.1%}" if p.mean_accuracy is not None else ""
                 left = f", about {p.seconds_left:.0f} s left" if p.seconds_left else ""
                 return f"{done}{mean}, {self._traffic()}{left}"
         return ""
@@ -152,7 +157,7 @@ class Progress:
         return Group(*rows)
 
     def _bar(self) -> Table:
-        """In a table: a bar by itself does not end its line."""
+        """In a table: rich prints no line break after a bar alone."""
         table = Table.grid()
         table.add_row(ProgressBar(self._state.rounds, len(self._state.round_seconds), width=60))
         return table
@@ -163,8 +168,10 @@ class Progress:
             return Text(f"{p.present} devices present")
         text = Text()
         for device in p.cohort:
-            here = device in p.answered
-            text.append(f"{'✓' if here else '·'} {device}  ", style="green" if here else "dim")
+            answered = device in p.answered
+            text.append(f"{'✓' if answered else '·'} {device}  ", style="green" if answered else "dim")
+            if words := p.transfers.get(device):
+                text.append(f"({words})  ", style="dim")
         return text
 
     def _domains(self) -> Table:
@@ -178,3 +185,8 @@ class Progress:
         up, down = b.get("payload_up", 0), b.get("payload_down", 0)
         wire = b.get("wire_up", 0) + b.get("wire_down", 0)
         return f"tensors up {human_bytes(up)}, down {human_bytes(down)}; on the wire {human_bytes(wire)}"
+
+
+def transfer_words(event: dict[str, Any]) -> str:
+    came, size, rate = (human_bytes(event[key]) for key in ("bytes", "size", "bytes_per_second"))
+    return f"{came} of {size} are here, {rate}/s, about {event['seconds_left']:.0f} s to go"

@@ -9,15 +9,19 @@ import selectors
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
+
+import torch
 
 from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls, find_broker
 from protofleet.deploy.enrol.local_federation import BROKER, LocalFederation, enrol_federation
 from protofleet.deploy.errors import DIVERGED, RunError
 from protofleet.deploy.local.class_check import agreed_names
+from protofleet.deploy.local.device_launcher import starter_of_devices
+from protofleet.deploy.local.device_processes import DeviceProcesses
 from protofleet.deploy.local.experiment import Experiment, coordinator_settings, device_settings
-from protofleet.deploy.local.processes import EXIT_SECONDS, Processes
+from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.deploy.local.progress import Progress
 from protofleet.deploy.report.run_page import final_table, write_report
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml
@@ -25,24 +29,60 @@ from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.address import BrokerAddress, preflight
 from protofleet.protocol.wire.class_names import Names
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.children import Interpreters, Starter
+from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
+
+NOT_SYNCED: Final = "their files are not synced, so a power cut may cost them (devices.durable)"
+SYNCED: Final = "their files are synced"
+NO_FORK: Final = "CUDA survives no fork" if CAN_FORK else "only Linux has a safe fork"
 
 
-def run_experiment(experiment: Experiment, runs: Path) -> Path:
-    """Run it to its end, and return the report. RunError where it ends before."""
+def run_experiment(experiment: Experiment, runs: Path, launcher: Launcher | None = None) -> Path:
+    """Run it until it is finished, and return the report. RunError where it fails or is stopped."""
+    try:
+        with starter_of(experiment, launcher) as starter:
+            return run_processes(experiment, runs, starter)
+    except LauncherError as error:
+        raise RunError(f"{error}; or fork none: --set devices.start=spawn") from error
+
+
+@contextlib.contextmanager
+def starter_of(experiment: Experiment, launcher: Launcher | None) -> Iterator[Starter]:
+    """The launcher that is there already, if the experiment's processes can be forked; else one of its own."""
+    if experiment.devices.start == "spawn" or uses_cuda(experiment.compute) or not CAN_FORK:
+        yield Interpreters()
+    elif launcher is not None:
+        yield launcher
+    else:
+        with Launcher(IMPORTED) as own:
+            yield own
+
+
+def computes_on_gpu(compute: str) -> bool:
+    """As far as can be seen without CUDA, which this process leaves to its devices."""
+    return uses_cuda(compute) and torch.version.cuda is not None
+
+
+def run_processes(experiment: Experiment, runs: Path, starter: Starter) -> Path:
     folder = runs / experiment.name
     names = agreed_names(experiment)
-    show = Progress(experiment.rounds, view=experiment.reports)
-    with broker_of_run(experiment, folder) as broker, show as progress:
-        progress.say(f"broker: {broker.description}")
+    display = Progress(experiment.rounds, view=experiment.reports)
+    with broker_of_run(experiment, folder) as broker, display as progress:
+        progress.print(f"broker: {broker.description}")
+        if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
+            progress.print(f"processes: a fresh interpreter each, as {NO_FORK}")
         write_settings(experiment, broker, runs, names)
-        with Processes(folder) as processes:
+        groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(experiment.compute))
+        loads = starter_of_devices(starter, experiment.shards, len(groups))
+        with loads as device_starter, Processes(folder, starter) as processes:
+            devices = DeviceProcesses.of(groups, processes, device_starter)
             try:
-                watch(experiment, processes, progress)
+                watch(experiment, processes, devices, progress)
             except DivergedError:
                 write_report(folder)
                 raise
             except KeyboardInterrupt:
-                raise RunError(f"stopped; the same command continues {folder} where it stands") from None
+                raise RunError(f"stopped; the same command resumes {folder}") from None
     report = write_report(folder)
     print(final_table(folder))
     return report
@@ -50,15 +90,17 @@ def run_experiment(experiment: Experiment, runs: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunningBroker:
-    """A broker that answers, and how reports describe it."""
+    """A broker that accepts connections, and how reports describe it."""
 
     address: BrokerAddress
     description: str
-    fleet: LocalFederation | None = None  # whose certificates it takes
+    federation: LocalFederation | None = None  # whose client certificates it requires; None: no TLS
 
     def address_for(self, name: str) -> BrokerAddress:
         """With the TLS files of this device or coordinator."""
-        return self.address if self.fleet is None else replace(self.address, tls=self.fleet.tls(name))
+        return (
+            self.address if self.federation is None else replace(self.address, tls=self.federation.tls(name))
+        )
 
 
 @contextlib.contextmanager
@@ -70,12 +112,12 @@ def broker_of_run(experiment: Experiment, folder: Path) -> Iterator[RunningBroke
         enrol_all(experiment, folder)
         yield RunningBroker(choice.address, f"external, {choice.address}")
         return
-    fleet = enrol_all(experiment, folder)
+    federation = enrol_all(experiment, folder)
     tls = choice.tls != "off" and find_broker(choice.kind).kind == "mosquitto"
-    mutual_tls = MutualTls(fleet.folder_of(BROKER), fleet.tls(COORDINATOR)) if tls else None
+    mutual_tls = MutualTls(federation.folder_of(BROKER), federation.tls(COORDINATOR)) if tls else None
     kind = "mosquitto" if choice.tls == "on" else choice.kind
     with LocalBroker(folder / "logs", kind=kind, mutual_tls=mutual_tls) as broker:
-        yield RunningBroker(broker.address, broker.describe(), fleet if tls else None)
+        yield RunningBroker(broker.address, broker.describe(), federation if tls else None)
 
 
 def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
@@ -83,7 +125,7 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
 
 
 def write_settings(experiment: Experiment, broker: RunningBroker, runs: Path, names: Names) -> None:
-    """Of every process."""
+    """The settings files of all processes, and the experiment's own."""
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
     _write(folder / "coordinator.toml", replace(coordinator, class_names=names))
@@ -93,27 +135,35 @@ def write_settings(experiment: Experiment, broker: RunningBroker, runs: Path, na
         _write(folder / "devices" / name / "device.toml", device)
 
 
+def available_cores() -> int:
+    """To this process, which may be held to some."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _write(path: Path, settings: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: a run that was killed here must not be mistaken for one with other settings.
+    # Atomic: a run that was killed here must not be mistaken for one with other settings.
     Disk(durable=False).replace(path, write_toml(encode(settings)).encode())
 
 
-def watch(experiment: Experiment, processes: Processes, progress: Progress) -> None:
+def watch(experiment: Experiment, processes: Processes, devices: DeviceProcesses, progress: Progress) -> None:
     folder = processes.folder
     coordinator = processes.start(
         "coordinator", "coordinator", str(folder / "coordinator.toml"), "--events", piped=True
     )
-    for name in experiment.shards:
-        processes.start(name, "device", str(folder / "devices" / name / "device.toml"))
+    progress.print(f"devices: {devices}; {SYNCED if experiment.devices.durable else NOT_SYNCED}")
+    devices.start()
     assert coordinator.stdout is not None
 
-    def idle() -> None:
-        if not progress.over:  # how a device ends after the run harms nothing
-            check(experiment, processes)
+    def on_idle() -> None:
+        if not progress.finished:  # once the run is over, devices may exit as they like
+            devices.restart_killed()
+            check_quorum(experiment, processes, devices)
 
-    for line in lines_of(coordinator.stdout, idle):
-        progress.line(line)
+    for line in read_lines(coordinator.stdout, on_idle):
+        progress.handle_line(line)
     if (code := coordinator.wait(EXIT_SECONDS)) == DIVERGED:
         raise DivergedError(processes.reason("coordinator"))
     if code != 0:
@@ -121,37 +171,36 @@ def watch(experiment: Experiment, processes: Processes, progress: Progress) -> N
     processes.wait()
 
 
-def check(experiment: Experiment, processes: Processes) -> None:
-    """A run that can no longer reach its quorum ends now, with the reason, and not at a deadline."""
-    if problem := processes.disk_problem():  # else devices wait for room, and nothing says so
+def check_quorum(experiment: Experiment, processes: Processes, devices: DeviceProcesses) -> None:
+    """RunError as soon as too many devices have failed for a quorum, instead of at a deadline."""
+    if problem := processes.disk_problem():  # devices only pause on a full disk: they never fail
         raise RunError(problem)
-    failed = processes.failed()
-    failed.pop("coordinator", None)
-    if len(experiment.shards) - len(failed) < experiment.rules.quorum:
+    failed = devices.failed()
+    if len(experiment.shards) - len(failed) < experiment.effective_policy.quorum:
         name, reason = next(iter(failed.items()))
         raise RunError(f"{name}: {reason}")
 
 
-def lines_of(stream: IO[str], idle: Callable[[], None]) -> Iterator[str]:
-    """Lines as they come; `idle` is called whenever there has been none for a moment."""
+def read_lines(stream: IO[str], on_idle: Callable[[], None]) -> Iterator[str]:
+    """Lines as they arrive; `on_idle` is called after each half second without output."""
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
-        rest = ""
+        partial = ""
         while True:
             if not selector.select(timeout=0.5):
-                idle()
+                on_idle()
                 continue
             data = os.read(stream.fileno(), 1 << 16).decode(errors="replace")
             if not data:
                 return
-            *lines, rest = (rest + data).split("\n")
+            *lines, partial = (partial + data).split("\n")
             yield from lines
 
 
-def claim_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool = False) -> None:
-    """Continue an unfinished run of the same settings; rename the folder of any other earlier run of this name.
+def prepare_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool = False) -> None:
+    """Continue an unfinished run with the same settings; rename the folder of any other earlier run of this name.
 
-    With `resume` it is an error if there is none: a new run in its place would go unnoticed.
+    With `resume` it is an error if there is none, rather than a new run.
     """
     folder = runs / experiment.name
     written = folder / "experiment.toml"
@@ -179,7 +228,7 @@ def claim_folder(experiment: Experiment, runs: Path, fresh: bool, resume: bool =
 
 
 def same_settings(written: Path, experiment: Experiment) -> bool:
-    """A file of an earlier version lacks the settings that are newer; they count as at their defaults."""
+    """Settings that an earlier version did not have yet count as left at their defaults."""
     try:
         return bool(encode(decode(Experiment, read_toml(written))) == encode(experiment))
     except SettingsError:

@@ -12,43 +12,45 @@ from protofleet.coordinator.server.diverged import DivergedError
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.class_check import agreed_names
 from protofleet.deploy.local.experiment import Experiment, read_experiment
-from protofleet.deploy.local.run import claim_folder, run_experiment
-from protofleet.protocol.settings.reader import SettingsError, encode, write_toml
+from protofleet.deploy.local.run import prepare_folder, run_experiment, same_settings
+from protofleet.protocol.settings.reader import SettingsError
 from protofleet.protocol.storage.store import DamagedError
+from protofleet.runtime.launcher import Launcher
 
 
 @dataclass
 class Sweep:
     runs: Path
     fresh: bool = False
-    failed: dict[str, str] = field(default_factory=dict)  # run -> why
+    launcher: Launcher | None = None
+    failed: dict[str, str] = field(default_factory=dict)  # run -> reason
 
     def run(self, files: Sequence[Path], seeds: Sequence[int], assignments: list[str]) -> int:
-        """Mistakes in files are found before the first run starts; a run that fails does not stop the others."""
-        planned = plan_runs(files, seeds, assignments)
-        for experiment in planned:
+        """All settings are checked before the first run starts; a run that fails does not stop the others."""
+        experiments = plan_runs(files, seeds, assignments)
+        for experiment in experiments:
             agreed_names(experiment)
         started_at = time.monotonic()
-        for i, experiment in enumerate(planned, 1):
+        for i, experiment in enumerate(experiments, 1):
             elapsed = time.monotonic() - started_at
-            print(f"--- {i} of {len(planned)}, {elapsed:.0f} s elapsed: {experiment.name}", flush=True)
-            self.one(experiment)
-        for name, why in self.failed.items():
-            print(f"failed: {name}: {why}")
-        done = len(planned) - len(self.failed)
-        print(f"{done} of {len(planned)} runs are finished; protofleet compare puts them side by side")
+            print(f"--- {i} of {len(experiments)}, {elapsed:.0f} s elapsed: {experiment.name}", flush=True)
+            self.run_one(experiment)
+        for name, reason in self.failed.items():
+            print(f"failed: {name}: {reason}")
+        done = len(experiments) - len(self.failed)
+        print(f"{done} of {len(experiments)} runs are finished; protofleet compare puts them side by side")
         return 1 if self.failed else 0
 
-    def one(self, experiment: Experiment) -> None:
-        if not self.fresh and finished(experiment, self.runs):
-            ended = outcome(experiment, self.runs)
-            print(f"{ended} already")
-            if ended != "finished":
-                self.failed[experiment.name] = f"{ended}; --fresh runs it again"
+    def run_one(self, experiment: Experiment) -> None:
+        if not self.fresh and is_finished(experiment, self.runs):
+            result = outcome(experiment, self.runs)
+            print(f"{result} already")
+            if result != "finished":
+                self.failed[experiment.name] = f"{result}; --fresh runs it again"
             return
         try:
-            claim_folder(experiment, self.runs, self.fresh)
-            run_experiment(experiment, self.runs)
+            prepare_folder(experiment, self.runs, self.fresh)
+            run_experiment(experiment, self.runs, self.launcher)
         except (RunError, SettingsError, DivergedError) as error:
             self.failed[experiment.name] = str(error)
             print(f"failed: {error}")
@@ -58,20 +60,19 @@ def plan_runs(files: Sequence[Path], seeds: Sequence[int], assignments: list[str
     found: dict[str, Experiment] = {}
     for file in files:
         experiment = read_experiment(file, assignments)
-        for named in [replace(experiment, name=f"{experiment.name}-s{s}", seed=s) for s in seeds] or [
-            experiment
-        ]:
-            if named.name in found:
-                raise SettingsError(f"two of the runs are called {named.name}; give {file} another name")
-            found[named.name] = named
+        variants = [replace(experiment, name=f"{experiment.name}-s{s}", seed=s) for s in seeds]
+        for run in variants or [experiment]:
+            if run.name in found:
+                raise SettingsError(f"two of the runs are called {run.name}; give {file} another name")
+            found[run.name] = run
     return list(found.values())
 
 
-def finished(experiment: Experiment, runs: Path) -> bool:
+def is_finished(experiment: Experiment, runs: Path) -> bool:
     folder = runs / experiment.name
     if not (folder / "summary.json").exists():
         return False
-    return (folder / "experiment.toml").read_text() == write_toml(encode(experiment))
+    return same_settings(folder / "experiment.toml", experiment)
 
 
 def outcome(experiment: Experiment, runs: Path) -> str:

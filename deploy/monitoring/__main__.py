@@ -11,12 +11,12 @@ from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 FOLDER: Final = Path(__file__).parent.parent / "compose" / "grafana" / "dashboards"
 
 
-def written() -> dict[str, str]:
+def generate() -> dict[str, str]:
     """File name -> text."""
     return {f"{name}.json": json.dumps(page(), indent=2) + "\n" for name, page in DASHBOARDS.items()}
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, text in written().items():
+    for name, text in generate().items():
         (FOLDER / name).write_text(text)

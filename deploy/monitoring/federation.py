@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.panels import dashboard, lines, number
+from protofleet.deploy.monitoring.panels import dashboard, stat, time_series
 from protofleet.deploy.monitoring.queries import ACCURACY, COMMITTED, DOMAIN, FEDAVG, OURS, VIEW
 
 
@@ -16,27 +16,27 @@ def federation() -> dict[str, Any]:
         description,
         [DOMAIN, VIEW],
         [
-            number(
+            stat(
                 "Round",
                 "none",
                 ("protofleet_round", "in hand"),
                 ("protofleet_rounds_planned", "planned"),
                 width=5,
             ),
-            number(
+            stat(
                 "Devices",
                 "none",
                 ("protofleet_devices_present", "present"),
                 ("protofleet_quorum", "quorum"),
                 width=5,
             ),
-            number(
+            stat(
                 "Mean accuracy",
                 "percentunit",
                 (f"avg({ACCURACY})", "test"),
                 description="over the chosen domains and views",
             ),
-            number(
+            stat(
                 "Since the last round",
                 "s",
                 (f"time() - {COMMITTED}", ""),
@@ -44,7 +44,7 @@ def federation() -> dict[str, Any]:
                 width=5,
                 description="RoundStalled is raised at twice what most rounds take",
             ),
-            number(
+            stat(
                 "Saved against FedAvg",
                 "percentunit",
                 (f"1 - sum({OURS}) / sum({FEDAVG})", ""),
@@ -53,20 +53,20 @@ def federation() -> dict[str, Any]:
                 width=5,
                 description="of the bytes of the same network's weights, up and down, since the coordinator's start",
             ),
-            lines(
+            time_series(
                 "Accuracy by domain",
                 "percentunit",
                 (ACCURACY, "{{domain}} ({{view}})"),
                 width=12,
                 description="on each domain's own test images",
             ),
-            lines(
+            time_series(
                 "Loss by domain",
                 "none",
                 ('protofleet_loss{domain=~"$domain", view=~"$view"}', "{{domain}} ({{view}})"),
                 width=12,
             ),
-            lines(
+            time_series(
                 "Participants",
                 "none",
                 ("protofleet_round_invited", "invited"),
@@ -76,35 +76,35 @@ def federation() -> dict[str, Any]:
                 floor=0,
                 description="in the last round; late ones are stragglers",
             ),
-            lines(
+            time_series(
                 "Seconds a round",
                 "s",
                 ("protofleet_round_duration_seconds_sum / protofleet_round_duration_seconds_count", "mean"),
                 ("max(protofleet:round_seconds:p95)", "95 % took no longer"),
                 floor=0,
             ),
-            lines(
+            time_series(
                 "Seconds by phase",
                 "s",
                 ("protofleet_round_phase_seconds_sum / protofleet_round_phase_seconds_count", "{{phase}}"),
                 floor=0,
                 description="mean, from asking to closing",
             ),
-            lines(
+            time_series(
                 "Tensor bytes a round, beside FedAvg's",
                 "bytes",
                 ("sum by (direction) (protofleet_round_bytes)", "{{direction}}"),
                 ("protofleet_round_fedavg_bytes", "{{direction}}, FedAvg"),
                 floor=0,
             ),
-            lines(
+            time_series(
                 "Answers",
                 "none",
                 ("increase(protofleet_updates_total[5m])", "{{verdict}}"),
                 floor=0,
                 description="in five minutes",
             ),
-            lines(
+            time_series(
                 "Rounds behind",
                 "none",
                 (
@@ -114,7 +114,7 @@ def federation() -> dict[str, Any]:
                 floor=0,
                 description="of all answers when they arrived: 0 where none was late",
             ),
-            lines(
+            time_series(
                 "Repeated rounds",
                 "none",
                 ("protofleet_rounds_repeated_total", "for want of a quorum"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.panels import bars, dashboard, lines, number, table
+from protofleet.deploy.monitoring.panels import bar_gauge, dashboard, stat, table, time_series
 from protofleet.deploy.monitoring.queries import DEVICE
 
 
@@ -17,60 +17,60 @@ def fleet() -> dict[str, Any]:
         description,
         [DEVICE],
         [
-            number(
+            stat(
                 "Devices that answer Prometheus",
                 "none",
                 ('sum(up{job="devices"})', "up"),
                 ('count(up{job="devices"})', "known"),
                 width=6,
             ),
-            number(
+            stat(
                 "Devices connected to the broker",
                 "none",
                 (f"sum(protofleet_device_connected{chosen})", ""),
                 width=6,
             ),
-            number(
+            stat(
                 "Answers without a receipt yet",
                 "none",
                 (f"sum(protofleet_device_outbox_answers{chosen})", ""),
                 width=6,
             ),
-            number(
+            stat(
                 "Highest temperature",
                 "celsius",
                 (f"max(protofleet_device_temperature_celsius{chosen})", ""),
                 warn=85,
                 width=6,
             ),
-            lines(
+            time_series(
                 "Temperature",
                 "celsius",
                 (f"protofleet_device_temperature_celsius{chosen}", "{{device}} {{zone}}"),
             ),
-            bars(
+            bar_gauge(
                 "Stragglers: seconds an answer takes",
                 "s",
                 (f"sort_desc(protofleet:device_work_seconds:mean{chosen})", "{{device}}"),
                 description="mean of the last 15 minutes",
             ),
-            lines(
+            time_series(
                 "Last round worked in", "none", (f"protofleet_device_round{chosen}", "{{device}}"), floor=0
             ),
-            lines(
+            time_series(
                 "Last message received",
                 "s",
                 (f"time() - protofleet_device_last_seen_timestamp_seconds{chosen}", "{{device}}"),
                 floor=0,
                 description="seconds ago, as the coordinator counts",
             ),
-            lines(
+            time_series(
                 "Available memory",
                 "bytes",
                 (f"protofleet_device_memory_available_bytes{chosen}", "{{device}}"),
                 floor=0,
             ),
-            lines(
+            time_series(
                 "Available disk",
                 "bytes",
                 ("protofleet_disk_available_bytes", "{{job}} {{device}}"),

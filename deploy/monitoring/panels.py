@@ -13,7 +13,7 @@ COLUMNS: Final = 24  # Grafana's grid
 SCHEMA: Final = 39  # of Grafana 11
 
 
-def lines(
+def time_series(
     title: str,
     unit: str,
     *queries: Query,
@@ -39,7 +39,7 @@ def lines(
     return _panel("timeseries", title, description, width, 8, queries, defaults, options)
 
 
-def number(
+def stat(
     title: str,
     unit: str,
     *queries: Query,
@@ -61,16 +61,14 @@ def number(
     return _panel("stat", title, description, width, 4, queries, defaults, options)
 
 
-def bars(
-    title: str, unit: str, *queries: Query, description: str = "", width: int = 8, most: float | None = None
-) -> Panel:
+def bar_gauge(title: str, unit: str, *queries: Query, description: str = "") -> Panel:
     """The present value of each series, side by side."""
-    defaults = _field(unit) | {"min": 0} | ({} if most is None else {"max": most})
+    defaults = _field(unit) | {"min": 0}
     options = {
         "displayMode": "basic", "orientation": "horizontal", "showUnfilled": True,
         "reduceOptions": {"calcs": ["lastNotNull"], "values": False},
     }  # fmt: skip
-    return _panel("bargauge", title, description, width, 8, queries, defaults, options)
+    return _panel("bargauge", title, description, 8, 8, queries, defaults, options)
 
 
 def table(
@@ -112,7 +110,7 @@ def dashboard(
             }
         ],
         "templating": {"list": [data_source(), *variables]},
-        "panels": list(laid_out(panels)),
+        "panels": list(lay_out(panels)),
     }  # fmt: skip
 
 
@@ -135,7 +133,7 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def laid_out(panels: Iterable[Panel]) -> Iterator[Panel]:
+def lay_out(panels: Iterable[Panel]) -> Iterator[Panel]:
     """From left to right; a panel that does not fit into its row begins the next."""
     x = y = tallest = 0
     for i, panel in enumerate(panels, 1):

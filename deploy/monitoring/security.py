@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.panels import dashboard, lines, number, table
+from protofleet.deploy.monitoring.panels import dashboard, stat, table, time_series
 from protofleet.deploy.monitoring.queries import DEVICE, FORGED
 
 REFUTED_WILLS = 'protofleet_device_wills_total{outcome="refuted",device=~"$device"}'
@@ -18,7 +18,7 @@ def security() -> dict[str, Any]:
         description,
         [DEVICE],
         [
-            number(
+            stat(
                 "Forged or replayed",
                 "none",
                 (f'sum(increase(protofleet_rejected_total{{reason=~"{FORGED}"}}[1h]))', ""),
@@ -26,14 +26,14 @@ def security() -> dict[str, Any]:
                 width=6,
                 description="messages that no honest device or coordinator sends, in an hour",
             ),
-            number(
+            stat(
                 "Rejected",
                 "none",
                 ("sum by (job) (increase(protofleet_rejected_total[1h]))", "{{job}}"),
                 width=6,
                 description="in an hour",
             ),
-            number(
+            stat(
                 "Time until a certificate expires",
                 "s",
                 ("min(protofleet_certificate_expiry_timestamp_seconds) - time()", ""),
@@ -41,8 +41,8 @@ def security() -> dict[str, Any]:
                 bad_below=True,
                 width=6,
             ),
-            number("Coordinators", "none", ("count(protofleet_coordinator_epoch)", ""), warn=2, width=6),
-            lines(
+            stat("Coordinators", "none", ("count(protofleet_coordinator_epoch)", ""), warn=2, width=6),
+            time_series(
                 "Rejected",
                 "none",
                 ("sum by (job) (increase(protofleet_rejected_total[5m]))", "{{job}}"),
@@ -56,13 +56,13 @@ def security() -> dict[str, Any]:
                 width=8,
                 description="in an hour; docs/protocol.md, section 7, says what each means",
             ),
-            lines(
+            time_series(
                 "Received messages by result",
                 "none",
                 ("sum by (job, result) (increase(protofleet_messages_total[5m]))", "{{job}} {{result}}"),
                 floor=0,
             ),
-            lines(
+            time_series(
                 "Missing messages",
                 "none",
                 ('protofleet_device_messages_missing{device=~"$device"}', "{{device}}"),
@@ -73,14 +73,14 @@ def security() -> dict[str, Any]:
                 floor=0,
                 description="announced by a device and not received: lost, withheld or on their way",
             ),
-            lines(
+            time_series(
                 "Refuted wills",
                 "none",
                 (f"sum by (device) (increase({REFUTED_WILLS}[1h]))", "{{device}}"),
                 floor=0,
                 description="in an hour, of devices still connected; only a malicious broker publishes them",
             ),
-            lines(
+            time_series(
                 "Coordinator restarts",
                 "none",
                 ("changes(protofleet_coordinator_epoch[1h])", "{{instance}}"),

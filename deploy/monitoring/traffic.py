@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protofleet.deploy.monitoring.panels import dashboard, lines, number, table
+from protofleet.deploy.monitoring.panels import dashboard, stat, table, time_series
 from protofleet.deploy.monitoring.queries import DEVICE, FEDAVG, METHOD, OURS
 
 
@@ -20,9 +20,9 @@ def traffic() -> dict[str, Any]:
         description,
         [METHOD, DEVICE],
         [
-            number("Tensors so far", "bytes", (f"sum by (direction) ({tensors})", "{{direction}}"), width=6),
-            number("On the wire so far", "bytes", (f"sum by (direction) ({wire})", "{{direction}}"), width=6),
-            number(
+            stat("Tensors so far", "bytes", (f"sum by (direction) ({tensors})", "{{direction}}"), width=6),
+            stat("On the wire so far", "bytes", (f"sum by (direction) ({wire})", "{{direction}}"), width=6),
+            stat(
                 "Saved against FedAvg",
                 "percentunit",
                 (f"1 - sum by (direction) ({OURS}) / sum by (direction) ({FEDAVG})", "{{direction}}"),
@@ -30,14 +30,14 @@ def traffic() -> dict[str, Any]:
                 bad_below=True,
                 width=6,
             ),
-            number(
+            stat(
                 "Overhead on the wire over tensors",
                 "percentunit",
                 (f"sum({wire}) / sum({tensors}) - 1", ""),
                 width=6,
                 description="headers, signatures, tables, topics, retransmissions",
             ),
-            lines(
+            time_series(
                 "Tensor bytes of a round, by kind and direction",
                 "bytes",
                 (
@@ -47,7 +47,7 @@ def traffic() -> dict[str, Any]:
                 stacked=True,
                 width=12,
             ),
-            lines(
+            time_series(
                 "Tensor bytes of a round, by method",
                 "bytes",
                 (
@@ -58,19 +58,19 @@ def traffic() -> dict[str, Any]:
                 width=12,
                 floor=0,
             ),
-            lines(
+            time_series(
                 "On the wire",
                 "Bps",
                 (f"sum by (direction, kind) (rate({wire}[1m]))", "{{direction}} {{kind}}"),
                 stacked=True,
             ),
-            lines(
+            time_series(
                 "By device",
                 "Bps",
                 (f"sum by (device) (rate({theirs}[1m]))", "{{device}}"),
                 floor=0,
             ),
-            lines(
+            time_series(
                 "Retransmitted",
                 "percentunit",
                 ("protofleet:repeated_bytes:ratio", "{{job}}"),
@@ -82,7 +82,7 @@ def traffic() -> dict[str, Any]:
                 "bytes",
                 f"sum by (method, kind, direction) ({tensors})",
             ),
-            lines(
+            time_series(
                 "Messages",
                 "none",
                 (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from protofleet.deploy.pages.between import DOCS, replaced
+from protofleet.deploy.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "operations.md"
 RULES: Final = Path(__file__).parents[1] / "compose" / "prometheus" / "rules" / "alerts.yml"
@@ -24,11 +24,11 @@ def rows(rules: str) -> Iterator[str]:
         yield f"| `{rule.split()[0]}`{page} | {' | '.join(cells)} |\n"
 
 
-def written(text: str) -> str:
-    return replaced(
+def generate(text: str) -> str:
+    return replace_table(
         text, "protofleet.deploy.pages.alerts", HEAD + "".join(rows(RULES.read_text(encoding="utf-8")))
     )
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(generate(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

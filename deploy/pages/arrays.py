@@ -1,4 +1,4 @@
-"""python -m protofleet.deploy.pages.arrays: writes anew what docs/protocol.md says of every method's arrays, from
+"""python -m protofleet.deploy.pages.arrays: updates what docs/protocol.md says of every method's arrays, from
 what the coordinator demands of them.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import torch
 
 from protofleet.coordinator.devices.limits import Limits
-from protofleet.deploy.pages.between import DOCS, replaced
+from protofleet.deploy.pages.generated_table import DOCS, replace_table
 from protofleet.methods.contract.base import Ask, Member, Payload, Reply, ServerHalf
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
@@ -22,7 +22,7 @@ from protofleet.protocol.wire.messages import ArraySpec
 PAGE: Final = DOCS / "protocol.md"
 # Classes, width of the embedding, examples: no other number of the tables is one of these.
 C, D, N = 7, 48, 35
-LETTERS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
+SYMBOLS: Final = {C: "C", D: "D", N: "N", C - 1: "C - 1", (N + C) // 2: "(N + C) / 2"}
 HEAD: Final = "| method | phase | the broadcast holds | rows of the answer |\n|---|---|---|---|\n"
 
 
@@ -31,7 +31,9 @@ Question: TypeAlias = tuple[str, Payload, tuple[ArraySpec, ...]]  # phase, what 
 
 def questions(method: str) -> Iterator[Question]:
     """What a server half asks its cohort in two rounds and at the end; the answers are the least that it accepts."""
-    plan = Plan(method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=quick(method))
+    plan = Plan(
+        method, C, 2, size=32, network=Network("cnn_bn", feature_size=D), hyper=cheap_settings(method)
+    )
     server = plan.server_half()
     for number in (1, 2):
         server.begin(number, [Member("a", N, (N // C,) * C)])
@@ -45,29 +47,29 @@ def _round(server: ServerHalf) -> Iterator[Question]:
         while True:
             ask = next(asking) if replies is None else asking.send(replies)
             yield ask.phase, ask.payload, table_of(ask.wants, ask.payload, Limits().norm)
-            replies = [Reply("a", N, least(ask))]
+            replies = [Reply("a", N, smallest_answer(ask))]
 
 
-def quick(method: str) -> dict[str, int]:
+def cheap_settings(method: str) -> dict[str, int]:
     """Settings that save work and change no array."""
     known = {field.name for field in fields(Plan(method, C, 2).load().Hyper)}
     return {name: 1 for name in ("server_epochs", "init_steps") if name in known}
 
 
-def least(ask: Ask) -> Payload:
+def smallest_answer(ask: Ask) -> Payload:
     return {
-        name: _array(want, ask.payload.get(name)) for name, want in ask.wants.items() if not want.optional
+        name: _array(spec, ask.payload.get(name)) for name, spec in ask.wants.items() if not spec.optional
     }
 
 
-def _array(want: TensorSpec, sent: torch.Tensor | None) -> torch.Tensor:
-    if sent is not None and tuple(sent.shape) == want.shape:
+def _array(spec: TensorSpec, sent: torch.Tensor | None) -> torch.Tensor:
+    if sent is not None and tuple(sent.shape) == spec.shape:
         return sent
-    shape = [2 if isinstance(dim, str) else dim for dim in want.shape]
-    dtype: torch.dtype = getattr(torch, want.dtype)
-    if want.dtype == "int64" and want.low == 0:
+    shape = [2 if isinstance(dim, str) else dim for dim in spec.shape]
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if spec.dtype == "int64" and spec.low == 0:
         return torch.arange(shape[0])
-    return torch.full(shape, 1, dtype=dtype) if want.low == 1 else torch.rand(shape).to(dtype)
+    return torch.full(shape, 1, dtype=dtype) if spec.low == 1 else torch.rand(shape).to(dtype)
 
 
 def table() -> str:
@@ -79,8 +81,8 @@ def _lines(method: str) -> Iterator[str]:
     sent: dict[tuple[str, str], dict[str, None]] = {}
     for phase, payload, rows in questions(method):
         sent.setdefault((phase, _rows(rows)), {})[_kinds(payload)] = None
-    for (phase, shown), kinds in sent.items():
-        yield f"| `{method}` | `{phase}` | {'; or '.join(kinds)} | {shown} |\n"
+    for (phase, rows_text), kinds in sent.items():
+        yield f"| `{method}` | `{phase}` | {'; or '.join(kinds)} | {rows_text} |\n"
 
 
 def _kinds(payload: Payload) -> str:
@@ -93,23 +95,23 @@ def _rows(rows: Sequence[ArraySpec]) -> str:
 
 
 def _row(row: ArraySpec) -> str:
-    form = "as sent" if row.shape is None else f"{row.dtype} [{', '.join(map(_letter, row.shape))}]"
-    said = [form, f"most {_letter(row.most)}" if row.most is not None else ""]
-    said += [
-        f"{word} {_letter(bound)}"
+    form = "as sent" if row.shape is None else f"{row.dtype} [{', '.join(map(_symbol, row.shape))}]"
+    parts = [form, f"most {_symbol(row.most)}" if row.most is not None else ""]
+    parts += [
+        f"{word} {_symbol(bound)}"
         for word, bound in (("low", row.low), ("high", row.high))
         if bound is not None
     ]
-    return f"`{row.name}`: " + ", ".join([*filter(None, said), *(f"`{rule}`" for rule in row.rules)])
+    return f"`{row.name}`: " + ", ".join([*filter(None, parts), *(f"`{rule}`" for rule in row.rules)])
 
 
-def _letter(value: float | str) -> str:
-    return value if isinstance(value, str) else LETTERS.get(int(value), f"{value:,.0f}")
+def _symbol(value: float | str) -> str:
+    return value if isinstance(value, str) else SYMBOLS.get(int(value), f"{value:,.0f}")
 
 
-def written(page: str) -> str:
-    return replaced(page, "protofleet.deploy.pages.arrays", table())
+def generate(page: str) -> str:
+    return replace_table(page, "protofleet.deploy.pages.arrays", table())
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(generate(PAGE.read_text()))

@@ -34,7 +34,7 @@ and the bounds, and exit code 2. What two settings must be to each other is said
 """
 
 
-def written() -> str:
+def generate() -> str:
     parts = [INTRO, *(section(title, cls) for title, cls in TABLES.items())]
     return "".join([*parts, *(section(f"The method {name}", load(name).Hyper) for name in names())])
 
@@ -47,10 +47,10 @@ def section(title: str, cls: type) -> str:
 def numbers(cls: type, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Within]]:
     hints = get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        yield from below(hints[field.name], (*path, field.name))
+        yield from nested_bounds(hints[field.name], (*path, field.name))
 
 
-def below(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Within]]:
+def nested_bounds(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Within]]:
     """Of a number, of a table's numbers, and of those inside a list, under any name, or left out."""
     if dataclasses.is_dataclass(hint):
         yield from numbers(hint, path)  # type: ignore[arg-type]
@@ -59,8 +59,8 @@ def below(hint: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], W
     else:
         named = (*path, "NAME") if get_origin(hint) is dict else path
         for part in get_args(hint):
-            yield from below(part, named)
+            yield from nested_bounds(part, named)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    PAGE.write_text(generate())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pkgutil
 from typing import Final
 
-from protofleet.deploy.pages.between import DOCS, replaced
+from protofleet.deploy.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "protocol.md"
 HEAD: Final = "| limit | value | in the code |\n|---|---|---|\n"
@@ -54,8 +54,12 @@ LIMITS: Final = (
     ("blocks in flight to the coordinator", "protofleet.protocol.link.coordinator.BUDGET"),
     ("seconds before blocks are asked for again", "protofleet.protocol.link.fetch.RETRY_SECONDS"),
     ("and at most", "protofleet.protocol.link.fetch.LONGEST_RETRY_SECONDS"),
+    ("longest gap between blocks that is doubled", "protofleet.protocol.link.fetch.LONGEST_GAP_SECONDS"),
     ("pause from which on a sender counts as silent", "protofleet.protocol.link.fetch.SILENT_SECONDS"),
-    ("seconds a block waits for the cohort", "protofleet.protocol.link.broadcast.LINGER_SECONDS"),
+    ("seconds a block waits for the next who asks", "protofleet.protocol.link.broadcast.LINGER_SECONDS"),
+    ("and at most", "protofleet.protocol.link.broadcast.LONGEST_LINGER_SECONDS"),
+    ("bytes a second of a copy on its way", "protofleet.protocol.link.broadcast.PASSED_ON_PER_SECOND"),
+    ("seconds it takes at most", "protofleet.protocol.link.broadcast.LONGEST_PASSING_ON_SECONDS"),
     ("blocks of a broadcast that wait for the cohort", "protofleet.protocol.link.broadcast.MAX_PENDING"),
     ("blocks sent again to one device, a second", "protofleet.protocol.link.rate_limit.REPEAT_RATE"),
     ("and at once", "protofleet.protocol.link.rate_limit.REPEAT_BURST"),
@@ -70,10 +74,17 @@ LIMITS: Final = (
         "seconds until an inactive device is not waited for",
         "protofleet.protocol.link.broadcast.INACTIVE_SECONDS",
     ),
-    ("seconds of silence between hellos", "protofleet.edge_client.conversation.hello_timer.HELLO_SECONDS"),
     (
-        "the same, of a device that nobody waits for",
+        "seconds of silence between hellos at first, drawn down to half; then each twice as long",
+        "protofleet.edge_client.conversation.hello_timer.HELLO_SECONDS",
+    ),
+    (
+        "and at most; the same, of a device that nobody waits for, drawn down to three quarters",
         "protofleet.edge_client.conversation.hello_timer.QUIET_SECONDS",
+    ),
+    (
+        "seconds over which devices at rest spread hellos that one event asks of all",
+        "protofleet.edge_client.conversation.hello_timer.SPREAD_SECONDS",
     ),
     (
         "seconds without a `here` before such a device says hello",
@@ -101,6 +112,10 @@ LIMITS: Final = (
         "seconds before an update is said again",
         "protofleet.edge_client.conversation.answer_delivery.RESEND_SECONDS",
     ),
+    (
+        "or so many times as long as its last receipt took, where that is longer",
+        "protofleet.edge_client.conversation.answer_delivery.RECEIPT_FACTOR",
+    ),
     ("and at most", "protofleet.edge_client.conversation.answer_delivery.LONGEST_RESEND_SECONDS"),
     ("answers that a device keeps, of one round", "protofleet.edge_client.state.file.KEPT_ANSWERS"),
     (
@@ -118,9 +133,11 @@ def row(words: str, name: str) -> str:
     return f"| {words} | {value if value != int(value) else int(value):,} | `{name}` |\n"
 
 
-def written(text: str) -> str:
-    return replaced(text, "protofleet.deploy.pages.limits", HEAD + "".join(row(*limit) for limit in LIMITS))
+def generate(text: str) -> str:
+    return replace_table(
+        text, "protofleet.deploy.pages.limits", HEAD + "".join(row(*limit) for limit in LIMITS)
+    )
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(generate(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

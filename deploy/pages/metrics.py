@@ -21,6 +21,8 @@ from protofleet.coordinator.observe.metrics import (
     WillCounts,
 )
 from protofleet.coordinator.observe.series import Attendance, Devices, DiskSpace, Learned, Progress, Traffic
+from protofleet.edge_client.gpu.admission import Usage
+from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceSeries
 from protofleet.protocol.link.meter import Meter
@@ -58,23 +60,23 @@ class Rows(CollectorRegistry):
             self.rows.append(row(family.name, family.type, named._labelnames, family.documentation))
 
 
-def row(name: str, kind: str, labels: tuple[str, ...], words: str) -> str:
+def row(name: str, kind: str, labels: tuple[str, ...], description: str) -> str:
     shown = name + ("_total" if kind == "counter" else "")
-    return f"| `{shown}` | {kind} | {', '.join(labels)} | {meaning(words)} |".replace("|  |", "| |")
+    return f"| `{shown}` | {kind} | {', '.join(labels)} | {meaning(description)} |".replace("|  |", "| |")
 
 
-def meaning(words: str) -> str:
+def meaning(description: str) -> str:
     """As a cell, where docs/x.md is a link to the page beside this one."""
-    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", words.replace("|", r"\|"))
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", description.replace("|", r"\|"))
 
 
-def of_both(r: CollectorRegistry) -> None:
+def register_common(r: CollectorRegistry) -> None:
     r.register(MeterCollector(Meter(), ""))
     r.register(ConnectionErrors(lambda: 0))
     r.register(HostMetrics("", "", Path(), BrokerAddress()))
 
 
-def of_a_coordinator(r: CollectorRegistry) -> None:
+def register_coordinator(r: CollectorRegistry) -> None:
     for series in (Progress, Attendance, Traffic, Learned, Devices, DiskSpace):
         series(r)
     r.register(DepartureCounts(None))
@@ -84,15 +86,16 @@ def of_a_coordinator(r: CollectorRegistry) -> None:
     r.register(Errors(None))
 
 
-def of_a_device(r: CollectorRegistry) -> None:
+def register_device(r: CollectorRegistry) -> None:
     DeviceSeries(r)
     r.register(Sensors())
+    r.register(UsageCollector(Usage()))
 
 
 SECTIONS: Final[dict[str, Callable[[CollectorRegistry], None]]] = {
-    "Coordinator and device": of_both,
-    "Coordinator": of_a_coordinator,
-    "Device": of_a_device,
+    "Coordinator and device": register_common,
+    "Coordinator": register_coordinator,
+    "Device": register_device,
 }
 
 
@@ -102,9 +105,9 @@ def sections() -> Iterator[str]:
         yield f"## {title}\n\n{HEAD}" + "".join(f"{line}\n" for line in registry.rows)
 
 
-def written() -> str:
+def generate() -> str:
     return "\n".join((INTRO, *sections()))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    PAGE.write_text(generate())

@@ -7,12 +7,11 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from protofleet.deploy.pages.between import DOCS, replaced
+from protofleet.deploy.pages.generated_table import DOCS, replace_table
 
 PAGE: Final = DOCS / "security-limits.md"
-Row: TypeAlias = tuple[
-    str, ...
-]  # what; its bound, where it is no number of the code; where it is set; beyond
+# What; its bound, where it is no number of the code; where it is set; beyond.
+Row: TypeAlias = tuple[str, ...]
 TABLES: Final[Mapping[str, tuple[str, tuple[Row, ...]]]] = {
     "sent": (
         "| what | bound | set in | beyond |",
@@ -193,12 +192,12 @@ def row(what: str, bound: str, place: str, *beyond: str) -> str:
     return f"| {' | '.join((what, bound, place, *beyond))} |\n".replace("|  |", "| |")
 
 
-def written(text: str) -> str:
+def generate(text: str) -> str:
     for name, (head, rows) in TABLES.items():
         table = f"{head}\n{'|---' * (head.count('|') - 1)}|\n" + "".join(row(*cells) for cells in rows)
-        text = replaced(text, f"protofleet.deploy.pages.security_limits: {name}", table)
+        text = replace_table(text, f"protofleet.deploy.pages.security_limits: {name}", table)
     return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(generate(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

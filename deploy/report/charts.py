@@ -15,8 +15,8 @@ COLOURS = (
 GREY = COLOURS[6]
 WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 130, 16, 40
-MOST_RIGHT = 300  # pixels for names at the ends of lines
-LETTER = 6.6  # pixels that a letter takes, about
+MAX_RIGHT = 300  # pixels, at most, for names at the ends of lines
+LETTER_WIDTH = 6.6  # pixels, on average
 Format = Callable[[float], str]
 
 
@@ -28,12 +28,13 @@ class Line:
     bold: bool = False
     labelled: bool = True
     dash: str = ""
-    band: Sequence[tuple[float, float, float]] = ()  # (x, from, to): how far its values spread
+    band: Sequence[tuple[float, float, float]] = ()  # (x, from, to): the spread of its values
+    marked: bool = False  # with a dot at each point
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Parts stacked from below, filled or as outlines."""
+    """A stacked bar, filled or outlined."""
 
     x: float
     parts: Sequence[tuple[str, float]]  # (name, size)
@@ -41,7 +42,7 @@ class Bar:
     outlined: bool = False
 
 
-def lines(
+def line_chart(
     series: Sequence[Line],
     y_format: Format,
     x_label: str,
@@ -53,71 +54,77 @@ def lines(
     xs = [x for line in series for x, _ in line.points] or [1, 2]
     ys = [y for line in series for _, y in line.points] or [0, 1]
     margin = 0.1 * (max(ys) - min(ys)) or 0.1
-    low, high = (min(0.0, min(ys)), round_up(max(ys))) if from_zero else (min(ys) - margin, max(ys) + margin)
+    low, high = (
+        (min(0.0, min(ys)), round_axis_end(max(ys))) if from_zero else (min(ys) - margin, max(ys) + margin)
+    )
     last = max(max(xs), min(xs) * 1.01 if log_x else min(xs) + 1)
-    named = [line for line in series if line.labelled and line.points]
-    names = [f"{line.name} {y_format(line.points[-1][1])}" for line in named]
-    frame = Frame(min(xs), last, low, high, right_margin(names, 16), log_x)
-    elements = [frame.axes(y_format, x_label, x_format)]
-    elements += [band(frame, line) for line in series if line.band]
-    elements += [path(frame, line) for line in series]
+    labelled = [line for line in series if line.labelled and line.points]
+    names = [f"{line.name} {y_format(line.points[-1][1])}" for line in labelled]
+    axes = Axes(min(xs), last, low, high, right_margin(names, 16), log_x)
+    elements = [axes.svg(y_format, x_label, x_format)]
+    elements += [band(axes, line) for line in series if line.band]
+    elements += [polyline(axes, line) for line in series]
     ends = [
-        (frame.y(y), frame.x(x), name, line.colour, line.bold)
-        for line, name in zip(named, names, strict=True)
+        (axes.y(y), axes.x(x), name, line.colour, line.bold)
+        for line, name in zip(labelled, names, strict=True)
         for x, y in line.points[-1:]
     ]
     return svg("".join(elements) + end_labels(ends), label)
 
 
-def right_margin(names: Iterable[str], beside: float) -> float:
-    """Pixels at the right of a picture."""
-    return min(MOST_RIGHT, max(RIGHT, beside + LETTER * max(map(len, names), default=0)))
+def right_margin(names: Iterable[str], gap: float) -> float:
+    """Pixels for names at the right of the axes, `gap` pixels beside them."""
+    return min(MAX_RIGHT, max(RIGHT, gap + LETTER_WIDTH * max(map(len, names), default=0)))
 
 
-def path(frame: Frame, line: Line) -> str:
-    points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
+def polyline(axes: Axes, line: Line) -> str:
+    points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in line.points)
     width = 3.5 if line.bold else 1.6 if line.labelled else 0.9
     dash = f' stroke-dasharray="{line.dash}"' if line.dash else ""
+    dots = "".join(
+        f'<circle cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="3" fill="{line.colour}"/>'
+        for x, y in (line.points if line.marked else ())
+    )
     return (
         f'<polyline points="{points}" fill="none" stroke="{line.colour}" stroke-width="{width}"{dash} '
-        f'stroke-linejoin="round"><title>{escape(line.name)}</title></polyline>'
+        f'stroke-linejoin="round"><title>{escape(line.name)}</title></polyline>{dots}'
     )
 
 
-def band(frame: Frame, line: Line) -> str:
-    upper = [(x, min(high, frame.y_high)) for x, _, high in line.band]
-    lower = [(x, max(low, frame.y_low)) for x, low, _ in reversed(line.band)]
-    points = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in [*upper, *lower])
+def band(axes: Axes, line: Line) -> str:
+    upper = [(x, min(high, axes.y_high)) for x, _, high in line.band]
+    lower = [(x, max(low, axes.y_low)) for x, low, _ in reversed(line.band)]
+    points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in [*upper, *lower])
     return f'<polygon points="{points}" fill="{line.colour}" fill-opacity="0.15"/>'
 
 
-def bars(
-    groups: Sequence[Bar],
+def bar_chart(
+    series: Sequence[Bar],
     colours: Mapping[str, str],
     y_format: Format,
     x_label: str,
     label: str,
 ) -> str:
-    top = max((sum(size for _, size in bar.parts) for bar in groups), default=1.0)
-    first = min((math.floor(bar.x + 0.5) for bar in groups), default=1)
-    last = max((bar.x for bar in groups), default=1.0)
+    top = max((sum(size for _, size in bar.parts) for bar in series), default=1.0)
+    first = min((math.floor(bar.x + 0.5) for bar in series), default=1)
+    last = max((bar.x for bar in series), default=1.0)
     right = right_margin(colours, 40)
-    frame = Frame(first - 0.6, last + 0.6, 0.0, round_up(top), right)
-    elements = [frame.axes(y_format, x_label)]
-    outlined = {name for bar in groups if bar.outlined for name, _ in bar.parts}
-    for bar in groups:
+    axes = Axes(first - 0.6, last + 0.6, 0.0, round_axis_end(top), right)
+    elements = [axes.svg(y_format, x_label)]
+    outlined = {name for bar in series if bar.outlined for name, _ in bar.parts}
+    for bar in series:
         base = 0.0
         for name, size in bar.parts:
-            elements.append(segment(frame, bar, base, size, name, colours[name], y_format))
+            elements.append(bar_segment(axes, bar, base, size, name, colours[name], y_format))
             base += size
     return svg("".join(elements) + legend(colours, outlined, WIDTH - right + 14), label)
 
 
-def segment(
-    frame: Frame, bar: Bar, base: float, size: float, name: str, colour: str, format_value: Format
+def bar_segment(
+    axes: Axes, bar: Bar, base: float, size: float, name: str, colour: str, format_value: Format
 ) -> str:
-    x, y = frame.x(bar.x - bar.width / 2), frame.y(base + size)
-    width, height = frame.x(bar.x + bar.width / 2) - x, frame.y(base) - y
+    x, y = axes.x(bar.x - bar.width / 2), axes.y(base + size)
+    width, height = axes.x(bar.x + bar.width / 2) - x, axes.y(base) - y
     style = f'fill="none" stroke="{colour}" stroke-dasharray="3 2"' if bar.outlined else f'fill="{colour}"'
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" {style}>'
@@ -126,14 +133,14 @@ def segment(
 
 
 @dataclass(frozen=True)
-class Frame:
-    """From data to pixels of the picture."""
+class Axes:
+    """The ranges of both axes, and the pixels of a value on them."""
 
     x_low: float
     x_high: float
     y_low: float
     y_high: float
-    right: float = RIGHT
+    right: float = RIGHT  # pixels beside the axes, for names
     log_x: bool = False
 
     def x(self, value: float) -> float:
@@ -146,7 +153,7 @@ class Frame:
         share = (value - self.y_low) / ((self.y_high - self.y_low) or 1.0)
         return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
 
-    def axes(self, y_format: Format, x_label: str, x_format: Format | None = None) -> str:
+    def svg(self, y_format: Format, x_label: str, x_format: Format | None = None) -> str:
         elements = []
         end = WIDTH - self.right
         for i in range(5):
@@ -156,7 +163,7 @@ class Frame:
             elements.append(
                 f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{escape(y_format(value))}</text>'
             )
-        for value in self.x_ticks(most=6 if x_format else 12):
+        for value in self.x_ticks(limit=6 if x_format else 12):
             text = x_format(value) if x_format else f"{value:.0f}"
             position = f'x="{self.x(value):.1f}" y="{HEIGHT - BOTTOM + 18}"'
             elements.append(f'<text {position} text-anchor="middle">{escape(text)}</text>')
@@ -164,21 +171,21 @@ class Frame:
         elements.append(f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
         return "".join(elements)
 
-    def x_ticks(self, most: int) -> list[float]:
-        """Multiples of 1, 2 or 5; on a logarithmic axis powers of ten, with 2 and 5 times them where few."""
+    def x_ticks(self, limit: int) -> list[float]:
+        """Multiples of 1, 2 or 5; on a logarithmic axis powers of ten, and 2 and 5 times them where those are few."""
         if self.log_x:
             first, last = math.floor(math.log10(self.x_low)), math.ceil(math.log10(self.x_high))
-            times = (1,) if last - first > 3 else (1, 2, 5)
-            marks = [t * 10.0**power for power in range(first, last + 1) for t in times]
+            factors = (1,) if last - first > 3 else (1, 2, 5)
+            marks = [t * 10.0**power for power in range(first, last + 1) for t in factors]
             return [m for m in marks if self.x_low * 0.999 <= m <= self.x_high * 1.001]
-        wanted = max(1.0, (self.x_high - self.x_low) / most)
-        power = 10 ** math.floor(math.log10(wanted))
-        step = next(t * power for t in (1, 2, 5, 10) if t * power >= wanted * 0.999)
+        smallest = max(1.0, (self.x_high - self.x_low) / limit)
+        power = 10 ** math.floor(math.log10(smallest))
+        step = next(t * power for t in (1, 2, 5, 10) if t * power >= smallest * 0.999)
         return [i * step for i in range(math.ceil(self.x_low / step), math.floor(self.x_high / step) + 1)]
 
 
 def end_labels(ends: Sequence[tuple[float, float, str, str, bool]]) -> str:
-    """Names at the ends of their lines, moved apart where they would overlap, inside the picture if they can."""
+    """Names at the ends of their lines, moved apart where they would overlap, inside the picture where they fit."""
     ends = sorted(ends)
     ys: list[float] = []
     for y, *_ in ends:
@@ -210,14 +217,14 @@ def legend(colours: Mapping[str, str], outlined: set[str], x: float) -> str:
     return "".join(elements)
 
 
-def svg(inside: str, label: str) -> str:
+def svg(content: str, label: str, height: float = HEIGHT) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{inside}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" '
+        f'xmlns="http://www.w3.org/2000/svg">{content}</svg>'
     )
 
 
-def round_up(value: float) -> float:
+def round_axis_end(value: float) -> float:
     """A round number at or above a value, for the top of an axis; its quarters are round too."""
     if value <= 0:
         return 1.0

@@ -7,22 +7,22 @@ from dataclasses import replace
 from html import escape
 from statistics import fmean, stdev
 
-from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
+from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.comparison import Group, Point
 from protofleet.deploy.report.comparison_tables import Table
 from protofleet.deploy.report.html_page import page, table
 from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
 from protofleet.deploy.report.numbers import NONE, human_bytes, percent, two_places
 
-PALE = "88"  # after a colour: half of it, for the second kind of bar of one run
+HALF_OPAQUE = "88"  # appended to a colour: for the second kind of bar of one run
 DASHES = ("", "7 3", "2 3")  # for more groups than colours
-SHOWN = ("seed", "rounds", "network", "seconds")
-WIDE = 30.0  # times as many bytes at one end as at the other: a logarithmic axis
+RUN_COLUMNS = ("seed", "rounds", "network", "seconds")
+LOG_AXIS_RATIO = 30.0  # of most to least bytes, from which the axis is logarithmic
 
 
-def comparison_page(groups: Sequence[Group], shown: Sequence[Table]) -> str:
+def comparison_page(groups: Sequence[Group], tables: Sequence[Table]) -> str:
     sections = [
-        *map(table_section, shown),
+        *map(table_section, tables),
         curves_section(groups),
         margins_section(groups),
         runs_section(groups),
@@ -31,20 +31,20 @@ def comparison_page(groups: Sequence[Group], shown: Sequence[Table]) -> str:
     return page(title, f"<h1>{escape(title)}</h1>{''.join(sections)}", "wide")
 
 
-def table_section(shown: Table) -> str:
-    inside = table(shown.head, shown.rows)
-    return f"<section><h2>{escape(shown.title)}</h2>{inside}<p>{escape(shown.note)}</p></section>"
+def table_section(section: Table) -> str:
+    html = table(section.head, section.rows)
+    return f"<section><h2>{escape(section.title)}</h2>{html}<p>{escape(section.note)}</p></section>"
 
 
 def curves_section(groups: Sequence[Group]) -> str:
-    by_rounds = [line_of(i, group, lambda p: p.rounds) for i, group in enumerate(groups)]
-    by_bytes = [line_of(i, group, lambda p: p.bytes) for i, group in enumerate(groups)]
-    crossed = [x for line in by_bytes for x, _ in line.points if x > 0]
+    by_rounds = [accuracy_line(i, group, lambda p: p.rounds) for i, group in enumerate(groups)]
+    by_bytes = [accuracy_line(i, group, lambda p: p.bytes) for i, group in enumerate(groups)]
+    sizes = [x for line in by_bytes for x, _ in line.points if x > 0]
     if not any(line.points for line in by_rounds):
         return ""
-    log = bool(crossed) and max(crossed) > WIDE * min(crossed)
+    log = bool(sizes) and max(sizes) > LOG_AXIS_RATIO * min(sizes)
     if log:
-        by_bytes = [positive(line) for line in by_bytes]
+        by_bytes = [without_zero(line) for line in by_bytes]
     text = (
         "Mean test accuracy over domains; with several seeds their mean, and a band of one standard deviation. "
         f"Views: {'; '.join(f'{group.name}: {group.view}' for group in groups)}."
@@ -52,22 +52,24 @@ def curves_section(groups: Sequence[Group]) -> str:
     axis = "tensor bytes, up and down"
     if log:
         axis += "; the axis is logarithmic, points at 0 bytes are left out"
-    rounds = lines(by_rounds, percent, "rounds of training", "mean accuracy over rounds")
-    sizes = lines(by_bytes, percent, axis, "mean accuracy over bytes", x_format=human_bytes, log_x=log)
+    rounds_chart = line_chart(by_rounds, percent, "rounds of training", "mean accuracy over rounds")
+    bytes_chart = line_chart(
+        by_bytes, percent, axis, "mean accuracy over bytes", x_format=human_bytes, log_x=log
+    )
     return (
         f"<section><h2>Accuracy over rounds and over bytes</h2><p>{escape(text)}</p>"
-        f"<h3>over rounds</h3>{rounds}<h3>over bytes that have crossed</h3>{sizes}</section>"
+        f"<h3>over rounds</h3>{rounds_chart}<h3>over bytes that have crossed</h3>{bytes_chart}</section>"
     )
 
 
-def line_of(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
-    """Of the rounds that all runs of the group have measured; of two points of one round the later."""
-    by_run = [{point.rounds: point for point in run.points(group.view)} for run in group.runs]
-    shared = sorted(set.intersection(*(set(found) for found in by_run)))
+def accuracy_line(i: int, group: Group, x_of: Callable[[Point], float]) -> Line:
+    """The mean over the group's runs, at rounds that all have measured; of two points of one round the later one."""
+    by_round = [{point.rounds: point for point in run.points(group.view)} for run in group.runs]
+    shared = sorted(set.intersection(*(set(points) for points in by_round)))
     data, band = [], []
     for number in shared:
-        x = fmean(x_of(found[number]) for found in by_run)
-        values = [found[number].accuracy["mean"] for found in by_run]
+        x = fmean(x_of(points[number]) for points in by_round)
+        values = [points[number].accuracy["mean"] for points in by_round]
         data.append((x, fmean(values)))
         if len(values) > 1:
             band.append((x, fmean(values) - stdev(values), fmean(values) + stdev(values)))
@@ -79,16 +81,16 @@ def line_style(i: int) -> tuple[str, str]:
     return COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
 
 
-def positive(line: Line) -> Line:
+def without_zero(line: Line) -> Line:
     return replace(line, points=[p for p in line.points if p[0] > 0], band=[b for b in line.band if b[0] > 0])
 
 
 def margins_section(groups: Sequence[Group]) -> str:
-    """FedLSA fig. 1 for several runs, of those that have saved what it needs."""
+    """FedLSA fig. 1 for several runs: those that have saved features and anchors or prototypes."""
     found = [
-        (line_style(i)[0] + PALE * (k > 0), *named)
+        (line_style(i)[0] + HALF_OPAQUE * (k > 0), *named)
         for i, group in enumerate(groups)
-        for k, named in enumerate(margins_of(group))
+        for k, named in enumerate(group_margins(group))
     ]
     if not found:
         return ""
@@ -106,7 +108,7 @@ def margins_section(groups: Sequence[Group]) -> str:
             NONE if share is None else two_places(share),
         ])  # fmt: skip
     colours = {name: colour for colour, name, _, _ in found} | {BASELINE: "var(--ink)"}
-    picture = bars(elements, colours, two_places, "class", "margins of every class by run")
+    picture = bar_chart(elements, colours, two_places, "class", "margins of every class by run")
     head = ["run", "mean margin", "mean of the largest local", "ratio"]
     text = (
         "Distance from a class's anchor or prototype to the nearest one of another class (FedLSA, fig. 1), at the "
@@ -116,31 +118,31 @@ def margins_section(groups: Sequence[Group]) -> str:
     return f"<section><h2>Margins</h2><p>{text}</p>{picture}{table(head, rows)}</section>"
 
 
-def margins_of(group: Group) -> list[tuple[str, Margins, Margins]]:
-    """(name, shared, local) for anchors, prototypes or both; means over the group's runs."""
+def group_margins(group: Group) -> list[tuple[str, Margins, Margins]]:
+    """(name, shared, local) for anchors, prototypes or both: means over the group's runs."""
     saved = [(local, shared) for run in group.runs for _, local, shared in [margins_of_run(run.folder)]]
     kinds = list(dict.fromkeys(kind for _, shared in saved for kind in shared))
-    local = average([gaps for gaps, _ in saved])
+    local = mean_margins([gaps for gaps, _ in saved])
     return [
         (
             group.name if len(kinds) == 1 else f"{group.name}: {kind}s",
-            average([shared[kind] for _, shared in saved if kind in shared]),
+            mean_margins([shared[kind] for _, shared in saved if kind in shared]),
             local,
         )
         for kind in kinds
     ]
 
 
-def average(found: Sequence[Margins]) -> Margins:
-    classes = sorted({label for gaps in found for label in gaps})
-    return {label: fmean(gaps[label] for gaps in found if label in gaps) for label in classes}
+def mean_margins(margins: Sequence[Margins]) -> Margins:
+    classes = sorted({label for gaps in margins for label in gaps})
+    return {label: fmean(gaps[label] for gaps in margins if label in gaps) for label in classes}
 
 
 def runs_section(groups: Sequence[Group]) -> str:
     rows = [
-        [str(run.folder), group.name, *(str(run.summary.get(name, NONE)) for name in SHOWN)]
+        [str(run.folder), group.name, *(str(run.summary.get(name, NONE)) for name in RUN_COLUMNS)]
         for group in groups
         for run in group.runs
     ]
-    head = ["folder", "run", *SHOWN]
+    head = ["folder", "run", *RUN_COLUMNS]
     return f"<section><h2>Runs</h2>{table(head, rows)}</section>"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from protofleet.deploy.report.comparison import Goal, Group, Point
+from protofleet.deploy.report.comparison import AccuracyTarget, Group, Point
 from protofleet.deploy.report.numbers import NONE, human_bytes, percent_points, plain_number
 from protofleet.protocol.link.meter import DOWN, UP
 
@@ -18,7 +18,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
-    def plain(self) -> str:
+    def text(self) -> str:
         widths = [max(map(len, column)) for column in zip(self.head, *self.rows, strict=True)]
         lines = [
             "  ".join(
@@ -38,58 +38,61 @@ def escaped(cell: str) -> str:
     return cell.replace("|", "\\|")
 
 
-def tables(groups: Sequence[Group], goal: Goal | None, share: float) -> list[Table]:
-    return [final_table(groups), best_table(groups), bytes_table(groups, goal, share)]
+def tables(groups: Sequence[Group], target: AccuracyTarget | None, share: float) -> list[Table]:
+    return [final_table(groups), best_table(groups), bytes_table(groups, target, share)]
 
 
 def final_table(groups: Sequence[Group]) -> Table:
-    finals = [group.finals() for group in groups]
-    domains = domains_of(finals)
+    final_points = [group.final_points() for group in groups]
+    domains = domains_of(final_points)
     pooled = [[p for run in g.runs if (p := run.pooled(g.view)) is not None] for g in groups]
-    more = ["pooled"] if any(pooled) else []
+    pooled_head = ["pooled"] if any(pooled) else []
     rows = [
         [
             group.name, group.method, group.view, str(len(group.runs)),
             *(accuracy(final, name) for name in (*domains, "mean")),
-            *(spread(all_over, percent_points) for _ in more),
+            *(mean_and_deviation(values, percent_points) for _ in pooled_head),
         ]
-        for group, final, all_over in zip(groups, finals, pooled, strict=True)
+        for group, final, values in zip(groups, final_points, pooled, strict=True)
     ]  # fmt: skip
     note = "With several seeds: mean ± sample standard deviation. mean: of the domains, all with the same weight."
-    if more:
+    if pooled_head:
         note += " pooled: right answers of all devices over all their test images."
-    if not all(run.complete(group.view) for group in groups for run in group.runs):
+    if not all(run.is_complete(group.view) for group in groups for run in group.runs):
         note += " A domain that missed a round counts with its last measurement."
-    head = ["run", "method", "view", "seeds", *domains, "mean", *more]
+    head = ["run", "method", "view", "seeds", *domains, "mean", *pooled_head]
     return Table("Accuracy after the last round, %", note, head, rows)
 
 
 def best_table(groups: Sequence[Group]) -> Table:
-    bests = [group.bests() for group in groups]
-    domains = domains_of(bests)
+    best_points = [group.best_points() for group in groups]
+    domains = domains_of(best_points)
     rows = [
         [
-            group.name, group.view, spread([point.rounds for point in best], plain_number),
+            group.name, group.view, mean_and_deviation([point.rounds for point in best], plain_number),
             *(accuracy(best, name) for name in (*domains, "mean")),
         ]
-        for group, best in zip(groups, bests, strict=True)
+        for group, best in zip(groups, best_points, strict=True)
     ]  # fmt: skip
     note = "The round with the highest mean validation accuracy; test images choose nothing."
     head = ["run", "view", "round", *domains, "mean"]
     return Table("Accuracy at the round that validation chooses, %", note, head, rows)
 
 
-def bytes_table(groups: Sequence[Group], goal: Goal | None, share: float) -> Table:
+def bytes_table(groups: Sequence[Group], target: AccuracyTarget | None, share: float) -> Table:
     rows = []
     for group in groups:
-        there = goal.reached(group) if goal else []
-        some = f" ({len(there)} of {len(group.runs)})" if 0 < len(there) < len(group.runs) else ""
+        reached = target.points_of(group) if target else []
+        count = f" ({len(reached)} of {len(group.runs)})" if 0 < len(reached) < len(group.runs) else ""
         rows.append([
             group.name,
-            *(spread([run.total("payload", way) for run in group.runs], human_bytes) for way in (UP, DOWN)),
-            spread([run.total("wire", UP, DOWN) for run in group.runs], human_bytes),
-            spread([point.bytes for point in there], human_bytes) + some,
-            spread([point.rounds for point in there], plain_number) + some,
+            *(
+                mean_and_deviation([run.total_bytes("payload", direction) for run in group.runs], human_bytes)
+                for direction in (UP, DOWN)
+            ),
+            mean_and_deviation([run.total_bytes("wire", UP, DOWN) for run in group.runs], human_bytes),
+            mean_and_deviation([point.bytes for point in reached], human_bytes) + count,
+            mean_and_deviation([point.rounds for point in reached], plain_number) + count,
         ])  # fmt: skip
     head = [
         "run",
@@ -100,22 +103,24 @@ def bytes_table(groups: Sequence[Group], goal: Goal | None, share: float) -> Tab
         f"rounds to {share:.0%}",
     ]
     note = (
-        f"To {share:.0%}: until mean test accuracy first reaches {goal.description}; {NONE}: never."
-        if goal
+        f"To {share:.0%}: until mean test accuracy first reaches {target.description}; {NONE}: never."
+        if target
         else "There is no baseline: name one with --baseline, or compare with one group that runs fedavg."
     )
     return Table("Bytes of a whole run", note, head, rows)
 
 
-def domains_of(found: Sequence[Sequence[Point]]) -> list[str]:
-    return sorted({name for some in found for point in some for name in point.accuracy} - {"mean"})
+def domains_of(groups: Sequence[Sequence[Point]]) -> list[str]:
+    return sorted({name for points in groups for point in points for name in point.accuracy} - {"mean"})
 
 
-def accuracy(found: Sequence[Point], name: str) -> str:
-    return spread([point.accuracy[name] for point in found if name in point.accuracy], percent_points)
+def accuracy(points: Sequence[Point], name: str) -> str:
+    return mean_and_deviation(
+        [point.accuracy[name] for point in points if name in point.accuracy], percent_points
+    )
 
 
-def spread(values: Sequence[float], fmt: Callable[[float], str]) -> str:
+def mean_and_deviation(values: Sequence[float], format_value: Callable[[float], str]) -> str:
     if not values:
         return NONE
-    return fmt(fmean(values)) + (f" ± {fmt(stdev(values))}" if len(values) > 1 else "")
+    return format_value(fmean(values)) + (f" ± {format_value(stdev(values))}" if len(values) > 1 else "")

@@ -1,7 +1,7 @@
 """The report's sections about the feature space: margins, features over rounds, the prototypes of one class.
 
 They are FedLSA's figs. 1 and 4, FedPall's fig. 4 and the upper row of FedPLCC's fig. 2, drawn from what a run
-has saved. A section is empty where the run has not saved what it needs.
+has saved. A section is empty where the run has not saved the data for it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 
-from protofleet.deploy.report.charts import COLOURS, GREY, Bar, bars
+from protofleet.deploy.report.charts import COLOURS, GREY, Bar, bar_chart
 from protofleet.deploy.report.margins import BASELINE, Margins, margins_of_run, mean, ratio
 from protofleet.deploy.report.numbers import two_places
 from protofleet.deploy.report.plot_style import PlotStyle, mark_legend
 from protofleet.deploy.report.projection import (
     Layout,
     evenly_spaced,
-    lay_out,
     points_of_classes,
+    project_snapshots,
     samples_of_classes,
 )
-from protofleet.deploy.report.scatter import Panel, scatter
+from protofleet.deploy.report.scatter import Panel, scatter_plot
 from protofleet.deploy.report.snapshots import (
     ANCHOR,
     GLOBAL,
@@ -36,8 +36,8 @@ from protofleet.deploy.report.snapshots import (
     sent_points,
 )
 
-ROUNDS = 6  # small pictures of features over rounds
-SMALL = 600  # points in each of them
+MAX_PANELS = 6  # for features over rounds
+PANEL_POINTS = 600  # at most, in each of them
 
 
 def feature_sections(folder: Path, rounds: int) -> str:
@@ -56,7 +56,7 @@ def margins_section(folder: Path, rounds: int) -> str:
     names = {f"{kind.removeprefix('global ')}s": gaps for kind, gaps in shared.items()}
     colours = {name: COLOURS[i] for i, name in enumerate(names)} | {BASELINE: GREY}
     elements = margin_bars({**names, **({BASELINE: local} if local else {})})
-    picture = bars(elements, colours, two_places, "class", "margins of every class, local and global")
+    picture = bar_chart(elements, colours, two_places, "class", "margins of every class, local and global")
     means = [f"{name} {mean(gaps):.3f}{ratio_text(gaps, local)}" for name, gaps in names.items()]
     means += [f"largest local ones {mean(local):.3f}"] if local else []
     text = (
@@ -70,7 +70,7 @@ def margins_section(folder: Path, rounds: int) -> str:
 
 
 def margin_bars(by_name: Mapping[str, Margins]) -> list[Bar]:
-    """Side by side in each class; the baseline is an outline."""
+    """Bars side by side in each class; the baseline is outlined."""
     width = 0.8 / len(by_name)
     return [
         Bar(
@@ -92,12 +92,12 @@ def ratio_text(gaps: Margins, local: Margins) -> str:
 def features_section(folder: Path, rounds: int) -> str:
     """FedLSA fig. 4 and FedPall fig. 4."""
     saved = saved_rounds(folder)
-    snapshots = {number: read_snapshots(saved[number]) for number in evenly_spaced(list(saved), ROUNDS)}
-    style = PlotStyle.of([snapshot for some in snapshots.values() for snapshot in some])
+    snapshots = {number: read_snapshots(saved[number]) for number in evenly_spaced(list(saved), MAX_PANELS)}
+    style = PlotStyle.of([snapshot for of_round in snapshots.values() for snapshot in of_round])
     layouts = {
         round_name(n, rounds): layout
-        for n, some in snapshots.items()
-        if (layout := class_layout(some, style))
+        for n, of_round in snapshots.items()
+        if (layout := class_layout(of_round, style))
     }
     if not layouts:
         return ""
@@ -115,7 +115,9 @@ def features_section(folder: Path, rounds: int) -> str:
 
 def class_layout(snapshots: Sequence[Snapshot], style: PlotStyle) -> Layout | None:
     class_points = [points_of_classes(m, style.classes) for m in received_points(snapshots)]
-    return lay_out([samples_of_classes(s, style.classes) for s in snapshots], class_points, SMALL)
+    return project_snapshots(
+        [samples_of_classes(s, style.classes) for s in snapshots], class_points, PANEL_POINTS
+    )
 
 
 def feature_pictures(layouts: Mapping[str, Layout], style: PlotStyle) -> str:
@@ -123,12 +125,12 @@ def feature_pictures(layouts: Mapping[str, Layout], style: PlotStyle) -> str:
         list(dict.fromkeys(m.kind for layout in layouts.values() for m in layout.class_points))
     )
     by_class = [
-        Panel(when, style.dots_by_class(layout), style.class_marks(layout), style.class_tags(layout))
-        for when, layout in layouts.items()
+        Panel(title, style.dots_by_class(layout), style.class_marks(layout), style.class_tags(layout))
+        for title, layout in layouts.items()
     ]
     by_group = [
-        Panel(when, style.dots_by_group(layout), style.class_marks(layout, filled=False))
-        for when, layout in layouts.items()
+        Panel(title, style.dots_by_group(layout), style.class_marks(layout, filled=False))
+        for title, layout in layouts.items()
     ]
     classes, groups = style.class_legend(), style.group_legend(coloured=True)
     if len(layouts) == 1:
@@ -137,12 +139,13 @@ def feature_pictures(layouts: Mapping[str, Layout], style: PlotStyle) -> str:
             replace(panel, title=f"{panel.title}: colour is {style.group_kind}") for panel in by_group
         ]
         text = f"features by class and by {style.group_kind}"
-        return scatter([*by_class, *by_group], [*classes, *groups, *kinds], text)
-    keys = [*classes, *style.group_legend(coloured=False), *kinds]
+        return scatter_plot([*by_class, *by_group], [*classes, *groups, *kinds], text)
+    class_entries = [*classes, *style.group_legend(coloured=False), *kinds]
+    class_plot = scatter_plot(by_class, class_entries, "features over rounds by class")
+    group_plot = scatter_plot(by_group, [*groups, *kinds], f"features over rounds by {style.group_kind}")
     return (
-        f"<h3>colour: class; shape: {style.group_kind}</h3>{scatter(by_class, keys, 'features over rounds by class')}"
-        f"<h3>the same, colour: {style.group_kind}</h3>"
-        f"{scatter(by_group, [*groups, *kinds], f'features over rounds by {style.group_kind}')}"
+        f"<h3>colour: class; shape: {style.group_kind}</h3>{class_plot}"
+        f"<h3>the same, colour: {style.group_kind}</h3>{group_plot}"
     )
 
 
@@ -156,23 +159,25 @@ def class_section(folder: Path, rounds: int) -> str:
         snapshots = read_snapshots(paths)
         local = [class_points for snapshot in snapshots if (class_points := sent_points(snapshot))]
         if local:
-            after = number + 1 if number + 1 in saved else number
-            shared = [m for m in received_points(read_snapshots(saved[after])) if m.kind == GLOBAL]
+            next_saved = number + 1 if number + 1 in saved else number
+            shared = [m for m in received_points(read_snapshots(saved[next_saved])) if m.kind == GLOBAL]
             text = f"Features and local prototypes: {round_name(number, rounds)}"
             return class_figure(
-                snapshots, local, shared, f"{text}; global prototypes: {round_name(after, rounds)}."
+                snapshots, local, shared, f"{text}; global prototypes: {round_name(next_saved, rounds)}."
             )
     return ""
 
 
 def class_figure(
-    snapshots: Sequence[Snapshot], local: Sequence[ClassPoints], shared: Sequence[ClassPoints], when: str
+    snapshots: Sequence[Snapshot], local: Sequence[ClassPoints], shared: Sequence[ClassPoints], caption: str
 ) -> str:
     label = class_to_show([*local, *shared])
     if label is None:
         return ""
     class_points = [points_of_classes(m, [label]) for m in (*local, *shared)]
-    layout = lay_out([samples_of_classes(snapshot, [label]) for snapshot in snapshots], class_points)
+    layout = project_snapshots(
+        [samples_of_classes(snapshot, [label]) for snapshot in snapshots], class_points
+    )
     if layout is None:
         return ""
     style = PlotStyle.of(snapshots)
@@ -182,19 +187,21 @@ def class_figure(
         Panel("local prototypes, by samples", faint, style.sized_marks(layout, LOCAL, snapshots)),
         Panel("global prototypes, by share", faint, style.sized_marks(layout, GLOBAL, snapshots)),
     ]
-    keys = [*style.group_legend(coloured=True), *mark_legend([LOCAL, GLOBAL])]
+    entries = [*style.group_legend(coloured=True), *mark_legend([LOCAL, GLOBAL])]
     text = (
         f"One t-SNE of the features of the devices' images of class {label}, of the prototypes that the devices "
-        f"computed from them and of the server's (FedPLCC, fig. 2). {when}"
+        f"computed from them and of the server's (FedPLCC, fig. 2). {caption}"
     )
-    picture = scatter(panels, keys, f"features, local and global prototypes of class {label}", columns=3)
+    picture = scatter_plot(
+        panels, entries, f"features, local and global prototypes of class {label}", columns=3
+    )
     return f"<section><h2>Prototypes of class {label}</h2><p>{escape(text)}</p>{picture}</section>"
 
 
 def class_to_show(class_points: Sequence[ClassPoints]) -> int | None:
-    """Class 0, as in the paper, where one device or the server has several of it; else the one with most."""
-    several = {c for some in class_points for c, n in Counter(some.labels.tolist()).items() if n > 1}
+    """Class 0, as in the paper, if a device or the server has several points of it; else the class with most."""
+    several = {c for points in class_points for c, n in Counter(points.labels.tolist()).items() if n > 1}
     if not several:
         return None
-    total = Counter(c for some in class_points for c in some.labels.tolist())
+    total = Counter(c for points in class_points for c in points.labels.tolist())
     return 0 if 0 in several else max(sorted(several), key=total.__getitem__)

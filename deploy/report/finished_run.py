@@ -1,4 +1,4 @@
-"""A finished run, read from its files. What is damaged is reported, and no figure of it is shown."""
+"""A finished run, read from its files. Damaged lines are reported and left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rounds = Sequence[Mapping[str, Any]]
 class FinishedRun:
     rounds: Rounds
     summary: Mapping[str, Any]
-    faults: str = ""  # what of rounds.jsonl is damaged or missing
+    faults: str = ""  # what is damaged or missing in rounds.jsonl
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -31,35 +31,36 @@ def read_run(folder: Path) -> FinishedRun:
     except DamagedError as error:
         raise RunError(str(error)) from None
     path = folder / "rounds.jsonl"
-    whole, damaged = whole_lines(path)
-    lines = {line["round"]: line for _, line in whole}
+    found, damaged = whole_lines(path)
+    lines = {line["round"]: line for _, line in found}
     copies = {line["round"]: line for _, line in whole_lines(copy_of(path))[0]}
     last = max(lines | copies, default=0)
     if summary.get("ended", "finished") == "finished":
         last = max(last, summary.get("rounds", 0) + 1)
     missing = {number for number in range(1, last + 1) if number not in lines}
-    found, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
-    lines |= {number: copies[number] for number in found}
-    faults = faults_in(path, damaged, found, lost)
+    restored, lost = sorted(missing & copies.keys()), sorted(missing - copies.keys())
+    lines |= {number: copies[number] for number in restored}
+    faults = describe_faults(path, damaged, restored, lost)
     return FinishedRun([lines[number] for number in sorted(lines)], summary, faults)
 
 
-def require_keys(folder: Path, summary: Mapping[str, Any], needed: Sequence[str]) -> None:
-    if missing := [name for name in needed if name not in summary]:
+def require_keys(folder: Path, summary: Mapping[str, Any], required: Sequence[str]) -> None:
+    if missing := [name for name in required if name not in summary]:
         raise RunError(
             f"{folder / 'summary.json'} has no {missing[0]!r}: it is not the summary of a finished run"
         )
 
 
-def faults_in(path: Path, damaged: int, found: Sequence[int], lost: Sequence[int]) -> str:
-    """A run that went on from an older copy lacks the lines of the rounds between."""
+def describe_faults(path: Path, damaged: int, restored: Sequence[int], lost: Sequence[int]) -> str:
+    """A run that has continued from an older checkpoint lacks the lines of the rounds between."""
     parts = [f"damaged lines of {path}, left out: {damaged}"] if damaged else []
-    if found:
-        parts.append(f"rounds {numbers(found)} are taken from {copy_of(path).name}")
+    if restored:
+        parts.append(f"rounds {listed(restored)} are taken from {copy_of(path).name}")
     if lost:
-        parts.append(f"nothing is known of rounds {numbers(lost)}: no figure has them in it")
+        parts.append(f"nothing is known of rounds {listed(lost)}: no figure has them in it")
     return "; ".join(parts)
 
 
-def numbers(some: Sequence[int]) -> str:
-    return ", ".join(map(str, some[:10])) + (f" and {len(some) - 10} more" if len(some) > 10 else "")
+def listed(rounds: Sequence[int]) -> str:
+    more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
+    return ", ".join(map(str, rounds[:10])) + more

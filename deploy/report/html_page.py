@@ -1,4 +1,4 @@
-"""An HTML page that fetches nothing, and tables on it."""
+"""A self-contained HTML page, and tables on it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from html import escape
 from pathlib import Path
 
 
-def page(title: str, inside: str, width: str = "") -> str:
+def page(title: str, content: str, width: str = "") -> str:
     style = (Path(__file__).parent / "report.css").read_text()
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{style}</style></head>'
-        f'<body><main class="{width}">{inside}</main></body></html>\n'
+        f'<body><main class="{width}">{content}</main></body></html>\n'
     )
 
 

@@ -1,4 +1,4 @@
-"""Margins between classes, as in FedLSA's fig. 1: of what the server sent, and of each device's own class means."""
+"""Margins between classes, as in FedLSA's fig. 1: of what the server sent, and of the devices' own class means."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from protofleet.deploy.report.snapshots import (
 )  # fmt: skip
 
 Margins = dict[int, float]  # class -> distance to the nearest prototype of another class
-BASELINE = "largest local"  # how pictures call the margins that devices reach by themselves
+BASELINE = "largest local"  # in pictures: the margins of the devices' own class means
 
 
 def class_margins(points: Array, labels: Array) -> Margins:
-    """Least distance from a class's rows to a row of another class; none where there is no other."""
+    """The least distance from a class's rows to those of another class; empty where there is only one class."""
     found: Margins = {}
     for point, label in zip(points, labels.tolist(), strict=True):
         others = points[labels != label]
@@ -51,7 +51,7 @@ def local_margins(snapshots: Iterable[Snapshot]) -> Margins:
 
 
 def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
-    """Of the last saved round in which something was received: (round, local ones, shared ones by kind)."""
+    """(round, local margins, shared margins by kind) of the last saved round in which class points were received."""
     for number, paths in reversed(saved_rounds(folder).items()):
         snapshots = read_snapshots(paths)
         shared = {m.kind: class_margins(m.points, m.labels) for m in received_points(snapshots)}
@@ -61,7 +61,7 @@ def margins_of_run(folder: Path) -> tuple[int, Margins, dict[str, Margins]]:
 
 
 def ratio(gaps: Margins, local: Margins) -> float | None:
-    """Of their means over the classes that both have. Distances of different methods cannot be compared; this can."""
+    """The ratio of their means over the classes of both. It compares methods; distances alone do not."""
     both = gaps.keys() & local.keys()
     base = sum(local[c] for c in both)
     return sum(gaps[c] for c in both) / base if base > 0 else None

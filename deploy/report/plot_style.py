@@ -12,17 +12,17 @@ from protofleet.deploy.report.projection import Layout
 from protofleet.deploy.report.scatter import DOT_SHAPES, Dots, LegendEntry, Mark, Position
 from protofleet.deploy.report.snapshots import ANCHOR, LOCAL, Snapshot
 
-CROWDED = 15  # marks in one panel: with more they are smaller
-MOST_SIZES = 12  # that are written beside their marks
+CROWDED = 15  # with more marks than this in one panel they are smaller
+MAX_SIZE_TAGS = 12  # with more marks than this their sizes are not written beside them
 NO_FILL, WHITE = "none", "var(--paper)"
 SHAPES = {ANCHOR: "diamond", LOCAL: "circle"}  # else a star
-SMALLEST, LARGEST = 4.0, 13.0  # half of a mark's width, in pixels
+MIN_MARK_SIZE, MAX_MARK_SIZE = 4.0, 13.0  # half its width, in pixels
 
 
 @dataclass(frozen=True)
 class PlotStyle:
-    classes: Sequence[int]  # those that are drawn; the colour of a class is that of its index here
-    class_count: int  # with those that are not drawn
+    classes: Sequence[int]  # those that are drawn; the index of a class gives its colour
+    class_count: int  # including those that are not drawn
     groups: Sequence[str]  # devices, or domains where there are more devices than shapes
     group_kind: str  # "device" or "domain"
 
@@ -53,7 +53,7 @@ class PlotStyle:
             shape = self.shape(self.group(snapshot))
             for c in np.unique(snapshot.labels).tolist():
                 own = positions[snapshot.labels == c].tolist()
-                dots.append(Dots(own, self.colour(c), shape, f"class {c}, {name_of(snapshot)}"))
+                dots.append(Dots(own, self.colour(c), shape, f"class {c}, {snapshot_name(snapshot)}"))
         return dots
 
     def dots_by_group(self, layout: Layout, faint: bool = False) -> list[Dots]:
@@ -61,11 +61,11 @@ class PlotStyle:
         for snapshot, positions in zip(layout.snapshots, layout.sample_positions, strict=True):
             group = self.group(snapshot)
             colour, shape = self.group_colour(group), self.shape(group)
-            dots.append(Dots(positions.tolist(), colour, shape, name_of(snapshot), faint))
+            dots.append(Dots(positions.tolist(), colour, shape, snapshot_name(snapshot), faint))
         return dots
 
     def class_marks(self, layout: Layout, filled: bool = True) -> list[Mark]:
-        """Anchors and global prototypes; one of each class carries its number."""
+        """Anchors and global prototypes; one mark of each class has its number beside it."""
         marks, numbered = [], set()
         size = 4.4 if sum(len(points.labels) for points in layout.class_points) > CROWDED else 6.0
         for points, positions in zip(layout.class_points, layout.class_positions, strict=True):
@@ -77,31 +77,31 @@ class PlotStyle:
         return marks
 
     def class_tags(self, layout: Layout) -> list[tuple[Position, str]]:
-        """Where there are no class marks: the numbers of classes that keep together, in their middle."""
+        """Where there are no class marks: the number of each class that forms a cluster, at the cluster's median."""
         if layout.class_points:
             return []
         labels = np.concatenate([snapshot.labels for snapshot in layout.snapshots])
         positions = np.concatenate(layout.sample_positions)
-        middles = {c: np.median(positions[labels == c], axis=0) for c in np.unique(labels).tolist()}
+        medians = {c: np.median(positions[labels == c], axis=0) for c in np.unique(labels).tolist()}
         return [
-            (middle.tolist(), str(c))
-            for c, middle in middles.items()
-            if np.mean(labels[np.square(positions - middle).sum(axis=1).argsort()[:9]] == c) > 0.5
+            (median.tolist(), str(c))
+            for c, median in medians.items()
+            if np.mean(labels[np.square(positions - median).sum(axis=1).argsort()[:9]] == c) > 0.5
         ]
 
     def sized_marks(self, layout: Layout, kind: str, snapshots: Sequence[Snapshot]) -> list[Mark]:
-        """The area of a mark is proportional to its size: the samples it stands for, or its share of them."""
+        """Marks whose area is proportional to the samples that they represent, or to their share of them."""
         groups = {snapshot.device: self.group(snapshot) for snapshot in snapshots}
         pairs = zip(layout.class_points, layout.class_positions, strict=True)
         chosen = [(points, positions) for points, positions in pairs if points.kind == kind]
         largest = max((float(p.sizes.max(initial=0.0)) for p, _ in chosen), default=0.0) or 1.0
-        tagged = sum(len(points.labels) for points, _ in chosen) <= MOST_SIZES
+        tagged = sum(len(points.labels) for points, _ in chosen) <= MAX_SIZE_TAGS
         marks = []
         for points, positions in chosen:
             colour = self.group_colour(groups[points.device]) if points.device else WHITE
             name = f"{kind} of {points.device}" if points.device else kind
             for position, size in zip(positions.tolist(), points.sizes.tolist(), strict=True):
-                width = max(SMALLEST, LARGEST * max(0.0, size / largest) ** 0.5)
+                width = max(MIN_MARK_SIZE, MAX_MARK_SIZE * max(0.0, size / largest) ** 0.5)
                 tag = f"{size:.3g}" if tagged else ""
                 marks.append(Mark(position, colour, mark_shape(kind), f"{name}: {size:.3g}", width, tag))
         return marks
@@ -115,7 +115,7 @@ class PlotStyle:
         return [LegendEntry(self.group_kind), *entries]
 
 
-def name_of(snapshot: Snapshot) -> str:
+def snapshot_name(snapshot: Snapshot) -> str:
     same = snapshot.device == snapshot.domain
     return snapshot.device if same else f"{snapshot.device} ({snapshot.domain})"
 

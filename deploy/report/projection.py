@@ -1,4 +1,4 @@
-"""Features of several devices, with anchors and prototypes, on one plane: chosen, and laid out by t-SNE."""
+"""A two-dimensional projection, by t-SNE, of features of several devices with anchors and prototypes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TSNE_STEPS = 500  # twice as many look the same
 MIN_TSNE_POINTS = 8  # with fewer t-SNE is not worth its time
 
 
-def evenly_spaced(rounds: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, with the first and the last."""
-    if len(rounds) <= most:
+def evenly_spaced(rounds: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of them, with the first and the last."""
+    if len(rounds) <= limit:
         return list(rounds)
-    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, most).round().astype(int)]
+    return [rounds[i] for i in np.linspace(0, len(rounds) - 1, limit).round().astype(int)]
 
 
 @dataclass(frozen=True)
@@ -31,28 +31,28 @@ class Layout:
     class_positions: Sequence[Array]  # of the rows of each of the class points
 
 
-def lay_out(
-    snapshots: Sequence[Snapshot], class_points: Sequence[ClassPoints], most: int = MAX_POINTS
+def project_snapshots(
+    snapshots: Sequence[Snapshot], class_points: Sequence[ClassPoints], limit: int = MAX_POINTS
 ) -> Layout | None:
-    """Of rows of the commonest size; at most so many features, of each device the same share."""
+    """At most `limit` features, the same share of each device's; only of the most common feature size."""
     sizes = [snapshot.features.shape[1] for snapshot in snapshots if len(snapshot.features)]
     if not sizes:
         return None
     size = max(sorted(set(sizes)), key=sizes.count)
     matching = [s for s in snapshots if len(s.features) and s.features.shape[1] == size]
     known = [m for m in class_points if len(m.points) and m.points.shape[1] == size]
-    share = min(1.0, most / sum(len(s.features) for s in matching))
+    share = min(1.0, limit / sum(len(s.features) for s in matching))
     kept = [subsample(snapshot, max(1, int(share * len(snapshot.features)))) for snapshot in matching]
     groups = [s.features for s in kept] + [m.points for m in known]
     positions = np.split(project(np.concatenate(groups)), np.cumsum([len(g) for g in groups])[:-1])
     return Layout(kept, positions[: len(kept)], known, positions[len(kept) :])
 
 
-def subsample(snapshot: Snapshot, most: int) -> Snapshot:
-    """At most so many samples, the same ones always, each class in its proportion."""
+def subsample(snapshot: Snapshot, limit: int) -> Snapshot:
+    """At most `limit` samples, deterministic and stratified by class."""
     order = np.argsort(snapshot.labels, kind="stable")
-    if len(order) > most:
-        order = order[np.linspace(0, len(order) - 1, most).round().astype(int)]
+    if len(order) > limit:
+        order = order[np.linspace(0, len(order) - 1, limit).round().astype(int)]
     return replace(snapshot, features=snapshot.features[order], labels=snapshot.labels[order])
 
 
@@ -61,13 +61,13 @@ def samples_of_classes(snapshot: Snapshot, classes: Sequence[int]) -> Snapshot:
     return replace(snapshot, features=snapshot.features[kept], labels=snapshot.labels[kept])
 
 
-def points_of_classes(some: ClassPoints, classes: Sequence[int]) -> ClassPoints:
-    kept = np.isin(some.labels, classes)
-    return replace(some, points=some.points[kept], labels=some.labels[kept], sizes=some.sizes[kept])
+def points_of_classes(points: ClassPoints, classes: Sequence[int]) -> ClassPoints:
+    kept = np.isin(points.labels, classes)
+    return replace(points, points=points.points[kept], labels=points.labels[kept], sizes=points.sizes[kept])
 
 
 def project(points: Array) -> Array:
-    """[n, D] -> [n, 2] by t-SNE, the same for the same points; by principal axes where they are too few."""
+    """[n, D] -> [n, 2] by t-SNE, deterministic; by principal components where the points are too few for it."""
     points = points - points[:1]  # not from the mean: equal rows must be exactly zero, or t-SNE crashes
     largest = np.abs(points).max(initial=0.0)
     if not largest:
@@ -77,12 +77,12 @@ def project(points: Array) -> Array:
         u, s, _ = np.linalg.svd(points - points.mean(axis=0), full_matrices=False)
         axes: Array = np.pad(u * s, ((0, 0), (0, 2)))[:, :2]
         return axes
-    from sklearn.manifold import TSNE  # takes a second
+    from sklearn.manifold import TSNE  # slow to import
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     perplexity = min(30.0, (len(points) - 1) / 3)
     method = TSNE(2, perplexity=perplexity, init="pca", random_state=0, max_iter=TSNE_STEPS)
-    with threadpool_limits(1):  # threads that wait for each other are slower than one where cores are busy
+    with threadpool_limits(1):  # several are slower than one where the cores are busy
         projected = method.fit_transform(points.astype(np.float32))
     positions: Array = np.asarray(projected, np.float64)
     return positions

@@ -1,4 +1,4 @@
-"""runs/<name>/report.html: a whole run on one page that needs nothing else, and its table for the terminal."""
+"""runs/<name>/report.html: a whole run on one self-contained page, and its table for the terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.coordinator.observe.curves import curve
-from protofleet.deploy.report.charts import COLOURS, Bar, Line, bars, lines
+from protofleet.deploy.report.charts import COLOURS, Bar, Line, bar_chart, line_chart
 from protofleet.deploy.report.feature_sections import feature_sections
 from protofleet.deploy.report.finished_run import FinishedRun, Rounds, read_run, require_keys
 from protofleet.deploy.report.html_page import page, table
@@ -30,7 +30,7 @@ SECURITY = {
     "sealed": "signed, and sealed from end to end: no broker can read them",
     "off": "signed, but NOT sealed: whoever runs the broker could read them",
 }
-NEEDED = (
+REQUIRED_KEYS = (
     *("name", "method", "paper", "network", "reports", "rounds", "seed", "devices", "seconds"),
     *("payload", "wire", "fedavg", "accuracy", "broker", "security"),
 )
@@ -46,7 +46,7 @@ def write_report(folder: Path) -> Path:
         else ""
     )
     sections = [
-        headline(summary),
+        summary_cards(summary),
         accuracy_section(rounds, summary),
         bytes_section(rounds, summary),
         margins_section(rounds),
@@ -55,52 +55,46 @@ def write_report(folder: Path) -> Path:
         f"<section><h2>Settings</h2><pre>{escape(settings)}</pre></section>" if settings else "",
     ]
     title = f"{summary['name']}: {summary['method']}"
-    text = page(
-        title, f"<h1>{escape(title)}</h1>{ended(summary)}{damage(run)}{security(summary)}{''.join(sections)}"
-    )
-    write_file(target, text.encode(), PUBLIC, durable=False)  # made to be shown around
+    notices = outcome_notice(summary) + damage_notice(run) + security_notice(summary)
+    text = page(title, f"<h1>{escape(title)}</h1>{notices}{''.join(sections)}")
+    write_file(target, text.encode(), PUBLIC, durable=False)  # others may read it
     return target
 
 
 def _read(folder: Path) -> FinishedRun:
     run = read_run(folder)
-    require_keys(folder, run.summary, NEEDED)
+    require_keys(folder, run.summary, REQUIRED_KEYS)
     return run
 
 
-def damage(run: FinishedRun) -> str:
+def damage_notice(run: FinishedRun) -> str:
     return f'<p class="danger">{escape(run.faults)}.</p>' if run.faults else ""
 
 
-def ended(summary: Mapping[str, Any]) -> str:
-    """In red where the run came to nothing; a run of an earlier version could not."""
+def outcome_notice(summary: Mapping[str, Any]) -> str:
+    """In red where the run has not finished well; summaries of earlier versions do not say."""
     text = summary.get("ended", "finished")
     return "" if text == "finished" else f'<p class="danger">This run has {escape(text)}.</p>'
 
 
-def security(summary: Mapping[str, Any]) -> str:
-    """In red where a run was not sealed; a run of an earlier version was signed and no more."""
+def security_notice(summary: Mapping[str, Any]) -> str:
+    """In red where a run was not sealed; a run of an earlier version was only signed."""
     style = "" if summary["security"] == "sealed" else ' class="danger"'
-    return f"<p{style}>Messages of this run were {escape(security_of(summary))}.</p>"
+    return f"<p{style}>Messages of this run were {escape(describe_security(summary))}.</p>"
 
 
-def security_of(summary: Mapping[str, Any]) -> str:
+def describe_security(summary: Mapping[str, Any]) -> str:
     return SECURITY.get(summary["security"], SECURITY["off"])
 
 
-def headline(summary: Mapping[str, Any]) -> str:
+def summary_cards(summary: Mapping[str, Any]) -> str:
     accuracy = summary["accuracy"]
     final, start = accuracy["final"].get("mean"), accuracy["start"].get("mean")
-    payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
-    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
-    total, fedavg = sum(payload.values()), sum(summary["fedavg"].values())
+    payload, wire, fedavg = traffic(summary)
+    total = sum(payload.values())
     cards = [
         ("mean accuracy", percent(final), f"from {percent(start)} at its start"),
-        (
-            "tensors sent",
-            human_bytes(total),
-            f"up {human_bytes(payload['up'])}, down {human_bytes(payload['down'])}",
-        ),
+        ("tensors sent", human_bytes(total), up_and_down(payload)),
         (
             "on the wire",
             human_bytes(wire),
@@ -133,7 +127,7 @@ def accuracy_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
         series.append(Line(domain, data, COLOURS[i % len(COLOURS)]))
     means = [(first + r, sum(p.values()) / len(p)) for r, p in enumerate(points)]
     series.append(Line("mean", means, "var(--ink)", bold=True))
-    picture = lines(series, percent, "rounds of training", "accuracy by domain over rounds")
+    picture = line_chart(series, percent, "rounds of training", "accuracy by domain over rounds")
     text = f"Shown: {VIEWS[view]}. The point at r is the model after r rounds."
     tables = accuracy_table(summary) + views_table(summary)
     return f"<section><h2>Accuracy by domain</h2><p>{text}</p>{picture}{tables}</section>"
@@ -151,7 +145,7 @@ def accuracy_table(summary: Mapping[str, Any]) -> str:
 
 
 def views_table(summary: Mapping[str, Any]) -> str:
-    """Where more was measured than what the paper reports."""
+    """Where more views were measured than the one that the paper reports."""
     views = summary.get("views", {})
     if len(views) < 2:
         return ""
@@ -173,16 +167,16 @@ def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
     used = {kind for line in training for kinds in line["wire"].values() for kind in kinds}
     colours = {kind: KIND_COLOURS[kind] for kind in KIND_COLOURS if kind in used} | {"FedAvg": "#7F7F7F"}
     pictures = []
-    for way, text in (("up", "devices to coordinator"), ("down", "coordinator to devices")):
+    for direction, text in (("up", "devices to coordinator"), ("down", "coordinator to devices")):
         elements = []
         for line in training:
-            parts = sorted(line["wire"].get(way, {}).items())
+            parts = sorted(line["wire"].get(direction, {}).items())
             elements.append(Bar(line["round"] - 0.16, parts, 0.42))
             elements.append(
-                Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(way, 0))], 0.3, outlined=True)
+                Bar(line["round"] + 0.22, [("FedAvg", line["fedavg"].get(direction, 0))], 0.3, outlined=True)
             )
-        picture = bars(elements, colours, human_bytes, "round", f"bytes {way} by kind and round")
-        pictures.append(f"<h3>{way}: {text}</h3>{picture}")
+        picture = bar_chart(elements, colours, human_bytes, "round", f"bytes {direction} by kind and round")
+        pictures.append(f"<h3>{direction}: {text}</h3>{picture}")
     text = (
         "Every byte of every packet, by what it carried; control is headers, tables, signatures and topics. "
         "A broadcast crosses once for the whole cohort. Outlined: the same network's weights, sent once to each."
@@ -194,10 +188,10 @@ def bytes_section(rounds: Rounds, summary: Mapping[str, Any]) -> str:
 
 def bytes_table(summary: Mapping[str, Any]) -> str:
     rows = []
-    for way in ("up", "down"):
-        for kind, wire in sorted(summary["wire"][way].items()):
-            payload = summary["payload"][way].get(kind, 0)
-            rows.append([way, kind, f"{payload:,}", f"{wire:,}"])
+    for direction in ("up", "down"):
+        for kind, wire in sorted(summary["wire"][direction].items()):
+            payload = summary["payload"][direction].get(kind, 0)
+            rows.append([direction, kind, f"{payload:,}", f"{wire:,}"])
     return table(["direction", "kind", "tensor bytes", "bytes on the wire"], rows)
 
 
@@ -216,7 +210,7 @@ def margins_section(rounds: Rounds) -> str:
     text = "Distance from each class's anchor to its nearest other anchor: thin lines are classes."
     values = [value for line in series for _, value in line.points]
     places = 2 if max(values) - min(values) > 0.1 else 4
-    picture = lines(
+    picture = line_chart(
         series, lambda v: f"{v:.{places}f}", "round", "margins between anchors over rounds", from_zero=False
     )
     return f"<section><h2>Margins between anchors</h2><p>{text}</p>{picture}</section>"
@@ -237,12 +231,19 @@ def participation_section(rounds: Rounds) -> str:
     return f"<section><h2>Rounds</h2>{table(heads, rows)}</section>"
 
 
+def traffic(summary: Mapping[str, Any]) -> tuple[Mapping[str, int], int, int]:
+    """Bytes of a run: of its tensors by direction, on the wire, and what FedAvg would have sent."""
+    payload = {direction: sum(kinds.values()) for direction, kinds in summary["payload"].items()}
+    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
+    return payload, wire, sum(summary["fedavg"].values())
+
+
 def up_and_down(sizes: Mapping[str, int]) -> str:
     return f"up {human_bytes(sizes['up'])}, down {human_bytes(sizes['down'])}"
 
 
 def final_table(folder: Path) -> str:
-    """The same in a few lines of text."""
+    """The results in a few lines of text."""
     run = _read(folder)
     summary = run.summary
     accuracy = summary["accuracy"]
@@ -251,11 +252,9 @@ def final_table(folder: Path) -> str:
     for name in [*sorted(n for n in final if n != "mean"), "mean"]:
         cells = percent(start.get(name)), percent(final.get(name)), percent(best.get(name))
         rows.append(f"{name:14}{cells[0]:>9}{cells[1]:>9}{cells[2]:>21}")
-    payload = {way: sum(kinds.values()) for way, kinds in summary["payload"].items()}
-    wire = sum(sum(kinds.values()) for kinds in summary["wire"].values())
-    fedavg = sum(summary["fedavg"].values())
-    crossed = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
-    rows.append(f"{crossed}; FedAvg would have sent {human_bytes(fedavg)}")
-    rows.append(f"{VIEWS[summary['reports']]}; messages {security_of(summary)}")
+    payload, wire, fedavg = traffic(summary)
+    sent = f"tensors {up_and_down(payload)}; on the wire {human_bytes(wire)}"
+    rows.append(f"{sent}; FedAvg would have sent {human_bytes(fedavg)}")
+    rows.append(f"{VIEWS[summary['reports']]}; messages {describe_security(summary)}")
     rows += [run.faults] if run.faults else []
     return "\n".join(rows)

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from protofleet.deploy.report.charts import LETTER, WIDTH
+from protofleet.deploy.report.charts import LETTER_WIDTH, WIDTH, svg
 
 Position = Sequence[float]  # x and y
-GAP, TITLE, ROW = 14, 20, 20  # pixels: between panels, above one, of a line of the legend
-SPARSE = 200  # points in a panel: up to so many are drawn larger
+GAP, TITLE_HEIGHT, LEGEND_ROW = 14, 20, 20  # pixels: between panels, above a panel, of a row of the legend
+SPARSE = 200  # up to so many points in a panel are drawn larger
 
 # Corners around (0, 0) at size 1; a circle has none.
 SHAPES: Mapping[str, Sequence[tuple[float, float]]] = {
@@ -61,7 +61,7 @@ class Panel:
     title: str
     dots: Sequence[Dots]
     marks: Sequence[Mark] = ()
-    tags: Sequence[tuple[Position, str]] = ()  # on their own, without a mark
+    tags: Sequence[tuple[Position, str]] = ()  # without a mark
 
     def positions(self) -> list[Position]:
         return [p for d in self.dots for p in d.positions] + [m.position for m in self.marks]
@@ -69,7 +69,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """An entry of the legend; without a shape it is the heading of those that follow."""
+    """An entry of the legend; without a shape it is a heading of the entries after it."""
 
     name: str
     colour: str = ""
@@ -77,71 +77,71 @@ class LegendEntry:
     outlined: bool = False
 
 
-def scatter(panels: Sequence[Panel], keys: Sequence[LegendEntry], label: str, columns: int = 0) -> str:
+def scatter_plot(
+    panels: Sequence[Panel], legend_entries: Sequence[LegendEntry], label: str, columns: int = 0
+) -> str:
     columns = columns or (2 if len(panels) in (2, 4) else min(3, max(1, len(panels))))
     side = min(440.0, (WIDTH - GAP * (columns - 1)) / columns)
     elements = []
     for i, panel in enumerate(panels):
-        x, y = (side + GAP) * (i % columns), (side + TITLE + GAP) * (i // columns)
+        x, y = (side + GAP) * (i % columns), (side + TITLE_HEIGHT + GAP) * (i // columns)
         elements.append(f'<g transform="translate({x:.1f} {y:.1f})">{panel_svg(panel, side)}</g>')
-    bottom = (side + TITLE + GAP) * math.ceil(len(panels) / columns)
-    entries, height = legend(keys, bottom)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" '
-        f'xmlns="http://www.w3.org/2000/svg">{"".join(elements)}{entries}</svg>'
-    )
+    bottom = (side + TITLE_HEIGHT + GAP) * math.ceil(len(panels) / columns)
+    legend_svg, height = legend(legend_entries, bottom)
+    return svg("".join(elements) + legend_svg, label, height)
 
 
 def panel_svg(panel: Panel, side: float) -> str:
-    to = Square.around(panel.positions(), side)
+    scale = PanelScale.around(panel.positions(), side)
     elements = [
         f'<text x="1" y="13" class="title">{escape(panel.title)}</text>'
-        f'<rect class="frame" x="0.5" y="{TITLE}" width="{side - 1:.1f}" height="{side - 1:.1f}"/>'
+        f'<rect class="frame" x="0.5" y="{TITLE_HEIGHT}" width="{side - 1:.1f}" height="{side - 1:.1f}"/>'
     ]
     size = (1.1 if len(panel.positions()) > SPARSE else 1.8) + side / 260
-    elements += [dots_path(dots, to, size) for dots in panel.dots if len(dots.positions)]
-    elements += [mark_path(mark, to) for mark in panel.marks]
-    elements += [tag(m.tag, to.position(m.position), m.size, side) for m in panel.marks if m.tag]
-    elements += [tag(text, to.position(position), 0.0, side) for position, text in panel.tags]
+    elements += [dots_path(dots, scale, size) for dots in panel.dots if len(dots.positions)]
+    elements += [mark_path(mark, scale) for mark in panel.marks]
+    elements += [tag(m.tag, scale.position(m.position), m.size, side) for m in panel.marks if m.tag]
+    elements += [tag(text, scale.position(position), 0.0, side) for position, text in panel.tags]
     return "".join(elements)
 
 
-def tag(text: str, at: tuple[float, float], away: float, side: float) -> str:
-    """At the upper right of a mark, or at the left where the panel ends."""
-    x, y = (at[0] + away + 1, at[1] - away + 3) if away else (at[0] - len(text) * LETTER / 2, at[1] + 4)
-    if x + len(text) * LETTER > side - 3:
-        x = at[0] - away - 1 - len(text) * LETTER
+def tag(text: str, at: tuple[float, float], distance: float, side: float) -> str:
+    """At the upper right of a mark, or at its left where the panel ends."""
+    width = len(text) * LETTER_WIDTH
+    x, y = (at[0] + distance + 1, at[1] - distance + 3) if distance else (at[0] - width / 2, at[1] + 4)
+    if x + width > side - 3:
+        x = at[0] - distance - 1 - width
     return f'<text class="tag" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 @dataclass(frozen=True)
-class Square:
-    """From data to places in a panel; a step is as long across as up."""
+class PanelScale:
+    """From data to pixels of a panel, with the same scale on both axes."""
 
     middle: tuple[float, float]
     scale: float
     side: float
 
     @classmethod
-    def around(cls, positions: Sequence[Position], side: float) -> Square:
+    def around(cls, positions: Sequence[Position], side: float) -> PanelScale:
         xs, ys = [float(p[0]) for p in positions] or [0.0], [float(p[1]) for p in positions] or [0.0]
-        wide = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
-        return cls(((min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2), (side - 44) / wide, side)
+        span = max(max(xs) - min(xs), max(ys) - min(ys)) or 1.0
+        return cls(((min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2), (side - 44) / span, side)
 
     def position(self, position: Position) -> tuple[float, float]:
         x = self.side / 2 + (position[0] - self.middle[0]) * self.scale
         y = self.side / 2 - (position[1] - self.middle[1]) * self.scale
-        return x, y + TITLE
+        return x, y + TITLE_HEIGHT
 
 
-def dots_path(dots: Dots, to: Square, size: float) -> str:
-    path = "".join(outline(dots.shape, *to.position(position), size) for position in dots.positions)
+def dots_path(dots: Dots, scale: PanelScale, size: float) -> str:
+    path = "".join(outline(dots.shape, *scale.position(position), size) for position in dots.positions)
     kind = "dots faint" if dots.faint else "dots"
     return f'<path class="{kind}" fill="{dots.colour}" d="{path}"><title>{escape(dots.name)}</title></path>'
 
 
-def mark_path(mark: Mark, to: Square) -> str:
-    path = outline(mark.shape, *to.position(mark.position), mark.size)
+def mark_path(mark: Mark, scale: PanelScale) -> str:
+    path = outline(mark.shape, *scale.position(mark.position), mark.size)
     return f'<path class="mark" fill="{mark.colour}" d="{path}"><title>{escape(mark.name)}</title></path>'
 
 
@@ -155,21 +155,21 @@ def outline(shape: str, x: float, y: float, size: float) -> str:
     return f"{start}{' '.join(steps)}z"
 
 
-def legend(keys: Iterable[LegendEntry], top: float) -> tuple[str, float]:
-    """Entries in lines as wide as the picture, a heading at the left of each line that begins one."""
+def legend(entries: Iterable[LegendEntry], top: float) -> tuple[str, float]:
+    """The entries in rows as wide as the picture, each heading on a new row; and the height of the picture."""
     elements: list[str] = []
     x, y = 0.0, top + 14
-    for key in keys:
-        width = len(key.name) * LETTER + 32 if key.shape else 64
-        if elements and (x + width > WIDTH or not key.shape):
-            x, y = 0.0, y + ROW
-        if key.shape:
-            kind = "mark" if key.outlined else "dots"
-            size = 6.0 if key.outlined else 4.5
-            path = outline(key.shape, x + 7, y - 4, size)
-            elements.append(f'<path class="{kind}" fill="{key.colour}" d="{path}"/>')
-            elements.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
+    for entry in entries:
+        width = len(entry.name) * LETTER_WIDTH + 32 if entry.shape else 64
+        if elements and (x + width > WIDTH or not entry.shape):
+            x, y = 0.0, y + LEGEND_ROW
+        if entry.shape:
+            kind = "mark" if entry.outlined else "dots"
+            size = 6.0 if entry.outlined else 4.5
+            path = outline(entry.shape, x + 7, y - 4, size)
+            elements.append(f'<path class="{kind}" fill="{entry.colour}" d="{path}"/>')
+            elements.append(f'<text x="{x + 19:.1f}" y="{y:.1f}">{escape(entry.name)}</text>')
         else:
-            elements.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{escape(key.name)}</text>')
+            elements.append(f'<text class="title" x="{x:.1f}" y="{y:.1f}">{escape(entry.name)}</text>')
         x += width
     return "".join(elements), y + 8 if elements else top

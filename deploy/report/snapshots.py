@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-NAME = re.compile(r"round-(\d+)\.npz")
+FILE_NAME = re.compile(r"round-(\d+)\.npz")
 ANCHOR, GLOBAL, LOCAL = "anchor", "global prototype", "local prototype"
 KINDS = {"anchors": ANCHOR, "prototypes": GLOBAL}  # what a server sends
 
@@ -32,7 +32,7 @@ class ClassPoints:
     points: Array  # [G, D]
     labels: Array  # [G]
     sizes: Array  # [G], in any unit; all 1 where the file has none
-    device: str = ""  # that made them; the server, where it is empty
+    device: str = ""  # that computed them; "": the server
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def saved_rounds(folder: Path) -> dict[int, list[Path]]:
     """The picture files of a run, by round, devices in order."""
     found: dict[int, list[Path]] = {}
     for path in sorted(folder.glob("devices/*/pictures/round-*.npz")):
-        if match := NAME.fullmatch(path.name):
+        if match := FILE_NAME.fullmatch(path.name):
             found.setdefault(int(match[1]), []).append(path)
     return dict(sorted(found.items()))
 
@@ -95,7 +95,7 @@ def unit_length_rows(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
-    match = NAME.fullmatch(path.name)
+    match = FILE_NAME.fullmatch(path.name)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -121,15 +121,15 @@ def finite_rows(points: Array | None, labels: Array | None) -> tuple[Array, Arra
     return points[good].astype(np.float64), labels[good].astype(np.int64)
 
 
-def class_points_in(arrays: Mapping[str, Array], name: str, kind: str, sizes: str) -> ClassPoints | None:
-    """Anchors, and whatever comes without labels, are one row a class, in their order."""
+def read_class_points(arrays: Mapping[str, Array], name: str, kind: str, sizes: str) -> ClassPoints | None:
+    """Anchors, and arrays without labels, have one row per class, in order."""
     rows = arrays.get(name)
     if rows is None or rows.ndim != 2:
         return None
-    plain = np.arange(len(rows))
-    labels = arrays.get("labels", plain) if name == "prototypes" else plain
-    size = arrays.get(sizes, plain[:0])
-    if size.shape != plain.shape or not np.isfinite(size).all():
+    in_order = np.arange(len(rows))
+    labels = arrays.get("labels", in_order) if name == "prototypes" else in_order
+    size = arrays.get(sizes, in_order[:0])
+    if size.shape != in_order.shape or not np.isfinite(size).all():
         size = np.ones(len(rows))
     points, kept = finite_rows(rows, labels)
     if not len(points):
@@ -138,15 +138,15 @@ def class_points_in(arrays: Mapping[str, Array], name: str, kind: str, sizes: st
 
 
 def received_points(snapshots: Iterable[Snapshot]) -> list[ClassPoints]:
-    """What the server sent: the same to all devices, so it is taken from the first that has it."""
+    """What the server sent: the same to all devices, so it is read from the first snapshot that has it."""
     found: dict[str, ClassPoints] = {}
     for snapshot in snapshots:
         for name, kind in KINDS.items():
-            if class_points := class_points_in(snapshot.received, name, kind, "shares"):
+            if class_points := read_class_points(snapshot.received, name, kind, "shares"):
                 found.setdefault(kind, class_points)
     return list(found.values())
 
 
 def sent_points(snapshot: Snapshot) -> ClassPoints | None:
-    class_points = class_points_in(snapshot.sent, "prototypes", LOCAL, "counts")
+    class_points = read_class_points(snapshot.sent, "prototypes", LOCAL, "counts")
     return replace(class_points, device=snapshot.device) if class_points else None

@@ -18,7 +18,12 @@ from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.run import Run
 from protofleet.coordinator.service import CoordinatorService
 from protofleet.coordinator.spool.spool import Spool
-from protofleet.deploy.simulation.world import Broker, NetworkConditions, VirtualWorker, World
+from protofleet.deploy.simulation.network import (
+    NetworkConditions,
+    SimulatedBroker,
+    VirtualClock,
+    VirtualWorker,
+)
 from protofleet.edge_client.agent import Agent
 from protofleet.edge_client.evaluate import Splits
 from protofleet.edge_client.state.device import DeviceState
@@ -39,11 +44,11 @@ Build = Callable[[str, Plan, Splits], ClientHalf]
 
 
 def no_clock() -> float:
-    """How long work takes must not be part of a run that is to repeat to the bit."""
+    """A measured duration would make two runs of the same seed differ."""
     return 0.0
 
 
-def disk_without_fsync(party: str) -> Disk:
+def disk_without_fsync(name: str) -> Disk:
     """A simulated crash loses nothing that was written."""
     return Disk(durable=False)
 
@@ -64,15 +69,16 @@ class Simulation:
     build: Build = build_half
     observers: list[Observer] = field(default_factory=list)
     limits: Limits = field(default_factory=Limits)
-    disks: Callable[[str], Disk] = disk_without_fsync  # by party, anew at each of its boots
+    make_disk: Callable[[str], Disk] = disk_without_fsync  # by name, called at each boot
     class_names: tuple[str, ...] = ()
+    turn_seconds: float = 0.0  # how long a turn of a loop takes what comes, before it is committed and said
 
     def __post_init__(self) -> None:
-        self.world = World(self.conditions, self.seed)
-        self.broker = Broker(self.world)
+        self.clock = VirtualClock()
+        self.broker = SimulatedBroker(self.clock, self.conditions, self.seed)
         self.topics = Topics("simulated")
         self.keys = {name: Keys.new() for name in (COORDINATOR, *self.shards)}
-        self.ring = {name: keys.public for name, keys in self.keys.items()}
+        self.keyring = {name: keys.public for name, keys in self.keys.items()}
         self.agents: dict[str, Agent] = {}
         self.workers: dict[str, VirtualWorker] = {}
         self.boots = 0
@@ -81,75 +87,95 @@ class Simulation:
             self.boot_device(device)
 
     def run(self, until: Callable[[], bool] | None = None, limit: float = 1e5) -> Simulation:
-        self.world.run(until or (lambda: self.service.finished), self.world.now + limit)
+        self.clock.run(until or (lambda: self.service.finished), self.clock.now + limit)
         return self
 
     def boot_coordinator(self) -> None:
         """Start a coordinator that knows only what the disk holds, as after a crash."""
-        self._halt(COORDINATOR)
+        self._stop_worker(COORDINATOR)
         self.boots += 1
-        disk = self.disks(COORDINATOR)
+        disk = self.make_disk(COORDINATOR)
         spool = Spool(self.folder / "coordinator", disk=disk)
         epoch = spool.start_run(self.plan.method, self.plan.encode().decode(), self.boots)
-        take = self._feed(COORDINATOR, lambda: self.service)
-        worker = self.workers[COORDINATOR] = VirtualWorker(self.world, take)
+        take = self._handler(COORDINATOR, lambda: self.service)
+        worker = self.workers[COORDINATOR] = VirtualWorker(self.clock, take)
 
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-        session = self.broker.session(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
-        session.before_step = disk.before_step
-        link = CoordinatorLink(me, self.ring, self.topics, session, spool.store, "simulated")
-        session.will = link.will(self.topics.coord_state)
+        transport = self.broker.connect(COORDINATOR, take, set(self.topics.coordinator_subscriptions()))
+        transport.before_step = disk.before_step
+        link = CoordinatorLink(me, self.keyring, self.topics, transport, spool.store, "simulated")
+        transport.will = link.will(self.topics.coord_state)
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, worker, Bans(spool.folder, spool.disk))
         run = Run(self.plan, machine, spool, context, self.observers, self.limits, self.class_names)
         self.service = CoordinatorService(context, run)
 
     def boot_device(self, device: str) -> None:
-        self._halt(device)
-        disk = self.disks(device)
-        memory = DeviceState(self.folder / device, disk=disk)
-        me = Identity(device, memory.boot(0), self.keys[device])
-        take = self._feed(device, lambda: self.agents[device])
-        worker = self.workers[device] = VirtualWorker(self.world, take, self.work_seconds)
+        self._stop_worker(device)
+        disk = self.make_disk(device)
+        state = DeviceState(self.folder / device, disk=disk)
+        me = Identity(device, state.boot(0), self.keys[device])
+        take = self._handler(device, lambda: self.agents[device])
+        worker = self.workers[device] = VirtualWorker(self.clock, take, self.work_seconds)
         topics = set(self.topics.device_subscriptions(device))
-        session = self.broker.session(device, take, topics)
-        session.before_step = disk.before_step
-        link = DeviceLink(me, self.ring, self.topics, session, memory.store)
-        session.will = link.will(self.topics.device_state(device))
+        transport = self.broker.connect(device, take, topics)
+        transport.before_step = disk.before_step
+        link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
+        transport.will = link.will(self.topics.device_state(device))
         data = self.shards[device]
         start_job = local_jobs(lambda plan: self.build(device, plan, data), data)
-        agent = Agent(data, start_job, link, memory, worker, clock=no_clock)
+        agent = Agent(data, start_job, link, state, worker, clock=no_clock)
         self.agents[device] = agent
 
     def kill(self, name: str) -> None:
-        """The process is gone; the broker notices and publishes its will."""
-        self._halt(name)
+        """End the process without a disconnect; the broker publishes its will."""
+        self._stop_worker(name)
         self.broker.lose_client(name)
 
     @property
     def meters(self) -> dict[str, Meter]:
         return {COORDINATOR: self.service.link.meter, **{d: a.link.meter for d, a in self.agents.items()}}
 
-    def _halt(self, name: str) -> None:
+    def _stop_worker(self, name: str) -> None:
         if worker := self.workers.get(name):
             worker.alive = False
 
-    def _feed(self, name: str, party: Callable[[], EventLoopApp]) -> Callable[[Item], None]:
-        """Hand items to a party as its event loop would, and wake it when it has asked for it."""
+    def _handler(self, name: str, app: Callable[[], EventLoopApp[Item]]) -> Callable[[Item], None]:
+        return VirtualLoop(self.clock, app, lambda: self.workers[name], self.turn_seconds).take
 
-        def take(item: Item) -> None:
-            party().take(item, self.world.now)
-            self._arm(party(), self.workers[name])
 
-        return take
+@dataclass
+class VirtualLoop:
+    """Hands items to an app as its event loop would, and wakes it when it asks for it."""
 
-    def _arm(self, party: EventLoopApp, worker: VirtualWorker) -> None:
-        if party.finished or party.wake_at == float("inf"):
+    clock: VirtualClock
+    app: Callable[[], EventLoopApp[Item]]
+    worker: Callable[[], VirtualWorker]  # which dies with its app
+    turn_seconds: float
+    _in_turn: bool = False
+
+    def take(self, item: Item) -> None:
+        app, worker = self.app(), self.worker()
+        app.take(item, self.clock.now)
+        if not self.turn_seconds:
+            self._end_turn(app, worker)
+        elif not self._in_turn:
+            self._in_turn = True
+            self.clock.call_at(self.clock.now + self.turn_seconds, lambda: self._end_turn(app, worker))
+
+    def _end_turn(self, app: EventLoopApp[Item], worker: VirtualWorker) -> None:
+        self._in_turn = False
+        if worker.alive:
+            app.end_turn(self.clock.now)
+            self._schedule_wake(app, worker)
+
+    def _schedule_wake(self, app: EventLoopApp[Item], worker: VirtualWorker) -> None:
+        if app.finished or app.wake_at == float("inf"):
             return
 
         def wake() -> None:
-            if worker.alive and not party.finished and party.wake_at <= self.world.now:
-                party.wake(self.world.now)
-                self._arm(party, worker)
+            if worker.alive and not app.finished and app.wake_at <= self.clock.now:
+                app.wake(self.clock.now)
+                self._end_turn(app, worker)
 
-        self.world.at(max(party.wake_at, self.world.now), wake)
+        self.clock.call_at(max(app.wake_at, self.clock.now), wake)

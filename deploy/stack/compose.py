@@ -1,4 +1,4 @@
-"""Runs docker compose on a stack's folder. What docker prints goes to the terminal unchanged."""
+"""Runs docker compose on a stack's folder. Docker's output goes to the terminal unchanged."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def round_line(record: dict[str, object], view: str) -> str:
 
 
 def coordinator_problem(folder: Path) -> str:
-    """Why the coordinator's container is not running; "" while it runs, and once it has ended well."""
+    """Why the coordinator's container is not running; "" while it runs, and once it has exited with 0."""
     command = compose_command(folder, "ps", "--all", "--format", "json", COORDINATOR)
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -90,12 +90,12 @@ def coordinator_problem(folder: Path) -> str:
             return ""
         if state["State"] in ("created", "running", "restarting"):
             return ""
-        return f"the coordinator has ended with exit code {state['ExitCode']}; `make logs` shows why"
+        return f"the coordinator has exited with code {state['ExitCode']}; `make logs` shows why"
     return "the coordinator has no container; `make up` starts the stack"
 
 
 def endpoints(stack: Stack) -> str:
-    """Where a person finds the results, Prometheus and Grafana."""
+    """The addresses of the results, Prometheus and Grafana, for the terminal."""
     environment = stack.environment()
     lines = [f"results: {stack.run_folder}", f"Prometheus: http://{environment['PROMETHEUS_PORT']}"]
     if "grafana" in environment["COMPOSE_PROFILES"]:

@@ -1,4 +1,4 @@
-"""What a stack is made of, and where it lies: <folder>/ on this machine, /protofleet in each container."""
+"""The parts and paths of a stack: <folder>/ on this machine, /protofleet in each container."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from protofleet.protocol.wire.names import COORDINATOR
 CONTAINER_ROOT: Final = Path("/protofleet")
 METRICS_PORT: Final = 9100
 ALL_INTERFACES: Final = "0.0.0.0"  # a container's address in the stack's network is not known in advance
-FLEET_SERVICE: Final = "fleet"  # the one container of many devices
-MAX_DEVICE_CONTAINERS: Final = 12  # up to so many devices have a container each; more share one
-CONTAINER_UID: Final = 10001  # who runs in the containers where root starts the stack
+FLEET_SERVICE: Final = "fleet"  # one container with all devices
+MAX_DEVICE_CONTAINERS: Final = 12  # with more devices than this, all share one container
+CONTAINER_UID: Final = 10001  # the user in the containers where root starts the stack
 RABBITMQ_NODES: Final = ("rabbit-1", "rabbit-2", "rabbit-3")
-HEALTHCHECK_CLIENT: Final = "probe"  # with whose certificate the broker's health check connects
-# Their keys or state lie where those of a device of that name would.
-OTHER_PARTIES: Final = (HEALTHCHECK_CLIENT, "prometheus", "grafana", *RABBITMQ_NODES)
+HEALTHCHECK_CLIENT: Final = "probe"  # whose certificate the broker's health check connects with
+# Their keys or state are where those of a device of that name would be.
+RESERVED_NAMES: Final = (HEALTHCHECK_CLIENT, "prometheus", "grafana", *RABBITMQ_NODES)
 HOST_LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
-# Settings of compose.env that a person may change, with their defaults. Images: a name, or name@sha256:...
+# Settings of compose.env that the operator may change, with their defaults. Images: a name, or name@sha256:...
 DEFAULT_SETTINGS: Final = {
     "BROKER_IMAGE": "eclipse-mosquitto:2.0.22",
     "COORDINATOR_IMAGE": "protofleet/coordinator",
@@ -53,9 +53,9 @@ class Stack:
     folder: Path
     experiment: Experiment
     name: str = "protofleet"
-    settings: dict[str, str] = field(default_factory=dict)  # in place of DEFAULT_SETTINGS
+    settings: dict[str, str] = field(default_factory=dict)  # override DEFAULT_SETTINGS
     cluster: bool = False  # three nodes of RabbitMQ as the broker
-    one_container: bool = False  # for all devices, however few
+    one_container: bool = False  # for all devices, even for few
 
     @property
     def devices(self) -> list[str]:
@@ -63,7 +63,7 @@ class Stack:
 
     @cached_property
     def services(self) -> Mapping[str, str]:
-        """Device -> the service of its container, where each has one."""
+        """Device -> compose service, where each device has a container."""
         return service_names(self.devices)
 
     @property
@@ -86,7 +86,7 @@ class Stack:
         return self.folder / "settings" / f"{name}.toml"
 
     def metrics_port(self, device: str) -> int:
-        """The same for all devices with a container each; different ones inside one container."""
+        """One for all devices where each has a container; different ones inside a shared container."""
         return METRICS_PORT if self.container_per_device else METRICS_PORT + 1 + self.devices.index(device)
 
     def scrape_target(self, device: str) -> str:
@@ -95,7 +95,7 @@ class Stack:
 
     @property
     def images(self) -> list[str]:
-        """All that this stack starts."""
+        """The images of all containers of this stack."""
         environment = self.environment()
         unused = {"BROKER_IMAGE" if self.cluster else "RABBITMQ_IMAGE"}
         if "grafana" not in environment["COMPOSE_PROFILES"]:
@@ -103,13 +103,13 @@ class Stack:
         return [value for key, value in environment.items() if key.endswith("_IMAGE") and key not in unused]
 
     def with_image_ids(self, ids: Mapping[str, str]) -> Stack:
-        """Each image that has an id here is started by its id."""
+        """The stack with the images of these names started by their ids."""
         names = {key: value for key, value in self.environment().items() if key.endswith("_IMAGE")}
         by_id = {key: ids[name] for key, name in names.items() if name in ids}
         return replace(self, settings=self.settings | by_id)
 
     def environment(self) -> dict[str, str]:
-        """The variables of the compose file, for compose.env. None is a secret."""
+        """The variables of the compose file, for compose.env. None is secret."""
         own = {
             "STACK_NAME": self.name,
             "STACK_FOLDER": str(self.folder.absolute()),
@@ -122,23 +122,24 @@ class Stack:
 
 
 def service_names(devices: Iterable[str]) -> dict[str, str]:
-    """Device -> its compose service, which is a host name too: no capitals, dots and underscores, 63 letters at most.
-    Where two devices would have one, or it would be no host name, with the first digits of the device's hash."""
+    """Device -> compose service, which is a host name too: no capitals, dots or underscores, at most 63 characters.
+    Where two devices would get the same one, or it is no host name, it ends with digits of the device's hash."""
     plain = {name: "device-" + name.lower().replace("_", "-").replace(".", "-") for name in devices}
-    times = Counter(plain.values())
-    kept = {label for label in plain.values() if times[label] == 1 and HOST_LABEL.fullmatch(label)}
+    counts = Counter(plain.values())
+    unique = {label for label in plain.values() if counts[label] == 1 and HOST_LABEL.fullmatch(label)}
     return {
-        device: label if label in kept else _with_hash(device, label, kept) for device, label in plain.items()
+        device: label if label in unique else _with_hash(device, label, unique)
+        for device, label in plain.items()
     }
 
 
 def _with_hash(device: str, plain: str, taken: AbstractSet[str]) -> str:
-    """With 8 digits, and with more where another device is called like that already."""
+    """With 8 digits of the hash, and more where another device has that name already."""
     digest = hashlib.sha256(device.encode()).hexdigest()
     names = (f"{plain[: 62 - n].rstrip('-')}-{digest[:n]}" for n in range(8, 41))
     return next(name for name in names if name not in taken)
 
 
 def container_user() -> tuple[int, int]:
-    """Who runs in the containers and owns the mounted files: we do; for root, an unprivileged user."""
+    """User and group of the containers and of the mounted files: our own, or for root an unprivileged one."""
     return (CONTAINER_UID, CONTAINER_UID) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

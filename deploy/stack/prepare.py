@@ -1,6 +1,6 @@
-"""Everything that the containers find: keys, settings, the broker's access rules, what Prometheus and Grafana read.
+"""All files that the containers mount: keys, settings, access rules, configuration of Prometheus and Grafana.
 
-Written by whoever runs `make up`, before any container starts. What is enrolled already stays as it is.
+Written by `make up`, before any container starts. What is enrolled already stays as it is.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from protofleet.deploy.stack.layout import (
     FLEET_SERVICE,
     HEALTHCHECK_CLIENT,
     METRICS_PORT,
-    OTHER_PARTIES,
     RABBITMQ_NODES,
+    RESERVED_NAMES,
     Stack,
     container_user,
 )
@@ -68,24 +68,24 @@ def prepare(stack: Stack) -> None:
 
 
 def _check_names(stack: Stack) -> None:
-    if taken := sorted({*stack.devices} & {*OTHER_PARTIES}):
-        words = "a part of the stack has that name; rename its domain"
-        raise SettingsError(f"a device of this stack cannot be called {taken[0]!r}: {words}")
+    if taken := sorted({*stack.devices} & {*RESERVED_NAMES}):
+        reason = "a part of the stack has that name; rename its domain"
+        raise SettingsError(f"a device of this stack cannot be called {taken[0]!r}: {reason}")
     dotted = [name for name in (stack.experiment.name, *stack.devices) if "." in name]
     if stack.cluster and dotted:
-        words = (
-            "which takes a dot in a topic for a slash; rename the run or the domain, or leave out --cluster"
+        raise SettingsError(
+            f"the name {dotted[0]!r} cannot be used over RabbitMQ, which takes a dot in a topic for a slash; "
+            "rename the run or the domain, or leave out --cluster"
         )
-        raise SettingsError(f"nobody can be called {dotted[0]!r} over RabbitMQ, {words}")
 
 
 def _write_experiment(stack: Stack) -> None:
-    """The state in a folder belongs to one experiment; its coordinator would refuse any other settings."""
+    """The state in a folder belongs to one experiment: the coordinator would refuse other settings."""
     written = stack.folder / "experiment.toml"
     text = write_toml(encode(stack.experiment))
     if written.exists() and written.read_text() != text:
         raise SettingsError(
-            f"{stack.folder} holds the stack of other settings; `make down FORGET=1` stops and removes it, "
+            f"{stack.folder} holds a stack with other settings; `make down FORGET=1` stops and removes it, "
             f"or give this one another FOLDER"
         )
     _write(written, text)
@@ -102,7 +102,7 @@ def _enrol(stack: Stack) -> None:
 
 
 def _enrol_healthcheck(federation: LocalFederation) -> None:
-    """The broker's container gets the TLS files alone: with the other keys it could act as a device."""
+    """The broker's container gets only the TLS files: with the other keys it could act as a device."""
     keys = federation.folder / HEALTHCHECK_CLIENT
     enrol(federation.authority(), keys, HEALTHCHECK_CLIENT, HEALTHCHECK_DAYS)
     mounted = federation.folder_of(BROKER) / HEALTHCHECK_CLIENT
@@ -112,7 +112,7 @@ def _enrol_healthcheck(federation: LocalFederation) -> None:
 
 
 def _write_rabbitmq(stack: Stack) -> None:
-    """For all three nodes the same certificate and settings, and the cookie by which they accept each other."""
+    """The same certificate and settings for all three nodes, and the cookie by which they authenticate each other."""
     folder = stack.federation.folder_of(BROKER)
     definitions = BROKER_ROOT / "definitions.json"
     settings = rabbitmq.settings(BROKER_ROOT / CURRENT, definitions, RABBITMQ_NODES, BROKER_PORT)
@@ -129,15 +129,15 @@ def _write_rabbitmq(stack: Stack) -> None:
 
 
 def _write_settings(stack: Stack) -> None:
-    """Of the coordinator and of every device, with paths as they are in its container."""
+    """The settings of the coordinator and all devices, with paths inside their containers."""
     experiment = replace(stack.experiment, metrics_port=METRICS_PORT, metrics_host=ALL_INTERFACES)
     settings: dict[str, CoordinatorSettings | DeviceSettings] = {
         name: container_device_settings(stack, experiment, name) for name in stack.devices
     }
     settings[COORDINATOR] = container_coordinator_settings(experiment)
-    for name, own in settings.items():
+    for name, table in settings.items():
         stack.state_folder(name).mkdir(parents=True, exist_ok=True)
-        _write(stack.settings_file(name), write_toml(encode(own)))
+        _write(stack.settings_file(name), write_toml(encode(table)))
 
 
 def container_coordinator_settings(experiment: Experiment) -> CoordinatorSettings:
@@ -172,7 +172,7 @@ def _broker(enrolled: Path) -> BrokerAddress:
 
 def compose_devices(stack: Stack) -> dict[str, Any]:
     """The compose file of the devices: a service for each, or one for all of a large fleet."""
-    healthy = {"condition": "service_healthy", "required": False}  # a stack has only one of the two brokers
+    healthy = {"condition": "service_healthy", "required": False}  # a stack has one of the two brokers
     template = {
         "extends": {"file": str(COMPOSE / "common.yaml"), "service": "device"},
         "depends_on": {BROKER: healthy, RABBITMQ_NODES[0]: healthy},
@@ -223,7 +223,7 @@ def _write_grafana(stack: Stack) -> None:
 
 
 def _chown_for_containers(stack: Stack) -> None:
-    """What is mounted belongs to the containers' user; the operator's root of the federation stays ours."""
+    """Mounted files belong to the containers' user; the federation's root keys stay the operator's."""
     user, group = container_user()
     if user == os.geteuid():
         return

@@ -1,4 +1,4 @@
-"""What a device says and when: hellos, answers on their way, pauses, and the watch over a silent coordinator.
+"""What a device sends and when: hellos, answers until their receipts, pauses, and a watchdog for the coordinator.
 
 May import: edge_client, edge_client.state, methods.contract, protocol.*.
 """

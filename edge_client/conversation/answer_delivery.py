@@ -1,4 +1,4 @@
-"""An answer on its way: it is sent again until the coordinator says what became of it."""
+"""Delivery of an answer: it is sent again until the coordinator's receipt says what became of it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ log = logging.getLogger("protofleet.device")
 
 RESEND_SECONDS: Final = 5.0  # before an answer without receipt is sent again; doubles up to the longest
 LONGEST_RESEND_SECONDS: Final = 60.0
+# So many times as long as the last receipt took: a slow coordinator must not be slowed further by answers sent again.
+RECEIPT_FACTOR: Final = 4.0
 
 
 @dataclass
@@ -25,9 +27,10 @@ class PendingAnswer:
     answer: Answer
     resend_at: float
     pause_seconds: float = RESEND_SECONDS
+    first_sent_at: float | None = None
 
     @property
-    def asked(self) -> tuple[int, str]:
+    def key(self) -> tuple[int, str]:
         """The round and the phase."""
         return self.answer.round, self.answer.phase
 
@@ -36,6 +39,8 @@ class PendingAnswer:
         return Update(device, a.round, a.phase, a.examples, bytes.fromhex(a.base), {}, a.metrics)
 
     def sent(self, now: float) -> None:
+        if self.first_sent_at is None:
+            self.first_sent_at = now
         self.resend_at = now + self.pause_seconds
         self.pause_seconds = min(2 * self.pause_seconds, LONGEST_RESEND_SECONDS)
 
@@ -45,25 +50,27 @@ class AnswerDelivery:
         self._link = link
         self.pending: PendingAnswer | None = None
         self.receipts: Counter[str] = Counter()  # of this process, by verdict
+        self._receipt_seconds = 0.0  # from when the last answer was first sent to its receipt
 
     @property
     def wake_at(self) -> float:
         return self.pending.resend_at if self.pending else float("inf")
 
     def is_pending(self, round: int, phase: str) -> bool:
-        return self.pending is not None and self.pending.asked == (round, phase)
+        return self.pending is not None and self.pending.key == (round, phase)
 
     @property
     def largest_object(self) -> int:
-        """Bytes of what the coordinator may fetch for the answer that waits; 0 where it has no arrays."""
+        """Bytes of the object that the coordinator may fetch for the pending answer; 0 where it has no arrays."""
         name = bytes.fromhex(self.pending.answer.object) if self.pending else b""
         return self._link.store.size(name) if name else 0
 
     def start(self, answer: Answer, now: float) -> None:
-        self.pending = PendingAnswer(answer, now)
+        pause = min(max(RESEND_SECONDS, RECEIPT_FACTOR * self._receipt_seconds), LONGEST_RESEND_SECONDS)
+        self.pending = PendingAnswer(answer, now, pause)
 
     def send(self, plan_is_known: bool, now: float) -> None:
-        """Only to a coordinator whose plan is known: it may be of another run, or plan, under the same name."""
+        """Only to a coordinator whose plan is known: it may have another run, or plan, under the same name."""
         if self.pending is None:
             return
         if not plan_is_known:
@@ -77,10 +84,12 @@ class AnswerDelivery:
             self._link.reject_connection(error)
         self.pending.sent(now)
 
-    def received(self, receipt: Receipt) -> bool:
-        """Whether that is the receipt of the answer that waits."""
+    def received(self, receipt: Receipt, now: float) -> bool:
+        """Whether it is the receipt of the pending answer."""
         if self.pending is None or not self.is_pending(receipt.round, receipt.phase):
             return False
+        if self.pending.first_sent_at is not None:
+            self._receipt_seconds = now - self.pending.first_sent_at
         self._link.forget(bytes.fromhex(self.pending.answer.object))
         self.pending = None
         self.receipts[receipt.verdict] += 1

@@ -1,6 +1,6 @@
-"""A device that is connected and hears nothing new: its broker may hold messages back.
+"""Warns when a connected device hears nothing new from its coordinator: the broker may hold messages back.
 
-Old messages that somebody sends again do not count. A coordinator says every minute that it is here.
+Replayed messages do not count. A coordinator publishes every minute that it is here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENT_SECONDS: Final = 180.0
 
 @dataclass
 class CoordinatorWatchdog:
-    since: float = float("inf")  # the last news; never, while there is nothing to expect
+    since: float = float("inf")  # the last new message; infinity while none is expected
     expired: bool = False
 
     @property
@@ -29,12 +29,12 @@ class CoordinatorWatchdog:
     def stop(self) -> None:
         self.since, self.expired = float("inf"), False
 
-    def heard(self, news_at: float) -> None:
-        """Something new, at `news_at`."""
-        if self.since < news_at:
+    def heard(self, at: float) -> None:
+        """A new message, at `at`."""
+        if self.since < at:
             if self.expired:
-                log.warning("the coordinator is heard again, after %.0f s", news_at - self.since)
-            self.start(news_at)
+                log.warning("the coordinator is heard again, after %.0f s", at - self.since)
+            self.start(at)
 
     def check(self, now: float) -> None:
         if now >= self.alarm_at:

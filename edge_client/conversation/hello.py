@@ -1,4 +1,4 @@
-"""What a device says of itself whenever it is ready for work, and what it may be told in return."""
+"""A device's hello, sent whenever it is ready for work, and the plan that answers it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class HelloSender:
 
     def __init__(self, link: DeviceLink, data: Splits, state: DeviceState, software: str) -> None:
         self._link, self._data, self._state, self._software = link, data, state, software
-        self._named_to = -1  # epoch of who was told all names of the classes on this connection
-        self.by_hash = False  # whether the last hello named the classes so, though it could have in full
+        self._epoch_with_names = -1  # of the coordinator that has all class names, on this connection
+        self.by_hash = False  # whether the last hello had the hash of the names, though all of them fit in
 
     def send(self, plan: Plan | None) -> None:
         names, link = self._data.names, self._link
-        in_full = self._named_to != link.epoch and link.fits_in_message(packed(names))
+        in_full = self._epoch_with_names != link.epoch and link.fits_in_message(packed(names))
         self.by_hash = bool(names) and not in_full and link.fits_in_message(packed(names))
         link.send(hello_of(link.me.name, self._software, self._data, plan, self._state.saved, in_full))
-        self._named_to = link.epoch
+        self._epoch_with_names = link.epoch
 
     def name_classes_in_full(self) -> None:
-        """With the next hello: on a new connection, or where a refusal may be for the names and then shows both
-        lists."""
-        self._named_to = -1
+        """With the next hello: on a new connection, or where the names may be why it was refused; the next refusal
+        then shows both lists."""
+        self._epoch_with_names = -1
 
 
 def hello_of(
     name: str, software: str, data: Splits, plan: Plan | None, saved: StateFile, in_full: bool = False
 ) -> Hello:
-    """Counts of classes only where the plan's method needs them; how far it has come only where it holds the plan;
-    what its classes are called `in_full`, or only the hash of that."""
+    """Counts of classes only where the plan's method needs them; progress only where it has the plan; the names of
+    its classes `in_full`, or only their hash."""
     counts: tuple[int, ...] = ()
     if plan and plan.load().needs_counts:
         counts = tuple(data.train.y.bincount(minlength=data.classes).tolist())
@@ -70,7 +70,7 @@ def last_answer(saved: StateFile) -> tuple[int, str, bytes]:
 
 
 def plan_for(data: Splits, text: bytes, names: tuple[str, ...] = ()) -> Plan:
-    """SettingsError where the plan is none, or not for these data. `names` are those of the run's classes."""
+    """SettingsError where the plan is invalid, or not for these data. `names` are those of the run's classes."""
     plan = read_plan(text)
     if plan.classes != data.classes:
         raise SettingsError(f"the run has {plan.classes} classes, this device's data {data.classes}")

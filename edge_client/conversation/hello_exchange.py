@@ -1,4 +1,4 @@
-"""Hellos, and the refusals that answer them: none is sent without a connection, or while no work is taken."""
+"""Hellos, and the refusals that answer them: none is sent without a connection, or while paused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from protofleet.edge_client.conversation.hello_timer import HelloTimer
 from protofleet.edge_client.conversation.old_messages import RefusalCheck
 from protofleet.edge_client.conversation.retry_backoff import RetryBackoff
 from protofleet.edge_client.current_run import CurrentRun
-from protofleet.protocol.wire.messages import HERE, Bye, Message, Receipt, Refusal, State, Task, Welcome
+from protofleet.protocol.wire.messages import Bye, Message, Receipt, Refusal, State, Task, Welcome
 from protofleet.protocol.wire.printable import printable
 from protofleet.protocol.wire.reasons import DisconnectReason
 
@@ -22,91 +22,106 @@ NEVER = float("inf")
 class HelloExchange:
     def __init__(self, context: DeviceContext, run: CurrentRun, sender: HelloSender) -> None:
         self._context, self._run, self._sender = context, run, sender
-        self._timer, self._refusals = HelloTimer(), RefusalCheck()
+        self._timer, self._refusals = HelloTimer(context.link.me.name), RefusalCheck()
         self.backoff = RetryBackoff(context.link.me.name)
         self.next_at = NEVER
 
-    def connected(self) -> None:
+    def connected(self, waited_for: bool = True) -> None:
+        """`waited_for`: somebody may wait for what this device has in hand."""
         self._context.connected = True
         self._sender.name_classes_in_full()
-        self._timer.expect_frequent()
+        self._timer.forget_last_here()
         link = self._context.link
         link.publish(link.topics.device_state(link.me.name), State(True), retain=True)
-        self.send()
+        if waited_for or not self._timer.was_welcomed:  # the hello may be lost that was said before
+            self._timer.cancel_spread()
+            self.send()
+        else:  # the broker may have lost the connections of all
+            self._send_in_turn()
 
     def disconnected(self) -> None:
         self._context.connected, self.next_at = False, NEVER
 
     def send(self) -> None:
-        """At once, or when the device takes work again."""
+        """At once, or when a pause ends."""
         now, link = self._context.now, self._context.link
-        if now < self.backoff.until:
-            self.next_at = self.backoff.until
+        if now < (earliest := max(self.backoff.until, self._timer.not_before)):
+            self.next_at = earliest
             return
-        self._sender.send(self._run.plan if self._run.is_welcome(link.run, link.epoch) else None)
+        self._sender.send(self._run.plan if self._run.was_welcomed_by(link.run, link.epoch) else None)
         self._refusals.hello_sent(link.me.boot, link.last_sequence, now)
         self._timer.hello_sent(now)
         self.next_at = self._timer.next_hello(now)
 
+    def coordinator_came(self, waited_for: bool) -> None:
+        """It has said that it is there: for the first time, or over a new connection."""
+        if waited_for or not self._timer.was_welcomed:
+            self.send()
+        else:
+            self._send_in_turn()
+
+    def missed(self, by_name: bool) -> None:
+        """By the coordinator: this device, or one of all that there are."""
+        if by_name:
+            self.send()
+        else:
+            self._send_in_turn()
+
+    def _send_in_turn(self) -> None:
+        """Where all devices have the same reason at the same moment."""
+        self._timer.spread(self._context.now)
+        self.send()
+
     def received(self, message: Message, epoch: int) -> None:
-        """Whatever the coordinator says shows when the next hello is due."""
-        self._timer.coordinator_is(epoch)
-        match message:
-            case State(online=True, reason=reason, now=status) if reason == HERE:
-                self._timer.coordinator_here(status)
-            case State():
-                self._timer.expect_frequent()
-            case Welcome():
-                self._timer.welcomed()
+        self._timer.heard(message, epoch)
         if isinstance(message, (Welcome, Task, Receipt)):
             self._refusals.contradicted()
-        if self._context.connected:  # else it says hello as soon as it is
+        if self._context.connected:  # else it sends one as soon as it is
             self.next_at = max(self._timer.next_hello(self._context.now), self.backoff.until)
 
     def refused(self, refusal: Refusal) -> None:
-        """With a boot it says itself whether it is meant for this process."""
+        """A refusal with a boot names the process that it is for."""
         self._context.keep_last_heard(durable=True)
-        now, boot, mine = self._context.now, refusal.boot, self._context.link.me.boot
+        now, boot, own_boot = self._context.now, refusal.boot, self._context.link.me.boot
         counts = (
-            self._context.state.is_superseded(boot, mine) if boot else self._refusals.counts(refusal, now)
+            self._context.state.is_superseded(boot, own_boot) if boot else self._refusals.counts(refusal, now)
         )
         if counts and refusal.answers and self._sender.by_hash:
             self._send_in_full_at(now)
         elif counts:
             self._context.end(f"the coordinator refuses this device: {printable(refusal.reason)}")
         elif not boot and not refusal.answers:
-            self._send_in_full_at(max(self._refusals.ask_at, now))
+            self._send_in_full_at(max(self._refusals.confirm_at, now))
 
-    def hold(self, why: str) -> None:
+    def pause(self, why: str) -> None:
         """No work is taken until `resume`."""
-        if self.backoff.on_hold:
+        if self.backoff.paused:
             return
         log.info("taking no new work: %s", why)
-        self.backoff.hold()
+        self.backoff.pause()
         self.next_at = NEVER
-        self._timer.away()
+        self._timer.bye_sent()
         self._context.link.send(Bye(f"{DisconnectReason.PAUSED.value}: {why}"))
 
     def resume(self) -> None:
-        if self.backoff.on_hold:
+        if self.backoff.paused:
             self.backoff.resume(self._context.now)
             self.next_at = self._context.now
-            self._run.forget_welcome()  # that hello asks for a welcome, which tells that it was heard
+            self._run.forget_welcome()  # so this hello asks for a welcome, which shows that it has arrived
 
     def back_off(self) -> float:
         """The device could not do its work: seconds until it asks for work again."""
         seconds = self.backoff.begin(self._context.now)
         self.next_at = self.backoff.until
-        self._timer.away()
+        self._timer.bye_sent()
         return seconds
 
-    def away(self) -> None:
-        """The device has said that it leaves its work."""
-        self._timer.away()
+    def bye_sent(self) -> None:
+        """The device has sent a bye, or will at once."""
+        self._timer.bye_sent()
 
-    def expect_frequent(self) -> None:
-        """The device has been away from its work."""
-        self._timer.expect_frequent()
+    def job_dropped(self) -> None:
+        self._timer.forget_last_here()
 
     def _send_in_full_at(self, time: float) -> None:
         self._sender.name_classes_in_full()

@@ -14,7 +14,7 @@ LONGEST_SECONDS: Final = 900.0
 
 @dataclass
 class RetryBackoff:
-    """Ever longer pauses."""
+    """Pauses that grow with each failure."""
 
     name: str  # of the device, so that pauses differ between devices and repeat in a simulation
     until: float = 0.0
@@ -33,11 +33,11 @@ class RetryBackoff:
         self.failures = 0
 
     @property
-    def on_hold(self) -> bool:
-        """Until somebody says otherwise."""
+    def paused(self) -> bool:
+        """Until `resume`."""
         return self.until == float("inf")
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         self.until = float("inf")
 
     def resume(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What was made once and is kept: one .npz file each, checked whenever it is read."""
+"""A cache of generated data: one .npz file each, checked whenever it is read."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def checksum(arrays: Arrays) -> str:
 def cached(path: Path, expected: str, build: Callable[[], Arrays]) -> Arrays:
     """The arrays in the file; they are built first if it is missing or damaged. Processes that come at the same
     time wait for the one that builds. `build` returns the expected arrays or raises."""
-    if (found := _read(path, expected)) is not None:
-        return found
-    with _locked(path.with_suffix(".lock")):
-        if (found := _read(path, expected)) is not None:
-            return found
-        found = build()
-        _write(path, found)
-        return found
+    if (arrays := _read(path, expected)) is not None:
+        return arrays
+    with _lock(path.with_suffix(".lock")):
+        if (arrays := _read(path, expected)) is not None:
+            return arrays
+        arrays = build()
+        _write(path, arrays)
+        return arrays
 
 
 def _read(path: Path, expected: str) -> Arrays | None:
@@ -56,16 +56,16 @@ def _read(path: Path, expected: str) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Nobody ever finds half a file. It is not synced: what a power cut leaves of it fails its check and is built
-    again."""
-    with _explained(path), Disk().fresh(path, durable=False) as fresh, fresh.open("wb") as file:
+    """Other processes never see half a file. It is not synced: a file that a power cut has damaged fails its check
+    and is built again."""
+    with _write_errors(path), Disk().fresh(path, durable=False) as fresh, fresh.open("wb") as file:
         np.savez(file, **dict[str, Any](arrays))
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     """One process at a time. The kernel releases the lock when a process dies, however it dies."""
-    with _explained(path):
+    with _write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:
@@ -74,7 +74,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Images with labels, wherever they lie, and a domain made of them."""
+"""Images with labels, on disk or in memory, and a domain made of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Indices = NDArray[np.int64]
 
 
 class Collection(Protocol):
-    """Labelled images. Pixels are only made when asked for: of 600,000 files a device may want 300."""
+    """Labelled images. Pixels are only made when asked for: of 600,000 files a device may need 300."""
 
     @property
     def labels(self) -> Labels: ...
@@ -40,24 +40,24 @@ class ImagesInMemory:
 
 
 @dataclass(frozen=True)
-class View:
-    """Some of a collection, in an order and with labels of its own."""
+class Selection:
+    """Some samples of a collection, in an order and with labels of their own."""
 
-    of: Collection
+    collection: Collection
     indices: Indices
     labels: Labels
 
     def pixels(self, chosen: Indices, size: int) -> Pixels:
-        return self.of.pixels(self.indices[chosen], size)
+        return self.collection.pixels(self.indices[chosen], size)
 
 
-def take(collection: Collection, chosen: Indices) -> Collection:
-    return View(collection, chosen, collection.labels[chosen])
+def select(collection: Collection, chosen: Indices) -> Collection:
+    return Selection(collection, chosen, collection.labels[chosen])
 
 
 @dataclass(frozen=True)
-class Pooled:
-    """Several collections, one behind the other."""
+class Concatenated:
+    """Several collections, one after the other."""
 
     collections: Sequence[Collection]
 
@@ -70,8 +70,8 @@ class Pooled:
         start = 0
         for collection in self.collections:
             end = start + len(collection.labels)
-            here = np.flatnonzero((chosen >= start) & (chosen < end))
-            out[here] = collection.pixels(chosen[here] - start, size)
+            inside = np.flatnonzero((chosen >= start) & (chosen < end))
+            out[inside] = collection.pixels(chosen[inside] - start, size)
             start = end
         return out
 
@@ -95,7 +95,7 @@ class Domain:
                 )
 
 
-def narrowed(domain: Domain, classes: tuple[str, ...]) -> Domain:
+def restrict_classes(domain: Domain, classes: tuple[str, ...]) -> Domain:
     """Only these classes, and labels that count through them; all of them where none are named."""
     if not classes:
         return domain
@@ -106,20 +106,20 @@ def narrowed(domain: Domain, classes: tuple[str, ...]) -> Domain:
     label = np.full(len(domain.classes), -1, np.int64)
     label[[domain.classes.index(name) for name in classes]] = np.arange(len(classes))
 
-    def narrow(collection: Collection) -> Collection:
+    def restrict(collection: Collection) -> Collection:
         labels = label[collection.labels]
-        held = np.flatnonzero(labels >= 0)
-        return View(collection, held, labels[held])
+        kept = np.flatnonzero(labels >= 0)
+        return Selection(collection, kept, labels[kept])
 
-    return Domain(domain.name, classes, narrow(domain.train), narrow(domain.test))
+    return Domain(domain.name, classes, restrict(domain.train), restrict(domain.test))
 
 
-def pooled(name: str, domains: Sequence[Domain]) -> Domain:
+def concatenate(name: str, domains: Sequence[Domain]) -> Domain:
+    first = domains[0]
     for other in domains[1:]:
-        here, there = domains[0].name, other.name
-        if problem := difference(here, domains[0].classes, there, other.classes):
+        if problem := difference(first.name, first.classes, other.name, other.classes):
             raise DataError(f"the domains of {name} have other classes: {problem}; name data.classes")
     if len(domains) == 1:
         return domains[0]
-    train, test = Pooled([d.train for d in domains]), Pooled([d.test for d in domains])
+    train, test = Concatenated([d.train for d in domains]), Concatenated([d.test for d in domains])
     return Domain(name, domains[0].classes, train, test)

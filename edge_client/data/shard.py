@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,12 +14,21 @@ from torch import Tensor
 
 from protofleet.edge_client.data.cache import default_folder
 from protofleet.edge_client.data.catalog import find
-from protofleet.edge_client.data.domain import Collection, Domain, Pooled, narrowed, pooled, take
+from protofleet.edge_client.data.domain import (
+    Collection,
+    Concatenated,
+    Domain,
+    Labels,
+    Selection,
+    concatenate,
+    restrict_classes,
+    select,
+)
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.resize import Pixels
 from protofleet.edge_client.data.sampling import stratified, without
 from protofleet.edge_client.data.settings import MIN_TRAINING_SAMPLES, DataSettings
-from protofleet.edge_client.data.shares import SPLITS, Subsampler
+from protofleet.edge_client.data.shares import SPLITS, Share, Subsampler
 from protofleet.edge_client.data.stable_random import StableRandom
 from protofleet.protocol.wire.class_names import Names, normalized, problem_with
 
@@ -44,7 +54,7 @@ class Shard:
     train: TensorSamples
     validation: TensorSamples
     test: TensorSamples
-    names: Names = ()  # of its classes; none: nobody can tell
+    names: Names = ()  # of its classes; empty: unknown
 
     def counts(self) -> Tensor:
         """int64 [classes]: training samples of each class."""
@@ -53,27 +63,108 @@ class Shard:
 
 def load_shard(settings: DataSettings) -> Shard:
     """This client's share. The same settings give the same samples in the same order on every machine."""
-    domain = _domain(settings)
-    where = (settings.seed, settings.source, domain.name)
-    own = (*where, settings.parts, settings.part)
-    train, test = _share(domain, settings, StableRandom(*where, "shares"), StableRandom(*own, "own test"))
-    subsample = SPLITS[settings.split].subsample
-    train = _fraction_of_domain(settings, train, StableRandom(*own, "fraction"))
-    train = _at_most(settings.samples, subsample, train, StableRandom(*own, "samples"))
-    # Without a test of their own, clients that share a domain report on the same samples.
-    test = _at_most(settings.test_samples, subsample, test, StableRandom(*where, "test samples"))
-    train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
-    _check_sizes(train, test, settings, domain)
-    mixed = StableRandom(*own, "order").permutation(len(train.labels))
-    some = (
-        _to_tensors(part, settings.size, settings.channels) for part in (take(train, mixed), validation, test)
-    )
-    learnt, held, tested = some
-    return Shard(domain.name, len(domain.classes), learnt, held, tested, _comparable(domain.classes))
+    return Shards().load(settings)
+
+
+class Shards:
+    """Loads those of all clients of a process: what they share is read, drawn and decoded once."""
+
+    def __init__(self, loaded: Shards | None = None) -> None:
+        """`loaded` has some of what they share."""
+        self._domains: dict[Hashable, Domain] = dict(loaded._domains) if loaded else {}
+        self._drawn: dict[Hashable, list[Share]] = dict(loaded._drawn) if loaded else {}
+        self._tests: dict[Hashable, TensorSamples] = dict(loaded._tests) if loaded else {}
+
+    def load(self, settings: DataSettings) -> Shard:
+        domain = self._domain(settings)
+        own = _seeds_of_client(domain, settings)
+        train, test = self._training_and_test(domain, settings)
+        train, validation = _split_off(settings.validation, train, StableRandom(*own, "validation"))
+        _check_sizes(train, test, settings, domain)
+        mixed = StableRandom(*own, "order").permutation(len(train.labels))
+        size, channels, names = settings.size, settings.channels, _comparable(domain.classes)
+        training = _to_tensors(select(train, mixed), size, channels)
+        held_out = _to_tensors(validation, size, channels)
+        return Shard(
+            domain.name, len(domain.classes), training, held_out, self._test_tensors(settings, test), names
+        )
+
+    def load_common(self, settings: DataSettings) -> None:
+        """Only what a client has in common with all that divide its domain."""
+        _, test = self._training_and_test(self._domain(settings), settings)
+        self._test_tensors(settings, test)
+
+    def _domain(self, settings: DataSettings) -> Domain:
+        key = (settings.source, settings.root, settings.domain, settings.classes)
+        if key not in self._domains:
+            self._domains[key] = _domain(settings)
+        return self._domains[key]
+
+    def _training_and_test(self, domain: Domain, settings: DataSettings) -> tuple[Collection, Collection]:
+        """Of the training samples some are held out later."""
+        own = _seeds_of_client(domain, settings)
+        train, test = self._share(domain, settings, StableRandom(*own, "own test"))
+        subsample = SPLITS[settings.split].subsample
+        train = _fraction_of_domain(settings, train, StableRandom(*own, "fraction"))
+        train = _at_most(settings.samples, subsample, train, StableRandom(*own, "samples"))
+        # Without a test of their own, clients that share a domain report on the same samples.
+        drawn = StableRandom(*_seeds_of_domain(domain, settings), "test samples")
+        return train, _at_most(settings.test_samples, subsample, test, drawn)
+
+    def _share(
+        self, domain: Domain, settings: DataSettings, own: StableRandom
+    ) -> tuple[Collection, Collection]:
+        """What this client may learn from, and what it is tested on."""
+        s, train, test = settings, domain.train, domain.test
+        if s.own_test is not None:
+            train, test = Concatenated([train, test]), select(test, NO_INDICES)
+        if not len(train.labels) or not (len(test.labels) or s.own_test):
+            raise DataError(
+                f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
+                f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
+            )
+        own_indices, test_indices = self._draw(domain, s, train.labels, test.labels)[s.part]
+        if s.own_test is not None:
+            return _split_off(s.own_test, select(train, own_indices), own)
+        return select(train, own_indices), select(test, test_indices)
+
+    def _draw(self, domain: Domain, settings: DataSettings, train: Labels, test: Labels) -> list[Share]:
+        """The shares of all clients that divide this domain."""
+        s = settings
+        key = (id(domain), s.seed, s.split, s.parts, s.beta, s.own_test is None)
+        if key not in self._drawn:
+            rng = StableRandom(s.seed, s.source, domain.name, "shares")
+            self._drawn[key] = SPLITS[s.split].partition(train, test, s.parts, s.beta, rng)
+        return self._drawn[key]
+
+    def _test_tensors(self, settings: DataSettings, test: Collection) -> TensorSamples:
+        key = (settings.size, settings.channels, _identity(test))
+        if key not in self._tests:
+            self._tests[key] = _to_tensors(test, settings.size, settings.channels)
+        return self._tests[key]
+
+
+# Of a process whose parent has filled it before the fork: all its children share the memory. Empty everywhere else.
+LOADED_BEFORE_FORK: Final = Shards()
+
+
+def _seeds_of_domain(domain: Domain, settings: DataSettings) -> tuple[int | str, ...]:
+    return (settings.seed, settings.source, domain.name)
+
+
+def _seeds_of_client(domain: Domain, settings: DataSettings) -> tuple[int | str, ...]:
+    return (*_seeds_of_domain(domain, settings), settings.parts, settings.part)
+
+
+def _identity(samples: Collection) -> Hashable:
+    """Equal for two that hold the same samples of one domain, where both are told apart by their indices alone."""
+    if isinstance(samples, Selection):
+        return (_identity(samples.collection), samples.indices.tobytes(), samples.labels.tobytes())
+    return id(samples)
 
 
 def class_names(settings: DataSettings) -> Names:
-    """What its classes are called; no picture is read for it. None where nobody can tell."""
+    """Names of its classes, without reading an image; empty where they are unknown."""
     domain = settings.domain or settings.source
     return _comparable(
         configured_class_names(settings) or find(settings.source).class_names(_folder(settings), domain)
@@ -81,7 +172,7 @@ def class_names(settings: DataSettings) -> Names:
 
 
 def configured_class_names(settings: DataSettings) -> Names:
-    """What its classes are called as far as the settings say it, wherever the data are."""
+    """Names of its classes as far as the settings tell them, without looking at the data."""
     return settings.classes or find(settings.source).default_classes
 
 
@@ -104,28 +195,10 @@ def _domain(settings: DataSettings) -> Domain:
     folder = _folder(settings)
     whole = settings.domain in ("", settings.source)
     names = (source.domains or (settings.source,)) if whole else (settings.domain,)
-    return pooled(
+    return concatenate(
         settings.source,
-        [narrowed(source.read(folder, name), configured_class_names(settings)) for name in names],
+        [restrict_classes(source.read(folder, name), configured_class_names(settings)) for name in names],
     )
-
-
-def _share(
-    domain: Domain, settings: DataSettings, rng: StableRandom, own: StableRandom
-) -> tuple[Collection, Collection]:
-    """What this client may learn from, and what it is tested on."""
-    s, train, test, partition = settings, domain.train, domain.test, SPLITS[settings.split].partition
-    if s.own_test is not None:
-        train, test = Pooled([train, test]), take(test, NO_INDICES)
-    if not len(train.labels) or not (len(test.labels) or s.own_test):
-        raise DataError(
-            f"{domain.name} of {s.source} has {len(train.labels)} training and {len(test.labels)} test samples "
-            f"of its {len(domain.classes)} classes; it takes some of both, or data.own_test"
-        )
-    mine, tested = partition(train.labels, test.labels, s.parts, s.beta, rng)[s.part]
-    if s.own_test is not None:
-        return _split_off(s.own_test, take(train, mine), own)
-    return take(train, mine), take(test, tested)
 
 
 def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRandom) -> Collection:
@@ -136,14 +209,16 @@ def _fraction_of_domain(settings: DataSettings, share: Collection, rng: StableRa
     return _at_most(wanted, stratified, share, rng)
 
 
-def _at_most(most: int | None, subsample: Subsampler, some: Collection, rng: StableRandom) -> Collection:
-    return some if most is None or most >= len(some.labels) else take(some, subsample(some.labels, most, rng))
+def _at_most(most: int | None, subsample: Subsampler, samples: Collection, rng: StableRandom) -> Collection:
+    if most is None or most >= len(samples.labels):
+        return samples
+    return select(samples, subsample(samples.labels, most, rng))
 
 
-def _split_off(fraction: float, some: Collection, rng: StableRandom) -> tuple[Collection, Collection]:
-    """What is left, and what is held out."""
-    held = stratified(some.labels, round(fraction * len(some.labels)), rng)
-    return take(some, without(len(some.labels), held)), take(some, held)
+def _split_off(fraction: float, samples: Collection, rng: StableRandom) -> tuple[Collection, Collection]:
+    """The rest, and what is held out."""
+    held_out = stratified(samples.labels, round(fraction * len(samples.labels)), rng)
+    return select(samples, without(len(samples.labels), held_out)), select(samples, held_out)
 
 
 def _check_sizes(train: Collection, test: Collection, settings: DataSettings, domain: Domain) -> None:
@@ -159,8 +234,8 @@ def _check_sizes(train: Collection, test: Collection, settings: DataSettings, do
         )
 
 
-def _to_tensors(some: Collection, size: int, channels: int) -> TensorSamples:
-    pixels = some.pixels(np.arange(len(some.labels)), size)
+def _to_tensors(samples: Collection, size: int, channels: int) -> TensorSamples:
+    pixels = samples.pixels(np.arange(len(samples.labels)), size)
     if channels == 1:
         pixels = grey(pixels)
     pixels = pixels.transpose(0, 3, 1, 2)
@@ -168,7 +243,7 @@ def _to_tensors(some: Collection, size: int, channels: int) -> TensorSamples:
     # All at once would take eight times the memory for a moment.
     for image, found in zip(x, pixels, strict=True):
         image[:] = SCALE[found]
-    return TensorSamples(torch.from_numpy(x), torch.from_numpy(some.labels.astype(np.int64)))
+    return TensorSamples(torch.from_numpy(x), torch.from_numpy(samples.labels.astype(np.int64)))
 
 
 def grey(pixels: Pixels) -> Pixels:

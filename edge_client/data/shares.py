@@ -36,13 +36,14 @@ def same_mix(train: Labels, test: Labels, parts: int, beta: float, rng: StableRa
     """Every share has the same mix of classes. All have the whole test set: it measures the domain."""
     order = rng.permutation(len(train))
     order = order[np.argsort(train[order], kind="stable")]
-    return [(order[i::parts], np.arange(len(test))) for i in range(parts)]
+    tested = np.arange(len(test))
+    return [(order[i::parts], tested) for i in range(parts)]
 
 
 def shuffled(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:
     """Shares drawn whatever the class. All have the whole test set."""
-    order = rng.permutation(len(train))
-    return [(order[i::parts], np.arange(len(test))) for i in range(parts)]
+    order, tested = rng.permutation(len(train)), np.arange(len(test))
+    return [(order[i::parts], tested) for i in range(parts)]
 
 
 def dirichlet(train: Labels, test: Labels, parts: int, beta: float, rng: StableRandom) -> list[Share]:

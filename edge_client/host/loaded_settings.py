@@ -1,4 +1,4 @@
-"""The settings a device process is given: plain TOML, or TOML that the federation's root has signed."""
+"""The settings that a device process starts with: plain TOML, or TOML that the federation's root has signed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ VERSION_FILE: Final = "settings.version"  # in the state folder
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
     settings: DeviceSettings
-    version: int = 0  # of signed settings; 0: nobody has signed them
+    version: int = 0  # of signed settings; 0: they are not signed
 
 
 def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """As `verified_settings`, put to use: from now on no earlier version is taken."""
+    """As `verified_settings`, and from now on no earlier version is accepted."""
     loaded = verified_settings(path, enrolled, changes)
     if loaded.version:
         refuse_downgrade(Path(loaded.settings.folder), loaded.version, path)
@@ -32,8 +32,7 @@ def load_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSe
 
 
 def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> LoadedSettings:
-    """`enrolled` is the folder whose roots are believed, and nobody else. SettingsError or StatementError with the
-    way out."""
+    """Only the roots in the folder `enrolled` are trusted. SettingsError or StatementError with the way out."""
     if not is_signed(path):
         if enrolled:
             raise SettingsError(
@@ -51,17 +50,19 @@ def verified_settings(path: Path, enrolled: str, changes: Sequence[str]) -> Load
     table = parse_toml(signed.text.encode(), str(path))
     settings = decode_file(DeviceSettings, path, override(table, changes) | {"enrolled": enrolled})
     if (settings.federation, settings.name) != (signed.federation, signed.name):
-        problem = f"{path} is made out to {signed.name} in {signed.federation}, it speaks of {settings.name}"
+        problem = (
+            f"{path} is made out to {signed.name} in {signed.federation}, and its name is {settings.name}"
+        )
         raise StatementError(StatementFault.WRONG_NAME, problem)
     return LoadedSettings(settings, signed.version)
 
 
 def refuse_downgrade(folder: Path, version: int, path: Path) -> None:
-    """Note a version, and never take an earlier one from then on."""
+    """Store the version, and never accept an earlier one from then on."""
     file = VersionFile(folder / VERSION_FILE)
     highest = file.highest()
     if version < highest:
         problem = f"{path} is version {version}, but version {highest} has been in use; sign it again"
         raise StatementError(StatementFault.SUPERSEDED, problem)
     if version > highest:
-        file.note(version)
+        file.store(version)

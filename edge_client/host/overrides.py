@@ -1,7 +1,7 @@
-"""Settings that the operator overrides from afar for some time: a short list of typed ones, signed by the root.
+"""Settings that the operator overrides remotely for some time: a short list of typed ones, signed by the root.
 
-They come as a file, which is looked for every few seconds. A process that is started again reads it too, so a restart
-shortens nothing; and after a version that has been followed, no earlier one is.
+They come as a file, which is checked every few seconds. A process that is started again reads it too, so a restart
+ends no override; and once a version has been followed, earlier ones are refused.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ log = logging.getLogger("protofleet.device")
 
 @dataclass(frozen=True)
 class Overrides:
-    """The whole list. What is not said is as the device's own settings have it."""
+    """The whole list. What is not given is as in the device's own settings."""
 
     paused: bool = False  # takes no new work
     verbose: bool = False  # a fuller log
-    hottest_celsius: Celsius = 0.0  # takes no new work while a zone is hotter; 0: whatever its heat
+    hottest_celsius: Celsius = 0.0  # takes no new work while a zone is hotter; 0: no limit
     trainer_memory_bytes: Bytes = 0  # of a training process that is started from now on; 0: as it was
     trainer_seconds: Seconds = 0.0  # likewise
 
@@ -45,7 +45,7 @@ class Overrides:
 
 @dataclass
 class OverridesFile:
-    """Looks for new overrides, and ends those whose time is over."""
+    """Looks for new overrides, and ends those that have expired."""
 
     path: Path
     enrolled: Path
@@ -68,17 +68,17 @@ class OverridesFile:
         if (found := (status.st_mtime_ns, status.st_ino)) == self._last_read:
             return
         self._last_read = found
-        followed = VersionFile(self.folder / VERSION_FILE)
+        versions = VersionFile(self.folder / VERSION_FILE)
         try:
             signed, overrides = verified_overrides(
-                self.path, self.enrolled, self.name, self.clock(), followed.highest()
+                self.path, self.enrolled, self.name, self.clock(), versions.highest()
             )
         except (StatementError, SettingsError, KeyFileError) as error:
             log.warning("tuning is not followed: %s", error)
             return
-        followed.note(signed.version)
-        left = (signed.until - self.clock()) / 3600
-        log.info("tuning for %.1f hours: %s", left, overrides)
+        versions.store(signed.version)
+        hours = (signed.until - self.clock()) / 3600
+        log.info("tuning for %.1f hours: %s", hours, overrides)
         self._set(overrides, float(signed.until))
 
     def _set(self, overrides: Overrides, until: float) -> None:
@@ -87,9 +87,9 @@ class OverridesFile:
 
 
 def verified_overrides(
-    path: Path, enrolled: Path, name: str, now: float, followed: int
+    path: Path, enrolled: Path, name: str, now: float, highest: int
 ) -> tuple[SignedTuning, Overrides]:
-    """What the federation's root has signed for this device, where its time is not over."""
+    """What the federation's root has signed for this device, where it has not expired."""
     trust = load_trust(enrolled / CURRENT)
     signed = read_tuning(read_armoured(TUNING, path), trust.roots.keys)
     if signed.federation != trust.roots.federation:
@@ -98,9 +98,9 @@ def verified_overrides(
         raise StatementError(
             StatementFault.WRONG_NAME, f"{path} is made out to {signed.name}, this is {name}"
         )
-    if signed.version < followed:
+    if signed.version < highest:
         raise StatementError(
-            StatementFault.SUPERSEDED, f"{path} is version {signed.version}, {followed} has been followed"
+            StatementFault.SUPERSEDED, f"{path} is version {signed.version}, {highest} has been followed"
         )
     if now >= signed.until:
         raise StatementError(StatementFault.EXPIRED, f"{path} has ended")

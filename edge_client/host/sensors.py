@@ -1,7 +1,6 @@
 """The board's sensors: heat, power, memory and disk, read from the kernel's own files at each scrape.
 
-What a board does not have is not reported. A Jetson's INA3221 says what each rail draws; nvpmodel keeps its mode in a
-file.
+What a board does not have is not reported. A Jetson's INA3221 measures each rail; nvpmodel keeps its mode in a file.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 PREFIX: Final = "protofleet_device_"
 MAX_SERIES: Final = 64  # of zones, coolers or rails: names come from the board, and each is a series
-FANS: Final = re.compile("fan", re.IGNORECASE)  # that turn faster; everything else that cools is slower work
+# They only turn faster; every other cooling device slows the board down.
+FANS: Final = re.compile("fan", re.IGNORECASE)
 GPU_LOAD: Final = (
     "sys/devices/platform/gpu.0/load",
     "sys/devices/gpu.0/load",
@@ -57,29 +57,29 @@ class Sensors:
         ]
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        found = {name: list(values) for name, values in self._found()}
+        readings = {name: list(values) for name, values in self._readings()}
         for family in self.describe():
-            values = found.get(family.name.removeprefix(PREFIX))
+            values = readings.get(family.name.removeprefix(PREFIX))
             for key, value in values or ():
                 family.add_metric([key] if key else [], value)
             if values is not None:
                 yield family
 
-    def _found(self) -> Iterator[tuple[str, Iterable[tuple[str, float]]]]:
+    def _readings(self) -> Iterator[tuple[str, Iterable[tuple[str, float]]]]:
         """Name, and value by label; the label is "" where there is but one value."""
         coolers = dict(self.coolers())
-        slowed = any(level > 0 for name, level in coolers.items() if not FANS.search(name))
+        throttled = any(level > 0 for name, level in coolers.items() if not FANS.search(name))
         yield "temperature_celsius", self.temperatures()
         yield "cooling_ratio", coolers.items()
-        yield "throttled", [("", float(slowed))]
+        yield "throttled", [("", float(throttled))]
         yield "power_watts", self.rails()
-        for name, value in self._single():
+        for name, value in self._unlabelled():
             yield name, [("", value)]
 
     def temperatures(self) -> Iterator[tuple[str, float]]:
         for zone in sorted(self._root.glob("sys/class/thermal/thermal_zone*"))[:MAX_SERIES]:
-            with contextlib.suppress(OSError, ValueError):  # some zones answer only now and then
-                yield f"{zone.name}:{_text(zone / 'type')}", int(_text(zone / "temp")) / 1000
+            with contextlib.suppress(OSError, ValueError):  # some zones can be read only now and then
+                yield f"{zone.name}:{_read(zone / 'type')}", int(_read(zone / "temp")) / 1000
 
     def hottest(self) -> float:
         """Of all zones; minus infinity where there is none."""
@@ -88,18 +88,18 @@ class Sensors:
     def coolers(self) -> Iterator[tuple[str, float]]:
         for cooler in sorted(self._root.glob("sys/class/thermal/cooling_device*"))[:MAX_SERIES]:
             with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                level = int(_text(cooler / "cur_state")) / int(_text(cooler / "max_state"))
-                yield f"{cooler.name}:{_text(cooler / 'type')}", level
+                level = int(_read(cooler / "cur_state")) / int(_read(cooler / "max_state"))
+                yield f"{cooler.name}:{_read(cooler / 'type')}", level
 
     def rails(self) -> Iterator[tuple[str, float]]:
-        found = 0
+        count = 0
         for chip in sorted(self._root.glob("sys/class/hwmon/hwmon*")):
-            for name, watts in (*_measured(chip), *_multiplied(chip)):
-                if (found := found + 1) > MAX_SERIES:
+            for name, watts in (*_power_sensors(chip), *_current_sensors(chip)):
+                if (count := count + 1) > MAX_SERIES:
                     return
                 yield f"{chip.name}:{name}", watts
 
-    def _single(self) -> Iterator[tuple[str, float]]:
+    def _unlabelled(self) -> Iterator[tuple[str, float]]:
         memory = dict(self._memory())
         if "MemAvailable" in memory:
             yield "memory_available_bytes", memory["MemAvailable"]
@@ -107,47 +107,47 @@ class Sensors:
             yield "swap_used_bytes", memory["SwapTotal"] - memory.get("SwapFree", 0)
         for path in GPU_LOAD:
             with contextlib.suppress(OSError, ValueError):
-                yield "gpu_load_ratio", int(_text(self._root / path)) / 1000
+                yield "gpu_load_ratio", int(_read(self._root / path)) / 1000
                 break
         with contextlib.suppress(OSError):
-            for mode in re.findall(r"pmode:(\d+)", _text(self._root / "var/lib/nvpmodel/status"))[:1]:
+            for mode in re.findall(r"pmode:(\d+)", _read(self._root / "var/lib/nvpmodel/status"))[:1]:
                 yield "power_mode", int(mode)
         for online in sorted(self._root.glob("sys/class/power_supply/*/online"))[:1]:
             with contextlib.suppress(OSError, ValueError):
-                yield "mains", int(_text(online))
+                yield "mains", int(_read(online))
         with contextlib.suppress(OSError, ValueError, StopIteration):
-            lines = _text(self._root / "proc/self/io").splitlines()
+            lines = _read(self._root / "proc/self/io").splitlines()
             written = next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
             yield "disk_written_bytes", written
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         with contextlib.suppress(OSError):
-            for line in _text(self._root / "proc/meminfo").splitlines():
+            for line in _read(self._root / "proc/meminfo").splitlines():
                 name, _, value = line.partition(":")
                 if value.strip().endswith("kB"):
                     yield name, int(value.split()[0]) * 1024
 
 
-def _measured(place: Path) -> Iterator[tuple[str, float]]:
-    """Chips that know power: microwatts."""
-    for path in sorted(place.glob("power*_input")):
+def _power_sensors(chip: Path) -> Iterator[tuple[str, float]]:
+    """Chips that measure power: microwatts."""
+    for path in sorted(chip.glob("power*_input")):
         with contextlib.suppress(OSError, ValueError):
             label = path.with_name(path.name.replace("_input", "_label"))
-            yield _text(label) if label.exists() else path.name.removesuffix("_input"), int(_text(path)) / 1e6
+            yield _read(label) if label.exists() else path.name.removesuffix("_input"), int(_read(path)) / 1e6
 
 
-def _multiplied(place: Path) -> Iterator[tuple[str, float]]:
-    """Chips that know volts and amperes of each rail, as a Jetson's INA3221: millivolts and milliamperes."""
-    for path in sorted(place.glob("curr*_input")):
+def _current_sensors(chip: Path) -> Iterator[tuple[str, float]]:
+    """Chips that measure voltage and current of each rail, as a Jetson's INA3221: millivolts and milliamperes."""
+    for path in sorted(chip.glob("curr*_input")):
         with contextlib.suppress(OSError, ValueError):
             number = path.name.removeprefix("curr").removesuffix("_input")
-            label = _text(place / f"in{number}_label")
-            yield label, int(_text(path)) * int(_text(place / f"in{number}_input")) / 1e6
+            label = _read(chip / f"in{number}_label")
+            yield label, int(_read(path)) * int(_read(chip / f"in{number}_input")) / 1e6
 
 
 def _gauge(name: str, description: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}{name}", description, labels=labels)
 
 
-def _text(path: Path) -> str:
+def _read(path: Path) -> str:
     return path.read_text().strip()

@@ -1,4 +1,4 @@
-"""What a device says of itself to its own machine: a small file, for health checks and for who deploys.
+"""A device's status for its own machine: a small file, for health checks and for `protofleet deploy`.
 
 It is meant for a file system in memory (/run): it is written whenever something in it changes.
 """
@@ -23,17 +23,17 @@ class Status:
     started: int  # Unix time
     software: str
     settings: int  # version of signed settings; 0: they are not signed
-    connected: bool = False  # the broker has taken us
+    connected: bool = False  # the broker has accepted the connection
     heard: bool = False  # the coordinator has answered this process, signed and sealed to it
     run: str = ""
-    round: int = 0  # the last one that was answered
+    round: int = 0  # the last one that it answered
     working: bool = False
     waiting: bool = False  # an answer has no receipt yet
     accepted: int = 0  # answers of this process, by their receipts
     refused: int = 0
     idle: bool = False  # the run is over, and there has been no other yet
     draining: bool = False
-    over: str = ""  # why the process has ended
+    over: str = ""  # why the process has ended, or in a process of many the device; empty while it runs
 
 
 def read_status(path: Path) -> Status | None:
@@ -48,20 +48,21 @@ class StatusFile:
         self._path, self._software, self._settings = path, software, settings
         self._started, self._written = int(time.time()), ""
 
-    def status_of(self, device: AgentView) -> Status:
+    def status_of(self, device: AgentView, error: str = "") -> Status:
         receipts = device.receipts
         return Status(
             os.getpid(), device.boot, self._started, self._software, self._settings,
             connected=device.connected, heard=device.coordinator_answered, run=device.run,
             round=device.last_round, working=device.working, waiting=device.awaits_receipt,
             accepted=receipts.get("accepted", 0), refused=receipts.get("refused", 0) + receipts.get("late", 0),
-            idle=device.idle, draining=device.draining, over=device.problem if device.finished else "",
+            idle=device.idle, draining=device.draining, over=error or (device.problem if device.finished else ""),
         )  # fmt: skip
 
-    def write(self, device: AgentView) -> None:
-        text = json.dumps(asdict(self.status_of(device)), indent=1) + "\n"
+    def write(self, device: AgentView, error: str = "") -> None:
+        """`error` has ended the device."""
+        text = json.dumps(asdict(self.status_of(device, error)), indent=1) + "\n"
         if text == self._written:
             return
-        # For whoever watches over this machine, in a process that keeps all else to itself.
+        # Readable by all: health checks run as other users, and all other files of this process are private.
         Disk().replace(self._path, text.encode(), PUBLIC, durable=False)
         self._written = text

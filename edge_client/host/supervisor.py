@@ -22,34 +22,42 @@ class Supervisor:
         self,
         agent: Agent,
         settings: DeviceSettings,
-        limit: Callable[[int, float], None],
+        limit_trainer: Callable[[int, float], None],
         sensors: Sensors | None = None,
     ) -> None:
-        """`limit` is told what a training process may take."""
-        self._agent, self._limit, self._sensors = agent, limit, sensors or Sensors()
-        self._settings, self._overrides, self._hot = settings, Overrides(), False
+        """`limit_trainer` gets the memory in bytes and the seconds that a training process may take."""
+        self._agent, self._limit_trainer, self._sensors = agent, limit_trainer, sensors or Sensors()
+        self._settings, self._overrides, self._too_hot = settings, Overrides(), False
         self._overrides_file: OverridesFile | None = None
         if settings.tuning:
-            places = (Path(settings.tuning), Path(settings.enrolled))
-            self._overrides_file = OverridesFile(*places, settings.name, Path(settings.folder), self.apply)
+            self._overrides_file = OverridesFile(
+                Path(settings.tuning),
+                Path(settings.enrolled),
+                settings.name,
+                Path(settings.folder),
+                self.apply,
+            )
 
     def check(self) -> None:
         if self._overrides_file is not None:
             self._overrides_file.check()
         self._check_heat()
         if self._overrides.paused:
-            self._agent.hold("the operator has paused it")
-        elif self._hot:
-            self._agent.hold(f"{self._sensors.hottest():.0f} degrees")
+            self._agent.pause("the operator has paused it")
+        elif self._too_hot:
+            self._agent.pause(f"{self._sensors.hottest():.0f} degrees")
         else:
             self._agent.resume()
 
     def _check_heat(self) -> None:
         limit = self._overrides.hottest_celsius or self._settings.hottest_celsius
-        heat = self._sensors.hottest() if limit else float("-inf")
-        self._hot = heat > limit or (self._hot and heat > limit - RESUME_BELOW_CELSIUS) if limit else False
+        if not limit:
+            self._too_hot = False
+            return
+        hottest = self._sensors.hottest()
+        self._too_hot = hottest > limit or (self._too_hot and hottest > limit - RESUME_BELOW_CELSIUS)
 
     def apply(self, overrides: Overrides) -> None:
         self._overrides = overrides
         logging.getLogger("protofleet").setLevel(logging.DEBUG if overrides.verbose else logging.NOTSET)
-        self._limit(overrides.trainer_memory_bytes, overrides.trainer_seconds)
+        self._limit_trainer(overrides.trainer_memory_bytes, overrides.trainer_seconds)

@@ -1,7 +1,7 @@
 """Reports to the host that the agent runs: to systemd's watchdog, and in the status file.
 
 systemd restarts a process that has not notified it for WatchdogSec. We notify from the one loop that does everything,
-so whatever hangs it ends in a restart, and the question in hand is asked again.
+so whatever hangs it ends in a restart, and the current question is asked again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotifySocket:
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
-        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # 0: nobody watches
+        self.seconds = int(environment.get("WATCHDOG_USEC", "0")) / 1e6  # 0: no watchdog
 
     def notify(self, *lines: str) -> None:
         if not self._address:
@@ -37,29 +37,29 @@ class NotifySocket:
 
 
 class SystemdNotifier:
-    """An `EventLoopApp` around the agent: it does what the agent does, and says so."""
+    """An `EventLoopApp` around the agent, which notifies systemd after what the agent does."""
 
     def __init__(
         self, agent: Agent, systemd: NotifySocket, status: StatusFile | None = None,
-        clock: Callable[[], float] = time.monotonic, every_few_seconds: Callable[[], None] = lambda: None,
+        periodic_checks: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`every_few_seconds` is for what no message tells."""
-        self.agent, self._socket, self._status, self._clock = agent, systemd, status, clock
-        self._every_few_seconds = every_few_seconds
-        self._every = min(LONGEST_PAUSE_SECONDS, systemd.seconds / 3 or LONGEST_PAUSE_SECONDS)
-        self._again = 0.0
+        """`periodic_checks` are called with every notification, for what no message tells."""
+        self.agent, self._socket, self._status = agent, systemd, status
+        self._periodic_checks = periodic_checks
+        self._interval = min(LONGEST_PAUSE_SECONDS, systemd.seconds / 3 or LONGEST_PAUSE_SECONDS)
+        self._next_notification_at = 0.0
 
     @property
     def wake_at(self) -> float:
-        return min(self.agent.wake_at, self._again)
+        return min(self.agent.wake_at, self._next_notification_at)
 
     @property
     def finished(self) -> bool:
         return self.agent.finished
 
     def check(self) -> None:
-        """While nothing happens to the agent yet."""
-        self._report(self._clock())
+        """For the time before the agent's first event."""
+        self._report(time.monotonic())
 
     def take(self, item: Item, now: float) -> None:
         self.agent.take(item, now)
@@ -70,13 +70,16 @@ class SystemdNotifier:
             self.agent.wake(now)
         self._report(now)
 
+    def end_turn(self, now: float) -> None:
+        self.agent.end_turn(now)
+
     def _report(self, now: float) -> None:
         if self._status is not None:
             self._status.write(self.agent.view)
-        if now < self._again and not self.finished:
+        if now < self._next_notification_at and not self.finished:
             return
-        self._again = now + self._every
-        self._every_few_seconds()
+        self._next_notification_at = now + self._interval
+        self._periodic_checks()
         self._socket.notify("STOPPING=1" if self.finished else "WATCHDOG=1", f"STATUS={self._status_line()}")
 
     def _status_line(self) -> str:
@@ -92,7 +95,7 @@ class SystemdNotifier:
 
 
 def drain_on_signal(agent: Agent, put: Callable[[Item], None]) -> None:
-    """SIGUSR1: end when nothing is in hand any more."""
+    """SIGUSR1: end when no work and no answer is pending."""
 
     def drain(number: int, frame: object) -> None:
         put(Done(agent.drain))

@@ -1,4 +1,4 @@
-"""The highest version of something signed that a device has followed: no earlier one is from then on."""
+"""The highest version of a signed file that a device has followed: from then on it refuses earlier ones."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class VersionFile:
         text = self.path.read_text().strip() if self.path.exists() else ""
         return int(text) if text.isdigit() else 0
 
-    def note(self, version: int) -> None:
+    def store(self, version: int) -> None:
         write_file(self.path, f"{version}\n".encode())

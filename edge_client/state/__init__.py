@@ -1,4 +1,4 @@
-"""What survives a reboot: the half's state, the last answers, and what was heard of the coordinator.
+"""What survives a reboot: the half's state, the last answers, and what was heard from the coordinator.
 
 May import: protocol.*.
 """

@@ -1,8 +1,8 @@
-"""What survives a reboot: the half's state and the last answers, always those that belong together.
+"""What survives a reboot: the half's state and the last answers, always a consistent pair.
 
-One JSON file names the objects; writing it anew and renaming it is the moment at which a training counts. The file
-and the state from before the last training are kept as well: where something is damaged, the device goes back to
-them, and the last question gets the answer that it has got before.
+One JSON file names the objects; a training counts once that file has been replaced. The file and the state from
+before the last training are kept as well: where something is damaged, the device falls back to them, and the last
+question gets the same answer again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from protofleet.edge_client.state.file import (
     read_state_file,
 )
 from protofleet.edge_client.state.holders import NAME, Holders, read_holders, write_holders
-from protofleet.edge_client.state.recovery import Files, recover, way_out
+from protofleet.edge_client.state.recovery import StateFiles, recover, recovery_advice
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.security.holders import same_record
 from protofleet.protocol.storage.disk import Disk
@@ -31,62 +31,62 @@ from protofleet.protocol.wire.messages import Arrays
 
 
 class TakenOverError(RuntimeError):
-    """A later start of this device goes on in its folder: what this one has worked out is nobody's any more."""
+    """A later process of this device uses its folder now: results of this process are dropped."""
 
 
 class DeviceState:
     def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
         self.disk = disk or Disk(durable)
         self.folder = folder
-        self._files = Files(folder)
+        self._files = StateFiles(folder)
         self.store = ObjectStore(folder / "objects", disk=self.disk)
-        found = recover(self._files, self.store)
-        self.saved, self.fallbacks = found.saved, int(found.went_back)
-        self._half_before = found.half_before  # of the generation before this one
-        self._own = self.saved.boot  # another one on the disk is of a process that has taken over
+        recovered = recover(self._files, self.store)
+        self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
+        self._previous_half = recovered.previous_half  # of the generation before this one
+        self._own_boot = self.saved.boot  # another boot on the disk is of a process that has taken over
         self.holders = read_holders(folder)
         self.renewed = False  # its keys have a new record since the last start
-        self.started_last = 0  # the boot before this one: a time that this clock has said
+        self.previous_boot = 0  # the boot before this one: a time that this clock has shown
 
     def boot(self, clock: int, holder: str = "") -> int:
         """The number of this start, above every earlier one of its holder even if the clock went back."""
         with self._locked():
             known = self.holders = read_holders(self.folder)
             earlier = {self.saved.boot}
-            # Where that is raised here, the copies of the file have just shown that the number is damaged.
+            # Where that is raised here, the copies of the file have just shown that its format number is damaged.
             with contextlib.suppress(NewerFormatError):
                 earlier.add(self._boot_on_disk())
-            if known.own:  # else a version that did not look has written them
+            if known.own:  # else a version that did not check has written them
                 earlier = {boot for boot in earlier if boot <= clock + MOST_AHEAD}
                 earlier.add(known.boot if same_record(known.own, holder) else 0)
                 self.renewed = not same_record(known.own, holder)
-            self.started_last = max(earlier)
+            self.previous_boot = max(earlier)
             boot = max(clock, *(boot + 1 for boot in earlier))
             if boot < self.saved.boot:
                 self._lower_boot_of_previous(boot)
             self._save_holders(replace(known, own=holder, boot=boot))
             self._save(replace(self.saved, boot=boot))
-            self._own = boot
+            self._own_boot = boot
         return boot
 
     def forget_epoch(self) -> None:
-        """The one that is kept binds nobody any more."""
+        """The stored one no longer counts."""
         with self._locked():
             self._save(replace(self.saved, epoch=0))
 
-    def belongs_to_coordinator(self, coordinator: str) -> None:
-        """Whose the epochs are that are kept from now on."""
+    def set_coordinator(self, coordinator: str) -> None:
+        """The holder of the epochs that are stored from now on."""
         with self._locked():
             self._save_holders(replace(self.holders, coordinator=coordinator))
 
     def is_superseded(self, boot: int, mine: int) -> bool:
-        """Whether a later process has this name. Then the next start is above it, whatever the clock says."""
+        """Whether a later process has this name. Then the next boot is above its boot, whatever the clock says."""
         with self._locked():
-            # What a later process of this very folder has written there is its own.
+            # A boot that a later process of this folder has written itself is not raised.
             if boot > max(mine, self.saved.boot, self._boot_on_disk()):
                 self._save_holders(replace(self.holders, boot=boot))
                 self._save(replace(self.saved, boot=boot))
-                self._own = boot
+                self._own_boot = boot
         return boot > mine
 
     @property
@@ -95,14 +95,14 @@ class DeviceState:
         return max((answer.round for answer in self.saved.answers), default=0)
 
     def begin(self, run: str, plan: str, epoch: int = 0) -> None:
-        """Take on a run; what was learned in another one is forgotten."""
+        """Join a run; the state of the run before is removed."""
         if (self.saved.run, self.saved.plan) == (run, plan):
             return
         with self._locked():
             self._check_not_taken_over()
             self._save(StateFile(boot=self.saved.boot, run=run, plan=plan, epoch=epoch))
             self.disk.remove(self._files.previous)
-            self._half_before = ""
+            self._previous_half = ""
         self.store.sweep()
         self.store.keep(set())
 
@@ -112,8 +112,8 @@ class DeviceState:
     def answer_to(self, question: str) -> Answer | None:
         return next((a for a in self.saved.answers if a.question == question), None)
 
-    def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
-        """State and answer become durable together, and whose question it was."""
+    def save_answer(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
+        """State, answer and the epoch of the question become durable together."""
         name = self.store.put(half).object.hex() if half else ""
         with self._locked():
             self._check_not_taken_over()
@@ -124,34 +124,34 @@ class DeviceState:
                 answers=[*answers, answer][-KEPT_ANSWERS:], lost=None,
             )  # fmt: skip
             self._save(saved, keep=True)
-            self._half_before = before.half
+            self._previous_half = before.half
 
     def cannot_answer(self, question: str) -> str:
-        """Why a question cannot be answered: an answer is lost that came before it. Or nothing."""
+        """Why a question cannot be answered: an earlier answer is lost. Empty where it can."""
         lost = self.saved.lost
         if lost is None or lost.question == question:
             return ""
         lost_message = (
             f"the answer to round {lost.round} {lost.phase} is lost, and so is the broadcast it was made from"
         )
-        return f"{lost_message}; {way_out(self.folder)}"
+        return f"{lost_message}; {recovery_advice(self.folder)}"
 
-    def next_bytes(self, base: bytes) -> int:
-        """About what the answer to this broadcast and the state behind it will take of the disk."""
+    def needed_bytes(self, base: bytes) -> int:
+        """About what the answer to this broadcast and the state after it will take on the disk."""
         last = self.saved.answers[-1].object if self.saved.answers else ""
         known = [self.store.size(bytes.fromhex(name)) for name in (self.saved.half, last) if name]
         return 2 * max([self.store.size(base) if base else 0, *known])
 
     def keep_only(self, needed: set[bytes]) -> None:
-        """Forget all objects but those of the two generations and those that are still needed."""
-        kept = {self._half_before, *self._named()}
+        """Remove all objects but those of the two generations and those that are still needed."""
+        kept = {self._previous_half, *self._objects()}
         self.store.keep({bytes.fromhex(name) for name in kept if name} | needed)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Processes on one folder, and threads of this one, look and write one after the other.
+        """Processes on one folder, and threads of this one, read and write one after the other.
 
-        The loop is told that another process is in its place while the worker writes an answer down.
+        The loop may learn of another process of this device while the worker saves an answer.
         """
         handle = os.open(self.folder, os.O_RDONLY)
         try:
@@ -169,14 +169,14 @@ class DeviceState:
 
     def _check_not_taken_over(self) -> None:
         """With new keys boots are counted anew: a process that has taken over may have a lower one."""
-        if (seen := self._boot_on_disk()) not in (0, self._own):
+        if (boot := self._boot_on_disk()) not in (0, self._own_boot):
             raise TakenOverError(
-                f"another process of this device has taken over {self.folder}, with boot number {seen}; this "
-                f"one, {self._own}, stops"
+                f"another process of this device has taken over {self.folder}, with boot number {boot}; this "
+                f"one, {self._own_boot}, stops"
             )
 
     def _save(self, saved: StateFile, keep: bool = False) -> None:
-        """On the disk first: what could not be written has not happened."""
+        """On the disk first: what could not be written does not count."""
         self._write(saved, keep)
         self.saved = saved
 
@@ -187,7 +187,7 @@ class DeviceState:
             return 0
 
     def _lower_boot_of_previous(self, boot: int) -> None:
-        """A number that is let go of, in the generation before too: beside it the newest would look older."""
+        """In the previous generation too: with its higher boot the newest would look older."""
         path = self._files.previous
         try:
             previous = read_state_file(path.read_bytes())
@@ -195,11 +195,11 @@ class DeviceState:
             return
         self.disk.replace(path, encode_state_file(replace(previous, boot=min(previous.boot, boot))))
 
-    def _named(self) -> set[str]:
+    def _objects(self) -> set[str]:
         return {self.saved.half, self.saved.broadcast, *(a.object for a in self.saved.answers)}
 
     def _write(self, saved: StateFile, keep: bool = False) -> None:
-        """Anew, and its copies; what it takes the place of is kept where it is another generation."""
+        """Replace the file and its copies; the old file becomes the previous generation where `keep` is set."""
         files, text = self._files, encode_state_file(saved)
         with self.disk.new_file(files.newest) as fresh:
             fresh.write_bytes(text)
@@ -207,10 +207,10 @@ class DeviceState:
             if keep and files.newest.exists():
                 self.disk.link(files.newest, files.previous)
             for copy in files.copies:
-                copy.unlink(missing_ok=True)  # none rather than one of another generation
+                copy.unlink(missing_ok=True)  # no copy rather than one of another generation
             self.disk.rename(fresh, files.newest)
             self.disk.sync(self.folder)
-        # They are for the day on which the file rots: a full disk can do without.
+        # Copies help only if the file gets damaged: on a full disk there are none.
         with contextlib.suppress(OSError):
             for copy in files.copies:
                 copy.write_bytes(text)

@@ -16,6 +16,8 @@ from protofleet.protocol.storage.store import DamagedError, NewerFormatError
 HASH_OR_NOTHING: Final = re.compile(r"(?:[0-9a-f]{64})?")
 KEPT_ANSWERS: Final = 4  # phases of one round; nobody asks for older ones
 FORMAT: Final = 1
+# Of a JSON file with other contents than were written.
+CONTENT_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +37,33 @@ class StateFile:
 
     boot: int = 0
     run: str = ""
-    epoch: int = 0  # the highest of a coordinator that was heard: an older one is not listened to
+    epoch: int = 0  # the highest of a coordinator that was heard: messages of older ones are rejected
     plan: str = ""
     half: str = ""  # object with the half's state
-    broadcast: str = ""  # last one that is here in full
+    broadcast: str = ""  # last one that was received completely
     answers: list[Answer] = field(default_factory=list)
-    # Given after all this, and not here any more: it is worked out before all else.
+    # The answer after all these, which is lost: it is computed again before all else.
     lost: Answer | None = None
 
 
 def encode_state_file(saved: StateFile) -> bytes:
-    """What is lost stands beside the rest: an earlier version knows nothing of it, and reads the rest."""
+    """The lost answer is a key of its own: earlier versions ignore it, and read the rest."""
     table = asdict(saved)
     lost = table.pop("lost")
-    beside = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
-    return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **beside}).encode()
+    lost_row = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
+    return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **lost_row}).encode()
 
 
 def checksum(table: object) -> str:
-    """A flipped bit in a number is no fault to JSON."""
+    """JSON does not notice a flipped bit in a number."""
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def read_checked(table: Mapping[str, Any], key: str) -> Any:
+    """What stands under the key, beside its checksum; one of CONTENT_ERRORS where it is damaged."""
+    if table["seal"] != checksum(table[key]):
+        raise ValueError("it is not what was written")
+    return table[key]
 
 
 def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
@@ -66,10 +75,8 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
             raise NewerFormatError(path, found, FORMAT)
         lost: list[Answer] = []
         if found != 0:  # format 0 was the bare table
-            lost = _lost_in(table)
-            if table["seal"] != checksum(table["book"]):
-                raise ValueError("it is not what was written")
-            table = table["book"]
+            lost = _read_lost(table)
+            table = read_checked(table, "book")
         answers = [decode(Answer, row, f"answers[{i}]") for i, row in enumerate(table.pop("answers"))]
         saved = decode(StateFile, table)
         saved.answers, saved.lost = answers, lost[0] if lost else None
@@ -83,15 +90,15 @@ def read_state_file(text: bytes, path: Path = Path("device.json")) -> StateFile:
             raise ValueError(f"boot is {saved.boot}, and there are {len(answers)} answers")
     except NewerFormatError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except CONTENT_ERRORS as error:
         raise DamagedError(f"{type(error).__name__}: {str(error)[:80]}") from None
     return saved
 
 
-def _lost_in(table: Mapping[str, Any]) -> list[Answer]:
-    """One at most. A name that is not known may be a damaged one."""
-    if odd := table.keys() - {"format", "seal", "book", "lost"}:
-        raise ValueError(f"there is {sorted(odd)[0][:40]!r} in it")
+def _read_lost(table: Mapping[str, Any]) -> list[Answer]:
+    """One at most. An unknown key may be a damaged one."""
+    if unknown := table.keys() - {"format", "seal", "book", "lost"}:
+        raise ValueError(f"it has the unknown key {sorted(unknown)[0][:40]!r}")
     if "lost" not in table:
         return []
     if table["lost"]["seal"] != checksum(table["lost"]["answer"]):

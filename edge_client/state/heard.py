@@ -1,7 +1,7 @@
-"""What has been heard of the coordinator, so that a later start of this device takes no old message for a new one.
+"""What has been heard from the coordinator, so that a later process of this device takes no old message as new.
 
-A broker may keep a refusal, or the message that a run is over, and send it again to each later start. The file stands
-beside device.json, whose form older versions read too. Where it is lost, old messages may count once more.
+A broker may retain a refusal, or the message that a run is over, and send it to each later process. The file is not
+part of device.json, whose format older versions read too. Where it is lost, old messages may count once more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.edge_client.state.device import DeviceState
-from protofleet.edge_client.state.file import checksum
+from protofleet.edge_client.state.file import CONTENT_ERRORS, checksum, read_checked
 from protofleet.protocol.link.clocks import Clock, days
 from protofleet.protocol.link.device import DeviceLink
 from protofleet.protocol.security.holders import other_keys
@@ -34,28 +34,28 @@ class LastHeard:
 
 
 class HeardFile:
-    """`clock` is what judges from now on: it has said the time before that stands in the file.
+    """`clock` has shown the time in the file before, so a much earlier time from it is not trusted.
 
-    Not where this device was `renewed` since: so does who has set a clock that was ahead.
+    Unless this device was `renewed` since: that is what an operator does who has set back a clock that was ahead.
     """
 
     def __init__(self, folder: Path, disk: Disk, clock: Clock, renewed: bool = False) -> None:
         self._path, self._disk = folder / NAME, disk
-        self._seen = 0  # the newest time that was written down, and not by a clock that was behind it
+        self._last_time = 0  # the newest time that was stored, by a clock that was trusted
         self.last = self._read()
-        self.clock = clock if renewed else clock.after(self._seen)
+        self.clock = clock if renewed else clock.after(self._last_time)
 
     def note_message(self, epoch: int, sequence: int, durable: bool) -> None:
-        """`durable`: before something is done about it; else a power cut may take it back."""
+        """`durable`: before the message is acted upon; else a power cut may undo the note."""
         if (epoch, sequence) > (self.last.epoch, self.last.sequence):
             self._save(replace(self.last, epoch=epoch, sequence=sequence), durable)
 
     def note_time(self) -> None:
-        """Something is about to be written down that a clock behind this time shall not judge."""
+        """Something is about to be stored that a clock behind this time must not judge."""
         self._save(self.last, False)
 
     def forget(self) -> None:
-        """What was heard binds nobody any more."""
+        """Epoch and sequence no longer count."""
         self._save(LastHeard(over=self.last.over), True)
 
     def note_run_end(self, run: str) -> None:
@@ -65,25 +65,25 @@ class HeardFile:
     def _save(self, last: LastHeard, durable: bool) -> None:
         self.last = last
         if self.clock.is_believable:
-            self._seen = int(self.clock.now())
-        table, seen = asdict(last), {"seal": checksum(self._seen), "time": self._seen}
+            self._last_time = int(self.clock.now())
+        table, seen = asdict(last), {"seal": checksum(self._last_time), "time": self._last_time}
         text = json.dumps({"seal": checksum(table), "heard": table, "seen": seen})
         try:
             self._disk.replace(self._path, text.encode(), durable=durable)
-        except OSError as error:  # the device can do without, until it is started again
+        except OSError as error:  # it is only needed when the device is started again
             if not is_full(error):
                 raise
 
     def _read(self) -> LastHeard:
         try:
             table = json.loads(self._path.read_bytes())
-            last = decode(LastHeard, table["heard"])
-            if table["seal"] != checksum(table["heard"]) or min(last.epoch, last.sequence) < 0:
-                raise ValueError("it is not what was written")
-            self._seen = _time_in(table.get("seen"))
+            last = decode(LastHeard, read_checked(table, "heard"))
+            if min(last.epoch, last.sequence) < 0:
+                raise ValueError(f"epoch is {last.epoch}, sequence {last.sequence}")
+            self._last_time = _read_time(table.get("seen"))
         except FileNotFoundError:
             return LastHeard()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except CONTENT_ERRORS as error:
             log.warning(
                 "%s is damaged (%.80s); an old message of the coordinator may count once more",
                 self._path,
@@ -93,8 +93,8 @@ class HeardFile:
         return last
 
 
-def _time_in(seen: object) -> int:
-    """Nothing in a file of a version before this one, or where it is damaged: the clock is believed then."""
+def _read_time(seen: object) -> int:
+    """0 in a file of an earlier version, or a damaged one: then the clock is trusted."""
     match seen:
         case {"seal": str() as seal, "time": int() as time} if seal == checksum(time):
             return time
@@ -102,8 +102,8 @@ def _time_in(seen: object) -> int:
 
 
 def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
-    """The link goes on from what an earlier start has heard, and judges by a clock that knows what time it was."""
-    wall = link.clock.after(state.started_last)
+    """The link starts with what an earlier process has heard, and with a clock that knows the last time seen."""
+    wall = link.clock.after(state.previous_boot)
     heard = HeardFile(state.folder, state.disk, wall, state.renewed)
     link.clock = heard.clock
     coordinator = link.keyring.get(COORDINATOR)
@@ -115,30 +115,26 @@ def open_heard_file(state: DeviceState, link: DeviceLink) -> HeardFile:
 
 
 def restore_epoch(state: DeviceState, heard: HeardFile, clock: Clock, coordinator: str) -> int:
-    """The epoch below which no coordinator is heard: the highest that was, unless it binds nobody any more."""
+    """The epoch below which messages are rejected: the highest that was heard, unless it no longer counts."""
     epoch, known = max(state.saved.epoch, heard.last.epoch), state.holders.coordinator
     why = ""
     if epoch and other_keys(known, coordinator):
         why = "the coordinator has other keys now"
-    elif far := clock.ahead(epoch):
-        why = f"it lies {days(far)} ahead of this clock, so that of a coordinator was ahead once"
+    elif seconds := clock.ahead(epoch):
+        why = f"it lies {days(seconds)} ahead of this clock, so the clock of a coordinator was ahead once"
     if why:
         _forget(state, heard, epoch, why)
-    state.belongs_to_coordinator(coordinator)
+    state.set_coordinator(coordinator)
     return 0 if why else epoch
 
 
 def forget_higher_epoch(state: DeviceState, heard: HeardFile, clock: Clock, epoch: int) -> None:
-    """Of an epoch that is heard: where a higher one is held, the link has found that far ahead of the clock."""
-    held = max(state.saved.epoch, heard.last.epoch)
-    if epoch < held:
-        far = days(clock.ahead(held))
-        _forget(
-            state,
-            heard,
-            held,
-            f"it lies {far} ahead of this clock, which has been set, and {epoch} is there",
-        )
+    """When `epoch` is heard though a higher one is stored: the link has found that one far ahead of the clock."""
+    stored = max(state.saved.epoch, heard.last.epoch)
+    if epoch < stored:
+        ahead = days(clock.ahead(stored))
+        why = f"it lies {ahead} ahead of this clock, which has been set, and {epoch} has been heard"
+        _forget(state, heard, stored, why)
 
 
 def _forget(state: DeviceState, heard: HeardFile, epoch: int, why: str) -> None:

@@ -1,8 +1,8 @@
-"""Whose the numbers are that a device has kept: its own boots, and the epochs of its coordinator.
+"""Who the stored numbers belong to: the device's own boots, and the epochs of its coordinator.
 
-With other keys both are counted anew; a new record of the same ones lets go of what lies far ahead of the clock. The
-file stands beside device.json, which earlier versions read and write too; where it is missing, the numbers are of
-whoever holds the names now.
+With other keys both are counted anew; a new record of the same keys drops numbers that lie far ahead of the clock.
+The file is not part of device.json, which earlier versions read and write too; where it is missing, the numbers
+belong to the present holders of the names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from protofleet.edge_client.state.file import checksum
+from protofleet.edge_client.state.file import CONTENT_ERRORS, checksum, read_checked
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.storage.disk import Disk
 
@@ -25,7 +25,7 @@ log = logging.getLogger("protofleet.device")
 @dataclass(frozen=True, slots=True)
 class Holders:
     own: str = ""
-    boot: int = 0  # the highest under it
+    boot: int = 0  # the highest with these keys
     coordinator: str = ""
 
 
@@ -33,13 +33,13 @@ def read_holders(folder: Path) -> Holders:
     path = folder / NAME
     try:
         table = json.loads(path.read_bytes())
-        found = decode(Holders, table["holders"])
-        if table["seal"] != checksum(table["holders"]) or found.boot < 0:
-            raise ValueError("it is not what was written")
+        found = decode(Holders, read_checked(table, "holders"))
+        if found.boot < 0:
+            raise ValueError(f"boot is {found.boot}")
     except FileNotFoundError:
         return Holders()
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        log.warning("%s is damaged (%.80s); boots are counted on", path, error)
+    except CONTENT_ERRORS as error:
+        log.warning("%s is damaged (%.80s); boots are counted onwards", path, error)
         return Holders()
     return found
 

@@ -1,9 +1,9 @@
-"""What a device that starts finds on its disk: the newest of it that is whole, and what has to be made again.
+"""What a device that starts finds on its disk: the newest undamaged state, and the answer to be computed again.
 
 One damaged file changes no bit, and neither do two. device.json has two copies. Where the state or the last answer is
-gone, the device goes back to before that answer and works it out again: at once where the broadcast is here, else
-when the same is asked once more. Another question it does not answer, as other bits would come of that. What is lost
-stands in that file, so that a later start knows it as well.
+gone, the device falls back to before that answer and computes it again: at once where the broadcast is stored, else
+when the same question is asked again. It answers no other question, as that would give other bits. The lost answer
+is noted in that file, so that a later process knows of it too.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from protofleet.protocol.storage.store import DamagedError, NewerFormatError, Ob
 
 log = logging.getLogger("protofleet.device")
 
-Found: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # None: there is no such file
+ReadResult: TypeAlias = "StateFile | DamagedError | NewerFormatError | None"  # None: there is no such file
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
     saved: StateFile
-    half_before: str = ""  # of the generation before it
-    went_back: bool = False  # something was damaged, and this is what could be had
+    previous_half: str = ""  # of the previous generation
+    fell_back: bool = False  # something was damaged, and this is an older state
 
 
-class Files:
+class StateFiles:
     """device.json, copies of it, and the one from before the last answer."""
 
     def __init__(self, folder: Path) -> None:
@@ -38,65 +38,77 @@ class Files:
         self.previous = folder / "device.previous.json"
 
 
-def recover(files: Files, store: ObjectStore) -> Recovered:
-    """DamagedError where what is left does not tell how far the device had come; or NewerFormatError."""
+def recover(files: StateFiles, store: ObjectStore) -> Recovered:
+    """DamagedError where the device's progress cannot be told from what is left; or NewerFormatError."""
     newest, previous = _read(files.newest), _read(files.previous)
     copies = [_read(path) for path in files.copies]
     if not store.names() and all(found is None for found in (newest, previous, *copies)):
         return Recovered(StateFile())
-    fault = _fault(files.newest, newest)
-    # A copy with a lower boot is one that an earlier version has left.
-    least = previous.boot if isinstance(previous, StateFile) else 0
-    whole = (found for found in (newest, *copies) if isinstance(found, StateFile))
-    saved = next((found for found in whole if found.boot >= least), None)
-    if newer := _of_a_later_version(saved, newest, *copies, previous):
+    fault = _describe_fault(files.newest, newest)
+    # A copy with a lower boot was left by an earlier version.
+    lowest_boot = previous.boot if isinstance(previous, StateFile) else 0
+    readable = (found for found in (newest, *copies) if isinstance(found, StateFile))
+    saved = next((found for found in readable if found.boot >= lowest_boot), None)
+    if newer := _newer_format_error(saved, newest, *copies, previous):
         raise newer
     if saved is None:
         fault = fault or f"{files.newest} is older than {files.previous}"
-        raise _unrecoverable(files, fault, *map(_fault, files.copies, copies))
+        raise _unrecoverable(files, fault, *map(_describe_fault, files.copies, copies))
     if fault:
         log.error("%s; its copy has taken its place", fault)
-    before = previous if isinstance(previous, StateFile) and not _missing(store, previous.half) else None
-    if missing := _missing(store, saved.half, *_last(saved)):
-        return _go_back(files, saved, before, f"{store.folder / missing}.body is gone or damaged", store)
+    fallback = previous if isinstance(previous, StateFile) and not _missing(store, previous.half) else None
+    if missing := _missing(store, saved.half, *_needed_answers(saved)):
+        return _fall_back(files, saved, fallback, f"{store.folder / missing}.body is gone or damaged", store)
     if isinstance(previous, DamagedError | NewerFormatError):
-        log.warning("%s; it is the older one, the device goes on", _fault(files.previous, previous))
-    return Recovered(_without_lost_objects(saved, store), before.half if before else "", bool(fault))
+        log.warning(
+            "%s; it is the previous generation, the device goes on", _describe_fault(files.previous, previous)
+        )
+    return Recovered(
+        _without_lost_objects(saved, store),
+        fallback.half if fallback else "",
+        bool(fault),
+    )
 
 
-def _of_a_later_version(saved: StateFile | None, *files: Found) -> NewerFormatError | None:
-    """A later version writes device.json and all its copies: where one file alone says so, its number is damaged."""
+def _newer_format_error(saved: StateFile | None, *files: ReadResult) -> NewerFormatError | None:
+    """A later version writes device.json and its copies: if one file alone has its format, the number is damaged."""
     found = [file for file in files if isinstance(file, NewerFormatError)]
     return found[0] if len(found) > 1 or (found and saved is None) else None
 
 
-def _go_back(
-    files: Files, newest: StateFile, before: StateFile | None, fault: str, store: ObjectStore
+def _fall_back(
+    files: StateFiles,
+    newest: StateFile,
+    fallback: StateFile | None,
+    fault: str,
+    store: ObjectStore,
 ) -> Recovered:
-    """What was before the last answer, and that answer to be worked out again."""
-    if before is None or newest.lost or not newest.answers:
+    """The state before the last answer, and that answer to be computed again."""
+    if fallback is None or newest.lost or not newest.answers:
         raise _unrecoverable(
-            files, fault, "" if before else f"what was before it, of {files.previous}, is gone or damaged"
+            files,
+            fault,
+            "" if fallback else f"what was before it, of {files.previous}, is gone or damaged",
         )
     last = newest.answers[-1]
     here = not last.base or store.has(bytes.fromhex(last.base))
-    lost = last if here or newest.half != before.half else None  # a half that keeps nothing has lost nothing
-    again = ", and working it out again" if lost else ""
+    lost = last if here or newest.half != fallback.half else None  # a half without state has lost nothing
+    again = ", and computing it again" if lost else ""
     when = "" if here or not lost else " when it is asked for: its broadcast is gone as well"
     log.error("%s; going back to what was before the last answer%s%s", fault, again, when)
-    saved = replace(_without_lost_objects(before, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
-    return Recovered(saved, went_back=True)
+    saved = replace(_without_lost_objects(fallback, store), boot=newest.boot, epoch=newest.epoch, lost=lost)
+    return Recovered(saved, fell_back=True)
 
 
-def _unrecoverable(files: Files, *faults: str) -> DamagedError:
-    return DamagedError(f"{'; '.join(filter(None, faults))}; {way_out(files.folder)}")
+def _unrecoverable(files: StateFiles, *faults: str) -> DamagedError:
+    return DamagedError(f"{'; '.join(filter(None, faults))}; {recovery_advice(files.folder)}")
 
 
-def way_out(folder: Path) -> str:
-    return f"put it back from a copy, or remove {folder} and let the device begin anew"
+def recovery_advice(folder: Path) -> str:
+    return f"put it back from a copy, or remove {folder} and let the device start anew"
 
 
-def _read(path: Path) -> Found:
+def _read(path: Path) -> ReadResult:
     try:
         return read_state_file(path.read_bytes(), path)
     except FileNotFoundError:
@@ -105,7 +117,7 @@ def _read(path: Path) -> Found:
         return error
 
 
-def _fault(path: Path, found: Found) -> str:
+def _describe_fault(path: Path, found: ReadResult) -> str:
     match found:
         case None:
             return f"{path} is gone"
@@ -116,13 +128,13 @@ def _fault(path: Path, found: Found) -> str:
     return ""
 
 
-def _last(saved: StateFile) -> list[str]:
-    """The state after an answer cannot give it once more. Where a later one is lost, nobody asks for it."""
+def _needed_answers(saved: StateFile) -> list[str]:
+    """The state after an answer cannot give that answer again. Where a later one is lost, this one is not needed."""
     return [] if saved.lost else [answer.object for answer in saved.answers[-1:]]
 
 
 def _missing(store: ObjectStore, *names: str) -> str:
-    """The first of them that is not here, or nothing."""
+    """The first of them that is not stored, or an empty string."""
     return next((name for name in names if name and not store.has(bytes.fromhex(name))), "")
 
 

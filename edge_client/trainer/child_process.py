@@ -14,13 +14,13 @@ from typing import Any, Final
 
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.edge_client.data.errors import DataError
-from protofleet.edge_client.trainer.job import LocalJob
+from protofleet.edge_client.trainer.job import Job
 from protofleet.edge_client.trainer.local import LocalTrainer
 from protofleet.edge_client.trainer.pipe import ClosedError, receive, send
 from protofleet.methods.contract.plan import read_plan
 from protofleet.protocol.settings.reader import decode
 from protofleet.protocol.wire.messages import Arrays
-from protofleet.runtime.allocator import return_large_blocks
+from protofleet.runtime.allocator import keep_blocks_at_work
 from protofleet.runtime.faults import NO_MEMORY
 from protofleet.runtime.logs import log_uncaught_errors, set_up_logging
 
@@ -37,7 +37,7 @@ def main(number: int) -> int:
         message, _ = receive(connection)
         settings = decode(DeviceSettings, message["settings"])
         limit_memory(settings.trainer_memory_bytes)
-        return_large_blocks()
+        keep_blocks_at_work()
         try:
             server = JobServer(connection, LocalTrainer(settings))
         except DataError as error:
@@ -54,7 +54,7 @@ class JobServer:
 
     def __init__(self, connection: socket.socket, trainer: LocalTrainer) -> None:
         self._connection, self._trainer = connection, trainer
-        self._job: LocalJob
+        self._job: Job
 
     def describe_data(self) -> None:
         data = self._trainer.data

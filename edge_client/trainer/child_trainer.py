@@ -56,6 +56,7 @@ class ChildTrainer:
     """
 
     place = torch.device("cpu")  # this process computes nothing
+    admission = None
 
     def __init__(self, settings: DeviceSettings, saved: Callable[[], Arrays | None]) -> None:
         self._settings = self._own = settings
@@ -163,7 +164,7 @@ class ChildTrainer:
         except subprocess.TimeoutExpired:  # it lives, and has not answered in time
             seconds = self._settings.trainer_seconds
             self.stop()
-            return TrainerDiedError(DisconnectReason.TRAINING_DIED, f"no end after {seconds:.0f} s")
+            return TrainerDiedError(DisconnectReason.TRAINING_DIED, f"no end after {seconds:g} s")
         self.stop()
         if code == KILLED and (before < 0 or kills() > before):
             return TrainerDiedError(

@@ -13,21 +13,24 @@ NEVER = float("inf")
 
 
 class Deadline:
-    """The work itself checks it, at each step that it makes: a thread cannot be ended from outside."""
+    """One for all that a process works on, one after the other.
 
-    def __init__(self, seconds: float = NEVER, clock: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._clock, self._until = seconds, clock, NEVER
+    The work itself checks it, at each step that it makes: a thread cannot be ended from outside.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._seconds, self._until = clock, NEVER, NEVER
 
     def check(self) -> None:
         if self._clock() > self._until:
             raise TrainerDiedError(
                 DisconnectReason.TRAINING_DIED,
-                f"no end after {self._seconds:.0f} s, which is limits.work_seconds",
+                f"no end after {self._seconds:g} s, which is limits.work_seconds",
             )
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        self._until = self._clock() + self._seconds
+    def running(self, seconds: float = NEVER) -> Iterator[None]:
+        self._seconds, self._until = seconds, self._clock() + seconds
         try:
             yield
         finally:

@@ -12,17 +12,19 @@ from typing import Final, Protocol, TypeAlias
 
 from protofleet.edge_client.evaluate import Splits, evaluate
 from protofleet.edge_client.feature_snapshots import Snapshots, save_snapshot
-from protofleet.edge_client.trainer.deadline import Deadline
+from protofleet.edge_client.trainer.deadline import NEVER, Deadline
 from protofleet.methods.contract.base import Ask, ClientHalf, Payload
-from protofleet.methods.contract.bridge import to_numpy, torch_views
+from protofleet.methods.contract.bridge import LazyPayload, to_numpy
 from protofleet.methods.contract.plan import Plan
 from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.wire.messages import Arrays
+from protofleet.runtime.allocator import return_free_blocks
 
 Metrics: TypeAlias = dict[str, float]
 
 TRAIN: Final = "train"  # the phase that changes a device's model
 EVALUATE: Final = "evaluate"  # after the last round
+SECONDS_WAITED: Final = "seconds.waited"  # among what was measured: it is no work, and is sent to nobody
 
 
 class Job(Protocol):
@@ -47,28 +49,30 @@ class LocalJob:
 
     def __init__(
         self, half: ClientHalf, data: Splits, reports: str, *, snapshots: Snapshots | None = None,
-        folder: Path = Path(), deadline: Deadline | None = None,
+        folder: Path = Path(), deadline: Deadline | None = None, work_seconds: float = NEVER,
     ) -> None:  # fmt: skip
         """`reports` is the model whose accuracy the paper reports: "global" or "personal"."""
         self.half, self._data, self._reports = half, data, reports
         self._snapshots, self._folder = snapshots or Snapshots(), folder
-        self._deadline = deadline or Deadline()
+        self._deadline, self._work_seconds = deadline or Deadline(), work_seconds
 
     def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
-        place = torch_device_of(self.half.model)
-        ask = Ask(phase, {name: value.to(place) for name, value in torch_views(received).items()})
-        with self._deadline.running():
+        ask = Ask(phase, LazyPayload(received, unshared=True, place=torch_device_of(self.half.model)))
+        with self._deadline.running(self._work_seconds):
             payload, metrics = work(self.half, self._data, ask, number, self._reports)
         if self._snapshots.wanted(number, phase):
             most = self._snapshots.samples
             save_snapshot(self._folder, most, number, self.half, self._data, ask.payload, payload)
-        return to_numpy(payload), metrics
+        answer = to_numpy(payload)
+        del ask, payload
+        return_free_blocks()
+        return answer, metrics
 
     def state(self) -> Arrays:
         return to_numpy(self.half.state())
 
     def restore(self, state: Arrays) -> None:
-        self.half.restore(torch_views(state))
+        self.half.restore(LazyPayload(state, unshared=True))
 
 
 def local_jobs(build: Callable[[Plan], ClientHalf], data: Splits) -> StartJob:

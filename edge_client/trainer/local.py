@@ -2,35 +2,95 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
+
+import torch
 
 from protofleet.edge_client.compute import moved, set_torch
 from protofleet.edge_client.config import DeviceSettings
-from protofleet.edge_client.data.shard import load_shard
+from protofleet.edge_client.data.shard import Shard, Shards
+from protofleet.edge_client.gpu.accelerator import Cuda
+from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
+from protofleet.edge_client.gpu.turns import Turns, folder_of
 from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.trainer.deadline import Deadline
-from protofleet.edge_client.trainer.job import LocalJob
+from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
+from protofleet.edge_client.trainer.job import Job, LocalJob
+from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
+from protofleet.protocol.settings.reader import SettingsError
+
+AdmissionTo: TypeAlias = Callable[[torch.device], Admission | None]  # None where nobody has to be admitted
+
+
+def admission_to(place: torch.device) -> Admission | None:
+    """For a whole process: it is to call this once."""
+    if place.type != "cuda":
+        return None
+    gpu = Cuda(place)
+    return Admission(gpu, Turns(folder_of(gpu), gpu))
 
 
 class LocalTrainer:
-    def __init__(self, settings: DeviceSettings, deadline: Deadline | None = None) -> None:
+    def __init__(
+        self, settings: DeviceSettings, deadline: Deadline | None = None, shards: Shards | None = None,
+        admission: AdmissionTo = admission_to, *, alone: bool = True,
+    ) -> None:  # fmt: skip
+        """`alone` in its process, a device has its data and its half on the GPU between its turns too."""
         self.place = set_torch(settings)
-        self.data = moved(load_shard(settings.data), self.place)
-        self._settings, self._deadline = settings, deadline
-        self._builder = HalfBuilder(
-            settings.limits, self.data.train, settings.name, settings.network, self.place
-        )
+        self._settings, self._deadline, self._alone = settings, deadline, alone
+        self.admission = admission(self.place)
+        self.data = (shards or Shards()).load(settings.data)
+        if self.admission is not None and alone:
+            self.data = self._moved_for_good(self.admission)
 
-    def start(self, plan: Plan) -> LocalJob:
-        return LocalJob(
-            self._builder.build(plan), self.data, plan.variant.reports,
-            snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
-            deadline=self._deadline,
-        )  # fmt: skip
+    def start(self, plan: Plan) -> Job:
+        if self.admission is None:
+            return self._job(self._builder(self.data).build(plan), self.data, plan)
+        work = GpuWork(self.admission, f"{plan.digest.hex()} {self._settings.network}", bytes_of(self.data))
+        work.run("a plan", lambda: self._check(plan))
+        return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
 
     def limit(self, memory_bytes: int, seconds: float) -> None:
         """The agent's own memory has no limit, and its work has that of [limits]."""
 
     def stop(self) -> None:
         """It ends with this process."""
+
+    def _moved_for_good(self, admission: Admission) -> Shard:
+        work = Work("the device's data", ("data", self._settings.name), bytes_of(self.data))
+        try:
+            return admission.run(work, lambda: moved(self.data, self.place))
+        except GpuFullError as error:
+            raise SettingsError(str(error)) from None
+
+    def _check(self, plan: Plan) -> None:
+        """SettingsError where this device cannot do what the plan asks."""
+        self._builder(moved(self.data, self.place)).build(plan)
+
+    def _started_on_gpu(self, plan: Plan) -> LocalJob:
+        data, settings = moved(self.data, self.place), self._settings
+        return self._job(
+            plan.client_half(data.train, settings.name, settings.network, self.place), data, plan
+        )
+
+    def _builder(self, data: Shard) -> HalfBuilder:
+        settings = self._settings
+        return HalfBuilder(settings.limits, data.train, settings.name, settings.network, self.place)
+
+    def _job(self, half: ClientHalf, data: Shard, plan: Plan) -> LocalJob:
+        return LocalJob(
+            half, data, plan.variant.reports,
+            snapshots=self._settings.pictures, folder=Path(self._settings.folder) / "pictures",
+            deadline=self._deadline, work_seconds=self._settings.limits.work_seconds,
+        )  # fmt: skip
+
+
+def bytes_of(data: Shard) -> int:
+    return sum(
+        tensor.numel() * tensor.element_size()
+        for part in (data.train, data.validation, data.test)
+        for tensor in (part.x, part.y)
+    )

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-from protofleet.protocol.wire.arrays import Body, encode
+from protofleet.protocol.wire.arrays import Body, encode, parts
 from protofleet.protocol.wire.messages import NOTHING, Arrays
 
 HEAD: Final = struct.Struct("<IQ")  # lengths of the JSON and of the arrays
@@ -19,15 +19,12 @@ class ClosedError(ConnectionError):
 
 
 def send(connection: socket.socket, message: Mapping[str, Any], arrays: Arrays = NOTHING) -> None:
+    """The arrays may lie on the disk: one at a time is read."""
     text = json.dumps(message).encode()
-    pieces = list(encode(arrays)) if arrays else []
-    size = sum(memoryview(piece).nbytes for piece in pieces)
-    try:
-        connection.sendall(HEAD.pack(len(text), size) + text)
-        for piece in pieces:
-            connection.sendall(piece)
-    except OSError as error:
-        raise ClosedError(str(error)) from None
+    size = sum(length for _, length in parts(arrays)) if arrays else 0
+    _give(connection, HEAD.pack(len(text), size) + text)
+    for piece in encode(arrays) if arrays else ():
+        _give(connection, piece)
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], Arrays]:
@@ -38,6 +35,13 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], Arrays]:
         return message, NOTHING
     body = Body(lambda start, stop: _take(connection, stop - start), size)  # which reads from front to back
     return message, {name: body[name] for name in body}
+
+
+def _give(connection: socket.socket, data: bytes | memoryview) -> None:
+    try:
+        connection.sendall(data)
+    except OSError as error:
+        raise ClosedError(str(error)) from None
 
 
 def _take(connection: socket.socket, size: int) -> memoryview:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,14 +13,11 @@ from protofleet.methods.contract.base import Payload
 from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.messages import Array, Arrays
 
+CPU: Final = torch.device("cpu")
+
 
 def to_torch(arrays: Arrays) -> dict[str, Tensor]:
     return {name: _copy(arrays[name]) for name in arrays}
-
-
-def torch_views(arrays: Arrays) -> dict[str, Tensor]:
-    """Zero-copy views where the arrays allow it, else copies: for a caller that does not use the arrays any more."""
-    return {name: _view(arrays[name]) for name in arrays}
 
 
 def to_numpy(payload: Payload) -> dict[str, Array]:
@@ -30,12 +28,14 @@ def to_numpy(payload: Payload) -> dict[str, Array]:
 class LazyPayload(Mapping[str, Tensor]):
     """Arrays that become tensors each time they are read, and are not held: a cohort never fills the memory."""
 
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
+    def __init__(self, arrays: Arrays, *, unshared: bool = False, place: torch.device = CPU) -> None:
+        """`unshared`: nobody else uses the arrays, so tensors may be views of them."""
+        self._arrays, self._place = arrays, place
+        self._unshared = unshared or isinstance(arrays, Body)
 
     def __getitem__(self, name: str) -> Tensor:
         array = self._arrays[name]
-        return _view(array) if isinstance(self._arrays, Body) else _copy(array)
+        return (_view(array) if self._unshared else _copy(array)).to(self._place)
 
     def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """dtype and shape; of what lies on the disk, nothing is read for it."""
@@ -46,8 +46,8 @@ class LazyPayload(Mapping[str, Tensor]):
     def flat(self, name: str, start: int, stop: int) -> Tensor:
         """Numbers [start, stop) of the flattened array, without reading the rest where the arrays allow it."""
         if isinstance(self._arrays, Body):
-            return _view(self._arrays.flat(name, start, stop))
-        return _copy(self._arrays[name].reshape(-1)[start:stop])
+            return _view(self._arrays.flat(name, start, stop)).to(self._place)
+        return _copy(self._arrays[name].reshape(-1)[start:stop]).to(self._place)
 
     def __contains__(self, name: object) -> bool:
         return any(name == known for known in self._arrays)  # Mapping's own would read the array

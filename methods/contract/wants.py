@@ -39,9 +39,8 @@ class TensorSpec:
     optional: bool = False
     of_examples: bool = False  # whole numbers that count samples: together no more than the device has
     row_per_example: bool = False  # its rows are samples: no more of them than the device has
-    repeated: str = (
-        ""  # another array: in a row whose value there stands in several rows, these are 2 or more
-    )
+    # Another array: in a row whose value there stands in several rows, these are 2 or more.
+    repeated: str = ""
 
     def most_bytes(self) -> int:
         lengths = [self.most if isinstance(d, str) else d for d in self.shape]

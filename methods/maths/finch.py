@@ -28,9 +28,8 @@ Indices: TypeAlias = NDArray[np.int64]  # [n]
 
 BLOCK: Final = 2048  # rows: a block of cosines is 16 MB
 SEGMENT: Final = 128  # columns that are searched together for candidates
-DENSE: Final = (
-    1 / 16
-)  # of a block's segments, or of a row: with candidates in more, all of it is computed exactly
+# Of a block's segments, or of a row: with candidates in more, all of it is computed exactly.
+DENSE: Final = 1 / 16
 DIGITS: Final = 12  # cosines that agree so far are a tie; the lowest index wins, however rows are blocked
 MOST_ROWS: Final = 16_384  # clustered at once where others send them: the time is quadratic in them
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 _GLOBAL_DRAWS = threading.RLock()
+CPU: Final = torch.device("cpu")
 
 Image: TypeAlias = tuple[int, int, int]  # channels, height, width
 
@@ -81,13 +82,17 @@ def initialised_from(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def seeded_globally(seed: int) -> Iterator[None]:
-    """For what draws from the CPU's global generator and takes no other: initialisers and dropout.
+def seeded_globally(seed: int, place: torch.device = CPU) -> Iterator[None]:
+    """For what draws from the global generator and takes no other: initialisers, on the CPU, and dropout, where the
+    network computes.
 
     The generator is the process's own, and devices may share a process: without the lock one puts back, in the
     middle of another's draws, what it had found. torch.manual_seed would reseed every accelerator too, which
-    fork_rng(devices=[]) does not undo.
+    fork_rng does not undo for those that it is not told of.
     """
-    with _GLOBAL_DRAWS, torch.random.fork_rng(devices=[]):
+    gpus = [place.index or 0] if place.type == "cuda" else []
+    with _GLOBAL_DRAWS, torch.random.fork_rng(devices=gpus):
         torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(seed)
         yield

@@ -37,9 +37,8 @@ class WeightedMean(Mapping[str, Tensor]):
         if name not in self._names:
             raise KeyError(name)
         first = self._payloads[0]
-        mean = (
-            first[name] if isinstance(first, LazyPayload) else first[name].clone()
-        )  # from the disk it is ours
+        # From the disk it is ours.
+        mean = first[name] if isinstance(first, LazyPayload) else first[name].clone()
         if mean.is_floating_point():
             flat = mean.view(-1)
             for start in range(0, flat.numel(), SLICE):

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from protofleet.methods.contract.base import Samples
 from protofleet.methods.nets.base import Net, seeded_globally
 from protofleet.methods.parts.optimizers import SGD, Optimizer
+from protofleet.methods.parts.weights import torch_device_of
 from protofleet.protocol.settings.bounds import LONGEST_NORM, Batch, Epochs, Momentum, Rate, Weight, Within
 from protofleet.protocol.settings.reader import demand_within
 
@@ -66,12 +67,15 @@ def train(
     """
     steps = optimizers or [sgd(model.parameters(), hyper)]
     seed = int(torch.randint(1 << 62, (), generator=generator))
-    with seeded_globally(seed), _mode(model, training=True):
+    norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
+    with seeded_globally(seed, torch_device_of(model)), _mode(model, training=True):
         for _ in range(hyper.epochs):
             if before_epoch:
                 before_epoch()
             for x, y in _batches(data, hyper.batch, generator):
-                _batch_norms_learn(model, len(y) > 1)
+                for norm in norms:
+                    # One sample has no variance: a batch of one takes the running statistics as they are.
+                    norm.train(len(y) > 1)
                 for optimizer in steps:
                     optimizer.zero_grad()
                 torch.autograd.backward(objective(x, y))
@@ -102,13 +106,6 @@ def _batches(data: Samples, size: int, generator: torch.Generator) -> Iterator[t
     for start in range(0, len(order), size):
         rows = order[start : start + size]
         yield data.x[rows], data.y[rows]
-
-
-def _batch_norms_learn(model: nn.Module, learn: bool) -> None:
-    """One sample has no variance: in a batch of one, batch norms use their running statistics as they are."""
-    for part in model.modules():
-        if isinstance(part, _BatchNorm):
-            part.train(learn)
 
 
 @contextmanager

@@ -7,8 +7,9 @@ for code that nothing here compiles. tests/methods/parts/test_optimizers.py comp
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from protofleet.methods.contract.liveness import report_progress
 BETA1: Final = 0.9
 BETA2: Final = 0.999
 EPS: Final = 1e-8
+
+Part: TypeAlias = tuple[Tensor, Tensor, dict[str, Tensor]]  # a parameter, its gradient, its buffers
 
 
 class Optimizer:
@@ -34,13 +37,21 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """A parameter without a gradient took no part, and stays as it is."""
-        for w, buffers in zip(self.parameters, self.buffers, strict=True):
-            if w.grad is not None:
-                self._update(w, w.grad, buffers)
+        """Uses the gradients up. A parameter without a gradient took no part, and stays as it is."""
+        users = Counter(memory_of(w.grad) for w in self.parameters if w.grad is not None)
+        parts = [
+            # autograd may give two parameters views of one memory: of w and v in w.view(-1) + v.view(-1)
+            (w, w.grad.clone() if users[memory_of(w.grad)] > 1 else w.grad, buffers)
+            for w, buffers in zip(self.parameters, self.buffers, strict=True)
+            if w.grad is not None
+        ]
+        self.zero_grad()
+        if parts:
+            self._update_all(parts)
         report_progress()
 
-    def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
+    def _update_all(self, parts: list[Part]) -> None:
+        """Each gradient's memory is free to be written to, or kept."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -75,21 +86,32 @@ class SGD(Optimizer):
         super().__init__(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
 
-    def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
+    def _update_all(self, parts: list[Part]) -> None:
+        """One call for all parameters: small ones take longer to reach than to compute. The bits are the same."""
+        parameters, gradients = [w for w, _, _ in parts], [gradient for _, gradient, _ in parts]
         if self.weight_decay:
-            gradient = gradient.add(w, alpha=self.weight_decay)
+            torch._foreach_add_(gradients, parameters, alpha=self.weight_decay)
         if self.momentum:
-            if "momentum_buffer" in buffers:
-                gradient = buffers["momentum_buffer"].mul_(self.momentum).add_(gradient)
-            else:
-                gradient = buffers["momentum_buffer"] = gradient.clone()
-        w.add_(gradient, alpha=-self.lr)
+            gradients = self._with_momentum(parts)
+        torch._foreach_add_(parameters, gradients, alpha=-self.lr)
+
+    def _with_momentum(self, parts: list[Part]) -> list[Tensor]:
+        moving = [(buffers["momentum_buffer"], gradient) for _, gradient, buffers in parts if buffers]
+        if moving:
+            momenta, gradients = [m for m, _ in moving], [gradient for _, gradient in moving]
+            torch._foreach_mul_(momenta, self.momentum)
+            torch._foreach_add_(momenta, gradients)
+        return [buffers.setdefault("momentum_buffer", gradient) for _, gradient, buffers in parts]
 
 
 class Adam(Optimizer):
     def __init__(self, parameters: Iterable[nn.Parameter] | Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters)
         self.lr = lr
+
+    def _update_all(self, parts: list[Part]) -> None:
+        while parts:  # a gradient goes before the next parameter's buffers come
+            self._update(*parts.pop(0))
 
     def _update(self, w: Tensor, gradient: Tensor, buffers: dict[str, Tensor]) -> None:
         if not buffers:
@@ -100,6 +122,10 @@ class Adam(Optimizer):
         square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         root = (square.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
         w.addcdiv_(mean, root, value=-self.lr / (1 - BETA1**step))
+
+
+def memory_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def zeros(w: Tensor) -> Tensor:

@@ -74,11 +74,8 @@ class ServerModels:
         optimizer = self.optimizer(both, hyper)
 
         def objective(rows: Tensor, y: Tensor) -> Tensor:
-            r, y, owner = (
-                pool.features(rows).to(torch_device),
-                y.to(torch_device),
-                pool.owner[rows].to(torch_device),
-            )
+            r, owner = pool.features(rows).to(torch_device), pool.owner[rows].to(torch_device)
+            y = y.to(torch_device)
             losses = torch.stack([F.cross_entropy(self.C_g(r), y), F.cross_entropy(self.A(r), owner)])
             sums.add_(losses.detach().cpu(), alpha=len(rows))
             return losses.sum()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from protofleet.protocol.link import indirect_manifest
+from protofleet.protocol.link.block_qos import BlockQos
 from protofleet.protocol.link.clocks import Clock
 from protofleet.protocol.link.meter import DOWN, UP, Meter
 from protofleet.protocol.link.replay_window import ReplayWindow
@@ -42,8 +43,8 @@ INLINE: Final = 48 * 1024  # a body up to this size travels inside its message
 FRAME_OVERHEAD: Final = 4096  # header, signature and scalars beside an inline body
 MAX_FRAME: Final = codec.MAX_PAYLOAD + FRAME_OVERHEAD  # more is not even hashed for its signature
 MAX_OBJECT: Final = 1 << 30
-# Faults that a newer record of their sender may cure.
-BY_THE_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
+# Faults that may be gone with a newer record of the sender.
+CURED_BY_NEW_RECORD: Final = frozenset({Reason.BAD_SIGNATURE, Reason.STALE_BOOT, Reason.BOOT_AHEAD})
 WINDOW: Final = codec.MAX_ASKED  # blocks of one object in flight: 4 MiB, enough for 600 Mbit/s at 50 ms
 
 
@@ -56,7 +57,7 @@ class Received:
     run: str
     epoch: int
     object: bytes = b""  # name of its arrays in the store, once they are all here
-    sequence: int = 0  # 0: a will, said by the broker whenever it likes
+    sequence: int = 0  # 0: a will, which the broker publishes at any time
     boot: int = 0
 
 
@@ -66,15 +67,15 @@ class FrameOutcome:
 
     tensors: Mapping[str, int] = field(default_factory=dict)  # bytes by kind
     new: bool = True  # else it is a duplicate
-    ours: bool = True  # else it came by a topic that many share, and others had asked for it
-    first: bool = True  # else its tensors came before, in another message
+    for_us: bool = True  # else it came by a topic that many devices share, and others had requested it
+    first: bool = True  # else another message has brought its tensors before
     fault: Reason | None = None  # of an answer that is judged as one all the same
 
 
-def result_of(taken: FrameOutcome) -> str:
-    if not taken.ours:
+def result_of(outcome: FrameOutcome) -> str:
+    if not outcome.for_us:
         return "for_others"
-    return "accepted" if taken.new else "duplicate"
+    return "accepted" if outcome.new else "duplicate"
 
 
 class Link:
@@ -84,54 +85,54 @@ class Link:
         self, me: Identity, keyring: Keyring, topics: Topics, transport: Transport, direction: str,
         sealed: bool = True, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        """`sealed`: what has one recipient can be read by it alone, and nothing else is accepted."""
+        """`sealed`: messages to one recipient are encrypted for it, and nothing else is accepted."""
         self.me, self.keyring, self.topics, self.transport = me, keyring, topics, transport
         self.direction, self.sealed, self.clock = direction, sealed, clock or Clock()
         self.run, self.epoch = "", 0
         self.meter = Meter()
-        self.metric_names: tuple[str, ...] = ()  # those that both ends know by their places
+        self.metric_names: tuple[str, ...] = ()  # sent as their places in this list
         self.block = blocks.DEFAULT_BLOCK
+        self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
-        self._last_capacity = self._best_capacity = (
-            0  # of the last broker, and the largest of those that could be used
-        )
+        # Of the last broker, and the largest of those that could be used.
+        self._last_capacity = self._best_capacity = 0
         self._sequence = 0
-        self.who = ""  # where a coordinator is, for whoever finds another one there
+        self.who = ""  # where a coordinator runs, so that one that finds another can say where it is
         self._windows: dict[str, ReplayWindow] = {}
-        # Objects that came in lately: a block of one of them is a duplicate, not unknown.
+        # A block of one of these objects is a duplicate, not unknown.
         self._recently_completed: deque[bytes] = deque(maxlen=64)
-        self._back = DOWN if self.direction == UP else UP
+        self.peer_direction = DOWN if self.direction == UP else UP
 
     def adapt(self, max_packet: int, largest: int = 0, indirect: bool = True) -> None:
         """Fit blocks and inline bodies to what the broker takes, if an object of this size goes through.
 
         `indirect`: whether the other side takes a manifest as an object, where it fits no message.
         """
-        self._last_capacity = room = max_packet - FRAME_OVERHEAD
-        if room < 1024:
+        self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
+        if capacity < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        block, most = block_size_within(room), self._best_capacity
-        if blocks.block_size(largest, block) > room:
-            raise BrokerError(too_large(largest, block, room))
+        block, most = block_size_within(capacity), self._best_capacity
+        if blocks.block_size(largest, block) > capacity:
+            raise BrokerError(too_large(largest, block, capacity))
         if (
             not indirect
-            and hash_bytes_within(largest, most) <= most
-            and hash_bytes_within(largest, room) > room
+            and manifest_hash_bytes(largest, most) <= most
+            and manifest_hash_bytes(largest, capacity) > capacity
         ):
             raise BrokerError(
                 f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
-                "them; who takes part takes none as an object"
+                "them; a participant takes none as an object"
             )
-        self.inline, self._capacity, self.block = min(INLINE, room), room, block
-        self._best_capacity = max(self._best_capacity, room)
+        self.inline, self._capacity, self.block = min(INLINE, capacity), capacity, block
+        self._best_capacity = max(self._best_capacity, capacity)
 
     def reject_connection(self, error: BrokerError) -> None:
-        """The broker's limit is too small: it ends a process that never had a usable one; else it is tried again."""
+        """The broker's limit is too small: that ends a process that never had a usable one; else it tries again."""
         if not self._best_capacity:
             raise error
         again = "it took more before, so it is tried again"
         if self._last_capacity >= self._best_capacity:
-            again = "what has to be said has grown; it waits, and tries again until the broker takes more"
+            again = "the largest object has grown; this process waits, and tries again until the broker takes more"
         self.transport.reject_connection(f"{error}; {again}")
 
     def seal(
@@ -141,7 +142,7 @@ class Link:
         attachment: Attachment = None,
         receive: bytes = b"",
     ) -> bytes:
-        """`receive` is the recipient's key, where the caller has looked it up already: it may be gone since."""
+        """`receive` is the recipient's key, where the caller has looked it up already: it may be removed by now."""
         self._sequence += 1  # from 1
         return self._sealed(message, self._sequence, recipient, attachment, receive)
 
@@ -173,9 +174,11 @@ class Link:
         """Whether a message has room for it; else it is an object itself."""
         return codec.SHORT_HASH * len(manifest.hashes) <= self._capacity
 
-    def still_fits(self, *cut: Manifest) -> bool:
-        """Whether an object, and maybe its manifest as another, can go on as they were cut before."""
-        return all(one.block <= self._capacity for one in cut) and (len(cut) > 1 or self.fits(cut[0]))
+    def still_fits(self, *manifests: Manifest) -> bool:
+        """Whether an object, and maybe its manifest as another, can go on in the same blocks as before."""
+        return all(one.block <= self._capacity for one in manifests) and (
+            len(manifests) > 1 or self.fits(manifests[0])
+        )
 
     def required_forms(self, size: int) -> dict[str, str]:
         """Which forms devices need for an object of so many bytes, and why. BrokerError where nothing helps."""
@@ -215,14 +218,16 @@ class Link:
     ) -> None:  # fmt: skip
         frame = self.seal(message, recipient, attachment, receive)
         self._publish_frame(topic, frame, tensors or {}, fresh, retain)
-        self.meter.ended(self.direction, codec.KINDS[type(message)], "sent")
+        self.meter.count_message(self.direction, codec.KINDS[type(message)], "sent")
 
     def send_block(self, topic: str, store: ObjectStore, manifest: Manifest, index: int, fresh: bool) -> None:
         start = index * manifest.block
         stop = start + blocks.length_of(manifest, index)
-        frame = blocks.pack(manifest, index, store.read(manifest.object, start, stop))
-        self._publish_frame(topic, frame, blocks.kinds_in(manifest, start, stop), fresh)
-        self.meter.ended(self.direction, "block", "sent")
+        frame = blocks.pack(manifest, index, store.read_block(manifest, index))
+        self._publish_frame(
+            topic, frame, blocks.kinds_in(manifest, start, stop), fresh, qos=self.block_qos.qos
+        )
+        self.meter.count_message(self.direction, "block", "sent")
 
     def open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         """Verify, deduplicate and decode an envelope. None for a duplicate; Rejected for a fault."""
@@ -232,22 +237,24 @@ class Link:
             return self._open(topic, frame)
         except Rejected as fault:
             # A device that was renewed may speak before its old record is looked at again.
-            if fault.reason not in BY_THE_RECORD or not changed(self.keyring, read_header(frame)[0].sender):
+            if fault.reason not in CURED_BY_NEW_RECORD or not changed(
+                self.keyring, read_header(frame)[0].sender
+            ):
                 raise
         return self._open(topic, frame)
 
     def _open(self, topic: str, frame: bytes) -> tuple[Header, Message, Attachment] | None:
         header, start, known = verified(frame, self.keyring)
-        if header.federation != self.topics.federation:  # first: what follows may learn from the header
+        if header.federation != self.topics.federation:  # first: what follows takes state from the header
             raise Rejected(Reason.WRONG_FEDERATION, header.federation[:64])
         window = self._window(header, known.holder)
         self._check_header(header, topic)
         try:
             message, attachment = self._contents(frame, header, start)
         except Rejected as fault:
-            self._unusable(header, fault)
+            self._on_unusable(header, fault)
             raise
-        # A will is sealed once and said at every death of its connection, so its number comes again.
+        # A will is sealed once and published whenever its connection is lost, so its number comes again.
         will = isinstance(message, State) and header.sequence == 0
         if not window.is_new(header.boot, header.sequence) and not will:
             return None
@@ -265,29 +272,29 @@ class Link:
         return message, attachment
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
-        """Other keys, new count. A new record of the same keys lets a count go that only a wrong clock began.
+        """New keys start a new window. So does a new record of the same keys, if a wrong clock began the old one.
 
-        A process that is renewed while it runs goes on with its own.
+        A process that is renewed while it runs keeps its window.
         """
         window = self._windows.get(header.sender)
-        if window is None or (header.boot != window.boot and self._binds_nobody(window, holder)):
+        if window is None or (header.boot != window.boot and self._may_be_replaced(window, holder)):
             window = self._windows[header.sender] = ReplayWindow()
         window.holder = holder
         return window
 
-    def _binds_nobody(self, window: ReplayWindow, holder: str) -> bool:
+    def _may_be_replaced(self, window: ReplayWindow, holder: str) -> bool:
         if not window.holder or same_record(window.holder, holder):
             return False
         return other_keys(window.holder, holder) or self.clock.ahead(window.boot) > 0
 
     def count_overflow(self, frames: int) -> None:
         """Frames that were dropped unread, as more came than the inbox holds."""
-        self.meter.messages[self._back, "unreadable", Reason.FLOOD.value] += frames
+        self.meter.messages[self.peer_direction, "unreadable", Reason.FLOOD.value] += frames
         self.meter.rejected[Reason.FLOOD] += frames
 
     def count_banned(self, frames: int) -> None:
         """Frames of senders that are banned."""
-        self.meter.messages[self._back, "unreadable", Reason.BANNED.value] += frames
+        self.meter.messages[self.peer_direction, "unreadable", Reason.BANNED.value] += frames
         self.meter.rejected[Reason.BANNED] += frames
 
     def last_heard(self, sender: str) -> tuple[int, int]:
@@ -296,7 +303,7 @@ class Link:
         return window.boot, window.newest
 
     def holder_of(self, sender: str) -> str:
-        """Who held the name whose count `last_heard` tells."""
+        """Who held the name when `last_heard` was noted."""
         return self._windows.get(sender, ReplayWindow()).holder
 
     @property
@@ -305,11 +312,11 @@ class Link:
         return self._sequence
 
     def missing(self) -> dict[str, int]:
-        """By sender: messages that were said and have not come."""
+        """By sender: messages that were sent and have not arrived."""
         return {sender: window.missing for sender, window in self._windows.items()}
 
     def remember(self, heard: Mapping[str, tuple[int, int, str]]) -> None:
-        """What an earlier process has received is a duplicate here: boot, newest sequence, who held the name."""
+        """What an earlier process has received is a duplicate here: boot, newest sequence, holder of the name."""
         for sender, (boot, newest, holder) in heard.items():
             self._windows[sender] = ReplayWindow.up_to(boot, newest, holder)
 
@@ -320,33 +327,41 @@ class Link:
         """Refuse what this end could not use, before it is marked as seen."""
         raise NotImplementedError
 
-    def _unusable(self, header: Header, fault: Rejected) -> None:
-        """Told of what its sender has signed, and what is at fault; it is not marked as seen."""
+    def _on_unusable(self, header: Header, fault: Rejected) -> None:
+        """Called with the header that the sender has signed, and the fault; the message is not marked as seen."""
 
     def _publish_frame(
-        self, topic: str, frame: bytes, tensors: dict[str, int], fresh: bool, retain: bool = False
+        self,
+        topic: str,
+        frame: bytes,
+        tensors: dict[str, int],
+        fresh: bool,
+        retain: bool = False,
+        qos: int = 1,
     ) -> None:
-        self.meter.crossed(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
-        self.transport.publish(topic, frame, retain)
+        self.meter.count_packet(self.direction, packet_bytes(topic, len(frame)), len(frame), tensors, fresh)
+        self.transport.publish(topic, frame, retain, qos)
 
     def _count_frame(self, topic: str, frame: bytes, kind: str, take: Callable[[], FrameOutcome]) -> bool:
-        """Run `take` on something received and give it exactly one counter. False for a duplicate."""
-        result, taken = "accepted", FrameOutcome(new=False)
+        """Run `take` on something received and count it exactly once. False for a duplicate."""
+        result, outcome = "accepted", FrameOutcome(new=False)
         try:
-            taken = take()
-            result = taken.fault.value if taken.fault else result_of(taken)
+            outcome = take()
+            result = outcome.fault.value if outcome.fault else result_of(outcome)
         except Rejected as fault:
             result = fault.reason.value
             self.meter.rejected[fault.reason] += 1
             raise
         finally:
             packet = packet_bytes(topic, len(frame))
-            self.meter.crossed(self._back, packet, len(frame), taken.tensors, taken.new and taken.first)
-            self.meter.ended(self._back, kind, result)
-        return taken.new
+            self.meter.count_packet(
+                self.peer_direction, packet, len(frame), outcome.tensors, outcome.new and outcome.first
+            )
+            self.meter.count_message(self.peer_direction, kind, result)
+        return outcome.new
 
     def kind_of(self, frame: bytes) -> str:
-        """What to count a frame as, before anything of it is believed."""
+        """What to count a frame as, before anything in it is trusted."""
         if blocks.is_block(frame):
             return "block"
         try:
@@ -356,22 +371,22 @@ class Link:
         return kind if kind in codec.DECODERS else "unreadable"
 
 
-def too_large(size: int, default: int, room: int) -> str:
+def too_large(size: int, default: int, capacity: int) -> str:
     """Why a broker cannot carry an object at all, and what it would have to take."""
     block = blocks.block_size(size, default)
     return (
         f"an object of {size} bytes goes in at most {codec.MAX_BLOCKS} blocks, so of {block} bytes each, and the "
-        f"broker takes packets of {room + FRAME_OVERHEAD}; raise its limit to {block + FRAME_OVERHEAD} or more"
+        f"broker takes packets of {capacity + FRAME_OVERHEAD}; raise its limit to {block + FRAME_OVERHEAD} or more"
     )
 
 
-def block_size_within(room: int) -> int:
+def block_size_within(capacity: int) -> int:
     block = blocks.DEFAULT_BLOCK
-    while block > room > 0:
+    while block > capacity > 0:
         block //= 2
     return block
 
 
-def hash_bytes_within(size: int, room: int) -> int:
+def manifest_hash_bytes(size: int, capacity: int) -> int:
     """Bytes that they take in the manifest of an object of this size."""
-    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(room)))
+    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity)))

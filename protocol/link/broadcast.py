@@ -1,7 +1,8 @@
 """Serving one object to a cohort: each block once for everybody, and again for a device that missed it.
 
-A block goes out when every device that is expected has asked for it, or a short while after the first
-has: so the cohort shares one copy, and no device waits for one that never asks.
+A block goes out when every device that is expected has asked for it, or when nobody has for a short while: so the
+cohort shares one copy, and no device waits for one that never asks. A large cohort takes its time: who asks again
+while the broker still passes a copy on waits for that one, and of those that missed it only a few get one alone.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE, Token
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
 
-LINGER_SECONDS: Final = 0.25  # how long a block waits for the rest of the cohort to ask for it
+LINGER_SECONDS: Final = 0.25  # a block waits for the rest of the cohort until nobody has asked for so long
+LONGEST_LINGER_SECONDS: Final = 1.0
 MAX_PENDING: Final = 256  # blocks that wait for the cohort: 16 MiB, as much as is fetched at a time
 INACTIVE_SECONDS: Final = 2.0  # a device that has not asked for this long is no longer waited for
+PASSED_ON_PER_SECOND: Final = 32 << 20  # bytes, by a broker to all together: 270 Mbit/s
+LONGEST_PASSING_ON_SECONDS: Final = 10.0
+ALONE_RATE: Final = 256.0  # blocks a second that go to single devices, of all together: 16 MiB
+ALONE_BURST: Final = 256.0
 
 UNASKED: Final = ""  # to all who hear it without asking, and not to all who have asked
 Send = Callable[[str | None, int, bool], None]  # (to one device or to all, block, for the first time)
@@ -39,12 +45,16 @@ class Broadcast:
         self._first_asked: dict[str, float] = {}  # first asked, hence subscribed, at
         self._last_asked: dict[str, float] = {}
         self._published: dict[int, float] = {}
+        self._passed_on_at: dict[int, float] = {}  # block -> when all should have it that it was published to
         self._pending: dict[int, float] = {}  # block -> when it goes out at the latest
-        self._requested_by: dict[int, str] = {}  # block that is pending -> who asked for it first
+        self._pending_since: dict[int, float] = {}
+        # Block that is pending -> who asked for it, in order.
+        self._requested_by: dict[int, dict[str, None]] = {}
         self._sent: set[int] = set()
         self._cohort: set[str] = set()
         self._followed: set[str] = set()  # were sent it unasked, once
         self._repeats: dict[str, TokenBucket] = {}
+        self._alone = TokenBucket(ALONE_RATE, ALONE_BURST)
         self.wake_at = float("inf")
 
     def expect(self, cohort: list[str], holding: set[str]) -> None:
@@ -68,6 +78,7 @@ class Broadcast:
             return True
         if len(devices) > 1:
             self._send(UNASKED, 0, 0 not in self._sent)
+            self._passed_on_at[0] = self._passed_on(len(devices), now)
         else:
             self._send(devices[0], 0, 0 not in self._sent)
         self._sent.add(0)
@@ -92,29 +103,59 @@ class Broadcast:
         """A request is about 200 bytes, what it names up to 4 MiB: only the first one costs no tokens."""
         sent_at = self._published.get(i)
         late = sent_at is not None and sent_at < self._first_asked[device]
-        missed = sent_at is not None and not fresh  # after a new start it does not know what it had asked for
-        if again or missed:
+        was_sent_it = again and device in self._followed  # unasked, and it has not come
+        if fresh and not was_sent_it and (late or sent_at is None):  # those who are late share one more copy
+            if not self._put_off(device, i, now):
+                return
+        elif again or not fresh:  # after a new start it does not know what it had asked for
+            if i in self._pending:
+                self._requested_by[i][device] = None
+                return
+            if again and now < self._passed_on_at.get(i, 0.0):
+                return  # it is on its way
             bucket = self._repeats.setdefault(device, TokenBucket(REPEAT_RATE, REPEAT_BURST))
             if not (fresh or bucket.take(now)):
                 return  # it will ask again
-            self._emit(device, i)
-        elif (late or sent_at is None) and i not in self._pending:  # those who are late share one more copy
-            if len(self._pending) >= MAX_PENDING:
-                return
-            self._pending[i], self._requested_by[i] = now + LINGER_SECONDS, device
+            if self._alone.take(now):
+                self._publish(device, i)
+            elif not was_sent_it:  # it has not subscribed to the broadcast, and will ask again
+                self._put_off(device, i, now)
         self._asked[device].add(i)
+
+    def _put_off(self, device: str, i: int, now: float) -> bool:
+        """Until nobody else has asked for it for a while. False where too many blocks wait."""
+        if i not in self._pending and len(self._pending) >= MAX_PENDING:
+            return False
+        since = self._pending_since.setdefault(i, now)
+        self._pending[i] = min(now + LINGER_SECONDS, since + LONGEST_LINGER_SECONDS)
+        self._requested_by.setdefault(i, {})[device] = None
+        return True
 
     def wake(self, now: float) -> None:
         """Publish what everybody waits for, and what has waited long enough."""
         due = {i for i, latest in self._pending.items() if now >= latest} | self._asked_for_by_all(now)
+        passed_on_at = self._passed_on(sum(len(self._requested_by[i]) for i in due), now)
         for i in sorted(due):
-            del self._pending[i]
-            with self._error_scope(self._requested_by.pop(i)):
-                self._emit(None, i)
-                self._published[i] = now
+            del self._pending[i], self._pending_since[i]
+            devices = list(self._requested_by.pop(i))
+            with self._error_scope(devices[0]):
+                self._publish_requested(i, devices, now, passed_on_at)
         if due and now >= min(self._first_asked.values()) + LINGER_SECONDS:
             self._expected.clear()
         self.wake_at = min(self._pending.values(), default=float("inf"))
+
+    def _publish_requested(self, i: int, devices: list[str], now: float, passed_on_at: float) -> None:
+        """To all; but to a single one that is late alone: the others have it, and their lines may be slow."""
+        if len(devices) == 1 and i in self._published:
+            self._publish(devices[0], i)
+        else:
+            self._publish(None, i)
+            self._published[i], self._passed_on_at[i] = now, passed_on_at
+
+    def _passed_on(self, copies: int, now: float) -> float:
+        """When all should have it."""
+        size = min(self.manifest.block, self.manifest.size)
+        return now + min(copies * size / PASSED_ON_PER_SECOND, LONGEST_PASSING_ON_SECONDS)
 
     def _asked_for_by_all(self, now: float) -> set[int]:
         """Of the blocks that wait for the cohort. All of it is looked at only once nobody is expected any more."""
@@ -124,6 +165,6 @@ class Broadcast:
         waiting = [d for d, last in self._last_asked.items() if now - last < INACTIVE_SECONDS]
         return {i for i in fresh if all(i in self._asked[d] for d in waiting)}
 
-    def _emit(self, device: str | None, index: int) -> None:
+    def _publish(self, device: str | None, index: int) -> None:
         self._send(device, index, index not in self._sent)
         self._sent.add(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -12,8 +13,9 @@ from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.base import INLINE, WINDOW, FrameOutcome, Link, Received
 from protofleet.protocol.link.broadcast import UNASKED, Broadcast, ErrorScope
 from protofleet.protocol.link.clocks import Clock, days
-from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch
+from protofleet.protocol.link.fetch import RETRY_SECONDS, Fetch, ResponseTime, indices
 from protofleet.protocol.link.meter import DOWN
+from protofleet.protocol.link.progress import TransferProgress
 from protofleet.protocol.link.rate_limit import RateLimiter
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import Header, contents, read_header, verified
@@ -49,7 +51,7 @@ Stores = Callable[[str], ObjectStore]  # the spool of one device
 class AdmissionController(Protocol):
     """Decides which answers are fetched, and is told of one that cannot be used."""
 
-    def asks(self, update: Update) -> bool: ...
+    def is_expected(self, update: Update) -> bool: ...
 
     def admit(self, update: Update, size: int, name: bytes) -> bool: ...
 
@@ -57,9 +59,9 @@ class AdmissionController(Protocol):
 
 
 class AdmitNothing:
-    """While nothing is asked of the devices."""
+    """While no question is open."""
 
-    def asks(self, update: Update) -> bool:
+    def is_expected(self, update: Update) -> bool:
         return False
 
     def admit(self, update: Update, size: int, name: bytes) -> bool:
@@ -70,7 +72,7 @@ class AdmitNothing:
 
 
 class UnusableAnswer(Rejected):
-    """An answer to the open question that nobody can use: its device hears so, and is waited for no longer."""
+    """An answer to the open question that cannot be used: its device is told so, and is no longer waited for."""
 
     def __init__(self, update: Update, fault: Rejected) -> None:
         super().__init__(fault.reason, fault.detail)
@@ -91,7 +93,7 @@ class InlineAnswer:
         return len(self.data)
 
 
-# The device may say the same answer so that it can be used: to our newer key, or after an update of either end.
+# The device may send the same answer in a usable form: to our newer key, or after an update of either end.
 NOT_FINAL: Final = frozenset({Reason.NOT_FOR_US, Reason.VERSION})
 
 
@@ -106,47 +108,48 @@ class CoordinatorLink(Link):
         self.admission_controller: AdmissionController = AdmitNothing()
         self.rate_limiter = RateLimiter(keyring)
         self.on_message: Callable[[str], None] = lambda device: None  # told the sender of each new message
+        # Told every few seconds how far an answer is that takes long.
+        self.on_progress: Callable[[str, TransferProgress], None] = lambda device, progress: None
         self.error_scope: ErrorScope = lambda device: contextlib.nullcontext()
-        self._waiting_for: set[str] = set()  # devices that left unfinished answers behind
-        self._heard_topics = set(topics.coordinator_subscriptions())
+        self._with_unfinished: set[str] = set()  # devices that left unfinished answers behind
+        self._subscribed_topics = set(topics.coordinator_subscriptions())
         self._broadcasts: dict[bytes, Broadcast] = {}
         self.fetches: dict[str, tuple[Fetch, Received]] = {}
-        self._retry_seconds: dict[
-            str, float
-        ] = {}  # of devices whose fetch was given up while the question is open
-        self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the answer that each said last, whole
-        self._indirect_offers: dict[
-            str, IndirectManifest
-        ] = {}  # the answer that each offered last, where its manifest is an object
+        # Of devices whose fetch was given up while the question is open.
+        self._retry_seconds: dict[str, float] = {}
+        self._response_time = ResponseTime()  # of all fetches
+        self._inlined: dict[str, tuple[int, str, bytes]] = {}  # the inline answer that each device sent last
+        # The answer that each device offered last, where its manifest is an object.
+        self._indirect_offers: dict[str, IndirectManifest] = {}
         self.hears_own_messages = False  # so it would receive those of a later coordinator too
         self.device_forms: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
         self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
 
     @property
     def wake_at(self) -> float:
-        fetches = (fetch.wake_at for fetch, _ in self.fetches.values())
+        fetches = (fetch.wake_at for _, fetch in self._begun())
         return min((*fetches, *(b.wake_at for b in self._broadcasts.values())), default=float("inf"))
 
     def wake(self, now: float) -> None:
         in_flight = self._in_flight(now)
-        for device, (fetch, _) in self.fetches.items():
+        for device, fetch in self._begun():
             with self.error_scope(device):
-                fetch.wake(now, max(1, _room(fetch.in_flight(now), in_flight)))
+                fetch.wake(now, max(1, _blocks_allowed(fetch.in_flight(now), in_flight)))
         self._share_budget(now)
         for broadcast in self._broadcasts.values():
             broadcast.wake(now)
 
-    def listen_except(self, unheard: Collection[str]) -> None:
-        """Have the broker queue nothing of these names for us: no filter excludes one, so all others are named."""
+    def subscribe_except(self, unheard: Collection[str]) -> None:
+        """Have the broker queue nothing from these devices: no filter excludes one, so we name all others."""
         topics, wanted = self.topics, set(self.topics.coordinator_subscriptions())
         if unheard:
             heard = [device for device in self.keyring if device not in unheard and device != COORDINATOR]
             wanted = {topics.coord_state, *map(topics.up, heard), *map(topics.device_state, heard)}
-        for topic in sorted(wanted - self._heard_topics):
+        for topic in sorted(wanted - self._subscribed_topics):
             self.transport.subscribe(topic)
-        for topic in sorted(self._heard_topics - wanted):
+        for topic in sorted(self._subscribed_topics - wanted):
             self.transport.unsubscribe(topic)
-        self._heard_topics = wanted
+        self._subscribed_topics = wanted
 
     def send(self, device: str, message: Message) -> None:
         """Nothing to a device whose enrolment has ended. Looked up once, as it may end now."""
@@ -155,28 +158,28 @@ class CoordinatorLink(Link):
                 self.publish(self.topics.down(device), message, device, receive=known.receive)
 
     def offer(self, manifest: Manifest, store: ObjectStore, cohort: list[str], holding: set[str]) -> Offer:
-        """Serve an object from now on, and no other: one broadcast is open at a time. What tasks name comes back.
+        """Serve an object from now on, and no other: one broadcast is open at a time. Returns the offer for tasks.
 
-        It is cut anew where the broker has come back with a smaller limit since.
+        It is split anew where the broker has come back with a smaller limit since.
         """
         if manifest.object not in self._broadcasts or not self.can_still_serve:
             self._broadcasts = {
                 one.object: Broadcast(one, self._sender(one, store), self.error_scope)
-                for one in self._cut(manifest, store)
+                for one in self._manifests_to_serve(manifest, store)
             }
         self._followers = []
         for broadcast in self._broadcasts.values():
-            asks_nothing = {device for device in cohort if self._follows(device, broadcast.manifest)}
-            broadcast.expect(cohort, holding | asks_nothing)
+            sent_unasked = {device for device in cohort if self._follows(device, broadcast.manifest)}
+            broadcast.expect(cohort, holding | sent_unasked)
         whole, *of_manifest = (broadcast.manifest for broadcast in self._broadcasts.values())
         return IndirectManifest(whole.object, whole.size, whole.key, of_manifest[0]) if of_manifest else whole
 
     @property
     def can_still_serve(self) -> bool:
-        """What is open, as it was cut."""
+        """The open broadcast, in the blocks that it was split into."""
         return not self._broadcasts or self.still_fits(*(one.manifest for one in self._broadcasts.values()))
 
-    def _cut(self, manifest: Manifest, store: ObjectStore) -> list[Manifest]:
+    def _manifests_to_serve(self, manifest: Manifest, store: ObjectStore) -> list[Manifest]:
         if manifest.block > self._capacity:
             manifest = store.manifest(manifest.object, self.block)
         served = [self.with_new_key(manifest)]
@@ -188,7 +191,7 @@ class CoordinatorLink(Link):
         return len(manifest.hashes) == 1 and forms.INLINE in self.device_forms.get(device, ())
 
     def task(self, device: str, task: Task, holds: bool) -> None:
-        """Say a task; what it stands on follows, where the device does not ask for so little."""
+        """Send a task; its broadcast follows, where it is so small that the device does not request it."""
         offer = task.broadcast
         follows = isinstance(offer, Manifest) and self._follows(device, offer)
         self.send(device, replace(task, follows=follows))
@@ -196,7 +199,7 @@ class CoordinatorLink(Link):
             self._followers.append(device)
 
     def flush(self, now: float) -> None:
-        """After the tasks of one turn: what follows them, once for all."""
+        """After the tasks of one turn: the broadcast that follows them, once for all devices."""
         followers, self._followers = self._followers, []
         if not followers:
             return
@@ -209,34 +212,34 @@ class CoordinatorLink(Link):
         if blocks.is_block(frame):
             return self._block(topic, frame, now)
         if topic == self.topics.coord_state:
-            return self._arrived_in_own_name(frame, now)
+            return self._receive_own_state(frame, now)
         opened: list[tuple[Header, Message, InlineAnswer | Offer | None]] = []
         unusable: list[UnusableAnswer] = []
 
         def take() -> FrameOutcome:
-            self.rate_limiter.charge_frame(self.device_writing_to(topic), now)
+            self.rate_limiter.charge_frame(self.device_of_topic(topic), now)
             try:
                 found = self.open(topic, frame)
                 if found is None:
                     return FrameOutcome(new=False)
                 header, message, attachment = found
-                taken = (
+                content = (
                     self._inline(header, message, attachment) if isinstance(attachment, bytes) else attachment
                 )
-            except UnusableAnswer as answer:  # whoever gives the verdict counts it
+            except UnusableAnswer as answer:  # counted by the admission controller
                 unusable.append(answer)
                 return FrameOutcome(fault=answer.reason)
-            opened.append((header, message, taken))
-            if isinstance(taken, InlineAnswer):
-                return FrameOutcome(taken.arrays.kinds, first=taken.first)
+            opened.append((header, message, content))
+            if isinstance(content, InlineAnswer):
+                return FrameOutcome(content.arrays.kinds, first=content.first)
             return FrameOutcome()
 
         try:
             self._count_frame(topic, frame, self.kind_of(frame), take)
         except Rejected as fault:
-            # Signed by whom the topic says: that was looked at before.
+            # The signer is the device of the topic: that was checked before.
             if fault.reason is Reason.STALE_BOOT:
-                self._refuse_older_process(self.device_writing_to(topic))
+                self._refuse_older_process(self.device_of_topic(topic))
             if fault.reason is Reason.BOOT_AHEAD:
                 self._refuse_boot(frame, fault.detail)
             raise
@@ -252,14 +255,14 @@ class CoordinatorLink(Link):
             raise
 
     def _report_message(self, header: Header) -> None:
-        """Not by its will, which the broker says, and not by what it said to an earlier coordinator."""
+        """Not for its will, which the broker sends, and not for what it sent to an earlier coordinator."""
         if header.sequence and header.epoch == self.epoch:
             self.on_message(header.sender)
 
-    def _arrived_in_own_name(self, frame: bytes, now: float) -> list[Received]:
+    def _receive_own_state(self, frame: bytes, now: float) -> list[Received]:
         """Our own messages come back and are ignored; those of a later coordinator are passed on.
 
-        Nobody's bytes: the page of the wire counts what crosses between devices and their coordinator.
+        Their bytes are not counted: the meter is of what crosses between devices and their coordinator.
         """
         result = "duplicate"
         try:
@@ -268,8 +271,8 @@ class CoordinatorLink(Link):
             self.hears_own_messages |= header.epoch == self.epoch
             if header.federation != self.topics.federation or header.epoch < self.epoch:
                 return []
-            said, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
-            if not isinstance(said, State) or not self._is_another(header, said):
+            state, _ = codec.decode(header.kind, contents(frame, header, start, None), COORDINATOR, TaskId())
+            if not isinstance(state, State) or not self._is_later_coordinator(header, state):
                 return []
             result = "accepted"
         except Rejected as fault:
@@ -277,18 +280,18 @@ class CoordinatorLink(Link):
             result = fault.reason.value
             raise
         finally:
-            self.meter.ended(self._back, "state", result)
-        return [Received(COORDINATOR, said, header.run, header.epoch)]
+            self.meter.count_message(self.peer_direction, "state", result)
+        return [Received(COORDINATOR, state, header.run, header.epoch)]
 
-    def _is_another(self, header: Header, said: State) -> bool:
+    def _is_later_coordinator(self, header: Header, state: State) -> bool:
         """Of two with one epoch, started in one second, the one goes on whose `who` is higher."""
         if header.epoch == self.epoch:
-            return said.who > self.who != ""
-        if far := self.clock.ahead(header.epoch):
+            return state.who > self.who != ""
+        if seconds := self.clock.ahead(header.epoch):
             raise Rejected(
                 Reason.EPOCH_AHEAD,
-                f"a coordinator ({printable(said.who) or 'it does not say where'}) has said epoch {header.epoch}, "
-                f"{days(far)} ahead of this clock: its clock was wrong, or this one is; if it still runs, stop it",
+                f"a coordinator ({printable(state.who) or 'it does not say where'}) has said epoch {header.epoch}, "
+                f"{days(seconds)} ahead of this clock: its clock was wrong, or this one is; stop it if it still runs",
             )
         return True
 
@@ -302,10 +305,10 @@ class CoordinatorLink(Link):
         self.send(device, Refusal(message, boot))
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
-        """A boot that lies far ahead of the clock binds nobody where a version took it over that did not look.
+        """A boot far ahead of the clock is dropped where a version accepted it that did not check.
 
-        That version noted no holder. What one that looks has taken was not ahead, so now the clock is slow, or both
-        were ahead: then a renewal of the device's record lets the count go.
+        That version stored no holder. What a version that checks has accepted was not ahead, so now the clock is
+        slow, or both were ahead: then a renewal of the device's record drops it.
         """
         known = self._windows.get(header.sender, ReplayWindow())
         nobodys = known.holder == "" and self.clock.ahead(known.boot) > 0
@@ -314,7 +317,7 @@ class CoordinatorLink(Link):
         return super()._window(header, holder)
 
     def _refuse_boot(self, frame: bytes, message: str) -> None:
-        """Tell a device that its boot is none; it says so to who greets, and to nobody else."""
+        """Tell a device that its boot is not valid: in answer to a hello, and to nothing else."""
         header, start = read_header(frame)
         with contextlib.suppress(Rejected):
             hello, _ = self._contents(frame, header, start)
@@ -322,28 +325,28 @@ class CoordinatorLink(Link):
                 self.send(header.sender, refusal_of(message, hello, header.boot, header.sequence))
 
     def abandon(self, device: str | None = None, for_good: bool = False) -> None:
-        """Stop fetching: the round is over, or the device has gone, and what is here of its answer waits for it."""
+        """Stop fetching: the round is over, or the device has gone, and the received part of its answer is kept."""
         for name in list(self.fetches) if device is None else [device]:
             if held := self.fetches.pop(name, None):
                 self._retry_seconds[name] = held[0].retry
                 held[0].partial.abandon(forget=for_good or device is None)
-                self._waiting_for.add(name)
+                self._with_unfinished.add(name)
         if device is None:
-            for name in self._waiting_for:
+            for name in self._with_unfinished:
                 self._stores(name).forget_unfinished()
-            self._waiting_for, self._retry_seconds = set(), {}
+            self._with_unfinished, self._retry_seconds = set(), {}
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self.fetches or self._waiting_for)
+        return bool(self.fetches or self._with_unfinished)
 
     def is_silent(self, device: str) -> bool:
-        """Nothing comes of what it has offered."""
+        """Whether no blocks of its offered answer arrive."""
         held = self.fetches.get(device)
         return held is None or held[0].is_silent
 
     def give_up(self, device: str) -> None:
-        """What is here of its answer gives its room to others; it will be offered again."""
+        """Drop the received part of its answer, for others need the space; it will be offered again."""
         self.abandon(device, for_good=True)
         self._stores(device).forget_unfinished()
 
@@ -366,19 +369,22 @@ class CoordinatorLink(Link):
 
     def _requested(self, device: str, request: BlockRequest, now: float) -> int:
         broadcast = self._broadcasts.get(request.object)
-        return broadcast.requested(device, request, now) if broadcast else 0
+        if broadcast is None:
+            return 0
+        self.block_qos.asked(len(indices(request.ranges, len(broadcast.manifest.hashes))), request.again)
+        return broadcast.requested(device, request, now)
 
     def _update(
         self, received: Received, update: Update, attachment: InlineAnswer | Offer | None, now: float
     ) -> list[Received]:
         assert attachment is not None
         if received.run != self.run:
-            return []  # of another run; its device has heard of this one by now
+            return []  # of another run; its device has been told of this one by now
         name = attachment.name if isinstance(attachment, InlineAnswer) else attachment.object
         if not self.admission_controller.admit(update, attachment.size, name):
             return []
         store = self._stores(received.sender)
-        with self._judging(update):
+        with self._reject_if_unusable(update):
             if isinstance(attachment, InlineAnswer):
                 store.put_bytes(attachment.data, name)
                 return [replace(received, message=replace(update, arrays=attachment.arrays), object=name)]
@@ -388,8 +394,8 @@ class CoordinatorLink(Link):
         return []
 
     @contextlib.contextmanager
-    def _judging(self, update: Update) -> Iterator[None]:
-        """What cannot be used gets its verdict, whether it was fetched or was here. No room is our own fault: the
+    def _reject_if_unusable(self, update: Update) -> Iterator[None]:
+        """An unusable answer is rejected, whether it was fetched or stored before. A full disk is our own fault: the
         answer is good, and will be offered again."""
         try:
             yield
@@ -411,33 +417,35 @@ class CoordinatorLink(Link):
         else:
             self.abandon(device)
             retry = 2 * self._retry_seconds.pop(device, RETRY_SECONDS / 2)  # one more offer is no progress
-            fetch = Fetch(store.begin(attachment), lambda request: self.send(device, request), retry)
+            partial = store.begin(attachment)
+            fetch = Fetch(partial, lambda request: self.send(device, request), self._response_time, retry)
             self.fetches[device] = (fetch, received)
-            if fetch.partial.complete:  # an earlier process had it all, and died before it had a name
+            # An earlier process had received it all, and died before it was stored.
+            if fetch.partial.complete:
                 return self._completed(device, now)
         self._share_budget(now)
         return []
 
-    def _unusable(self, header: Header, fault: Rejected) -> None:
+    def _on_unusable(self, header: Header, fault: Rejected) -> None:
         if header.kind != "update" or fault.reason in NOT_FINAL:
             return
         update = Update(header.sender, header.round, header.phase, 0, header.base)
         window = self._windows[header.sender]
-        if self._asks(header, update) and window.is_new(header.boot, header.sequence):
+        if self._is_expected(header, update) and window.is_new(header.boot, header.sequence):
             raise UnusableAnswer(update, fault)
 
-    def _asks(self, header: Header, update: Update) -> bool:
-        return header.run == self.run and self.admission_controller.asks(update)
+    def _is_expected(self, header: Header, update: Update) -> bool:
+        return header.run == self.run and self.admission_controller.is_expected(update)
 
     def _inline(self, header: Header, message: Message, data: bytes) -> InlineAnswer:
-        assert isinstance(message, Update), "nothing else brings bytes of its own"
+        assert isinstance(message, Update), "nothing else has bytes of its own"
         name = hashlib.sha256(data).digest()
-        said = (message.round, message.phase, name)
-        before, self._inlined[message.device] = self._inlined.get(message.device), said
+        answer = (message.round, message.phase, name)
+        before, self._inlined[message.device] = self._inlined.get(message.device), answer
         try:
-            return InlineAnswer(data, name, _body(data), said != before)
+            return InlineAnswer(data, name, _body(data), answer != before)
         except Rejected as fault:
-            if self._asks(header, message):
+            if self._is_expected(header, message):
                 raise UnusableAnswer(message, fault) from None
             raise
 
@@ -445,8 +453,8 @@ class CoordinatorLink(Link):
         arrays = self._stores(received.sender).open(name)
         return [replace(received, message=replace(update, arrays=arrays), object=name)]
 
-    def device_writing_to(self, topic: str) -> str:
-        """Who alone may write there."""
+    def device_of_topic(self, topic: str) -> str:
+        """The only device that may publish there; empty if there is none."""
         place = self.topics.parse(topic)
         return place.device if place else ""
 
@@ -476,6 +484,8 @@ class CoordinatorLink(Link):
         self.on_message(device)
         if not held[0].partial.complete:
             self._share_budget(now)
+            if progress := held[0].progress(now):
+                self.on_progress(device, progress)
             return []
         return self._completed(device, now)
 
@@ -485,7 +495,7 @@ class CoordinatorLink(Link):
         self._recently_completed.append(device.encode() + fetch.manifest.wire_name[: codec.SHORT_HASH])
         self._share_budget(now)
         assert isinstance(received.message, Update)
-        with self._judging(received.message):
+        with self._reject_if_unusable(received.message):
             fetch.partial.finish()
             offer = self._indirect_offers.get(device)
             if offer and offer.manifest.object == fetch.object:
@@ -494,17 +504,28 @@ class CoordinatorLink(Link):
         return []
 
     def _share_budget(self, now: float) -> None:
-        """Share the budget out, first come first served."""
+        """Share the budget out, first come first served. Whoever begins gets all that it needs, or half a window:
+        a request costs both ends as much as a block."""
         in_flight = self._in_flight(now)
+        if in_flight >= BUDGET:
+            return
         for device, (fetch, _) in list(self.fetches.items()):
+            before = fetch.in_flight(now)
+            capacity = _blocks_allowed(before, in_flight)
+            if not fetch.begun and capacity < min(fetch.unasked, WINDOW // 2):
+                return
             with self.error_scope(device):
-                before = fetch.in_flight(now)
-                if room := _room(before, in_flight):
-                    fetch.fill(room, now)
+                if capacity and fetch.unasked:
+                    fetch.fill(capacity, now)
                 in_flight += fetch.in_flight(now) - before
 
     def _in_flight(self, now: float) -> int:
-        return sum(fetch.in_flight(now) for fetch, _ in self.fetches.values())
+        return sum(fetch.in_flight(now) for _, fetch in self._begun())
+
+    def _begun(self) -> Iterator[tuple[str, Fetch]]:
+        """All others came later, and wait for their share of the budget."""
+        held = ((device, fetch) for device, (fetch, _) in self.fetches.items())
+        return itertools.takewhile(lambda one: one[1].begun, held)
 
     def _sender(self, manifest: Manifest, store: ObjectStore) -> Callable[[str | None, int, bool], None]:
         everyone = self.topics.broadcast(manifest.wire_name.hex())
@@ -519,7 +540,9 @@ class CoordinatorLink(Link):
 
     def _check_content(self, message: Message, attachment: Attachment) -> None:
         if not isinstance(message, (Hello, State, Update, BlockRequest, Bye)):
-            raise Rejected(Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is the coordinator's to say")
+            raise Rejected(
+                Reason.MALFORMED, f"a {codec.KINDS[type(message)]} is sent by the coordinator alone"
+            )
         if isinstance(message, Update):
             if attachment is None:
                 raise Rejected(Reason.MALFORMED, "an update without arrays")
@@ -529,29 +552,29 @@ class CoordinatorLink(Link):
                 self._check_offer(attachment)
 
     def _check_header(self, header: Header, topic: str) -> None:
-        # Read from the topic, as the sender may be anybody with a key, even ourselves, sent back to us.
+        # Read from the topic, as the sender may be anybody with a key, even ourselves.
         place, kind = self.topics.parse(topic), "device_state" if header.kind == "state" else "up"
         if place is None or (place.kind, place.device) != (kind, header.sender):
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} of {header.sender[:64]} on {topic}")
-        if header.boot > self.last_heard(header.sender)[0] and (far := self.clock.ahead(header.boot)):
+        if header.boot > self.last_heard(header.sender)[0] and (seconds := self.clock.ahead(header.boot)):
             raise Rejected(
                 Reason.BOOT_AHEAD,
-                f"boot {header.boot} of {header.sender} lies {days(far)} ahead of the coordinator's clock: set the "
-                f"clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and install "
-                "let it count anew",
+                f"boot {header.boot} of {header.sender} lies {days(seconds)} ahead of the coordinator's clock: set "
+                f"the clock that is wrong; if it was the device's, `protofleet enrol renew {header.sender}` and "
+                "install let it count anew",
             )
 
 
-def _room(own: int, in_flight: int) -> int:
+def _blocks_allowed(own: int, in_flight: int) -> int:
     """Blocks that one fetch may have in flight, of what all of them together have."""
     return max(0, min(WINDOW, BUDGET - (in_flight - own)))
 
 
 def refusal_of(message: str, hello: Hello, boot: int, sequence: int) -> Refusal:
-    """Which hello it answers goes along where the device looks at it: a refusal that was kept ends nobody later."""
+    """With the hello that it answers, where the device checks that: a stored refusal then ends no later process."""
     return Refusal(message, answers=(boot, sequence) if forms.ANSWERS in hello.can else ())
 
 
 def _body(data: bytes) -> Body:
-    view = memoryview(bytearray(data))  # torch warns of what is read-only
+    view = memoryview(bytearray(data))  # torch warns about read-only buffers
     return Body(lambda start, stop: view[start:stop], len(data))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from protofleet.protocol.link import indirect_manifest
 from protofleet.protocol.link.base import WINDOW, FrameOutcome, Link, Received
 from protofleet.protocol.link.clocks import Clock, ahead, days
-from protofleet.protocol.link.fetch import Fetch, indices
+from protofleet.protocol.link.fetch import Fetch, ResponseTime, indices
 from protofleet.protocol.link.meter import UP
 from protofleet.protocol.link.replay_window import ReplayWindow
 from protofleet.protocol.security.envelope import Header
@@ -40,16 +40,18 @@ class DeviceLink(Link):
         self.store = store
         self._up = topics.up(me.name)
         self._down = topics.down(me.name)
-        self._now = topics.broadcast_now
+        self._broadcast_now = topics.broadcast_now
         self.peer_forms: frozenset[str] = frozenset()  # forms of messages that the coordinator understands
-        self._early: tuple[str, bytes] | None = None  # a block that came before the task that names it
+        self._early_block: tuple[str, bytes] | None = None  # a block that came before the task that names it
         self.offered: dict[bytes, Offer] = {}  # by what an update says
         self._served: dict[bytes, Manifest] = {}
         self._sent: dict[bytes, bytearray] = {}
-        self._inlined: tuple[int, str, bytes] | None = None  # the answer that was said last, whole
+        self._inlined: tuple[int, str, bytes] | None = None  # the inline answer that was sent last
         self._fetch: Fetch | None = None
         self._waiting: Received | None = None
-        self.news_at = 0.0  # when the coordinator last said something new, and not what a broker has kept
+        self._response_time = ResponseTime()
+        # Of the coordinator: new, and not a retained message or one that the broker has queued.
+        self.last_new_message_at = 0.0
         self.least_round = 0  # the coordinator never goes back behind a round that we have answered
 
     @property
@@ -66,6 +68,11 @@ class DeviceLink(Link):
         """Blocks here and blocks in all of the broadcast that is coming."""
         return (sum(self._fetch.partial.have), len(self._fetch.partial.have)) if self._fetch else None
 
+    @property
+    def has_early_block(self) -> bool:
+        """One that came before the task that names it, and is not counted yet."""
+        return self._early_block is not None
+
     def send(self, message: Message) -> None:
         self.publish(self._up, message, COORDINATOR)
 
@@ -75,8 +82,8 @@ class DeviceLink(Link):
         size = sum(n for _, n in body.parts)
         if size <= self.inline:
             attachment: Attachment = bytes(self.store.read(name, 0, size))
-            said = (update.round, update.phase, name)
-            fresh, self._inlined = said != self._inlined, said
+            answer = (update.round, update.phase, name)
+            fresh, self._inlined = answer != self._inlined, answer
             self.publish(self._up, update, COORDINATOR, attachment, body.kinds, fresh)
             return
         if not self._can_still_offer(name):
@@ -92,7 +99,7 @@ class DeviceLink(Link):
         return self.still_fits(self._served[name], *of_manifest)
 
     def _offer(self, manifest: Manifest) -> Offer:
-        self._serve_from_now(manifest)
+        self._serve(manifest)
         if self.fits(manifest):
             return manifest
         if forms.MANIFEST not in self.peer_forms:
@@ -101,7 +108,7 @@ class DeviceLink(Link):
                 "coordinator takes none as an object; raise the broker's packet limit to 131072"
             )
         of_manifest = self.with_new_key(indirect_manifest.store(manifest, self.store, self.block))
-        self._serve_from_now(of_manifest)
+        self._serve(of_manifest)
         return IndirectManifest(manifest.object, manifest.size, manifest.key, of_manifest)
 
     @property
@@ -109,7 +116,7 @@ class DeviceLink(Link):
         """Objects that the coordinator may ask for."""
         return set(self._served)
 
-    def _serve_from_now(self, manifest: Manifest) -> None:
+    def _serve(self, manifest: Manifest) -> None:
         self._served[manifest.object], self._sent[manifest.object] = manifest, bytearray(len(manifest.hashes))
 
     def forget(self, name: bytes) -> None:
@@ -139,7 +146,7 @@ class DeviceLink(Link):
             before = self.last_heard(COORDINATOR)
             found = self.open(topic, frame)
             if self.last_heard(COORDINATOR) != before:
-                self.news_at = now
+                self.last_new_message_at = now
             if found:
                 opened.append(found[:2])
             return FrameOutcome(new=found is not None)
@@ -168,7 +175,7 @@ class DeviceLink(Link):
         """Whether it comes without being asked for: then nothing but the body says what is in it."""
         return not manifest.parts
 
-    def _goes_on_with(self, fetch: Fetch, manifest: Manifest) -> bool:
+    def _continues(self, fetch: Fetch, manifest: Manifest) -> bool:
         """Whether it is what is being fetched; a coordinator that has been away serves it under another key."""
         before = fetch.manifest
         if not fetch.rekeyed(manifest):
@@ -186,27 +193,28 @@ class DeviceLink(Link):
         received = Received(header.sender, message, header.run, header.epoch)
         match message:
             case BlockRequest():
-                self._serve(message)
+                self._send_blocks(message)
                 return []
             case Task(broadcast=Manifest() | IndirectManifest() as offer):
-                return self._asked(received, offer, now)
+                return self._fetch_if_missing(received, offer, now)
         return [received]
 
-    def _asked(self, received: Received, offer: Offer, now: float) -> list[Received]:
+    def _fetch_if_missing(self, received: Received, offer: Offer, now: float) -> list[Received]:
         """On with a task: what it stands on is here, or is fetched, after its manifest where that is an object."""
         if self.store.has(offer.object):
             return [replace(received, object=offer.object)]
         if isinstance(offer, IndirectManifest):
             is_here = self.store.has(offer.manifest.object)
             offer = indirect_manifest.load(offer, self.store) if is_here else offer.manifest
-        return self._begin(received, offer, now)
+        return self._start_fetch(received, offer, now)
 
-    def _begin(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
-        if self._fetch and self._goes_on_with(self._fetch, manifest):
+    def _start_fetch(self, received: Received, manifest: Manifest, now: float) -> list[Received]:
+        if self._fetch and self._continues(self._fetch, manifest):
             self._waiting = received
             return []
         self.stop_fetching()
-        self._fetch, self._waiting = Fetch(self.store.begin(manifest), self.send), received
+        partial = self.store.begin(manifest)
+        self._fetch, self._waiting = Fetch(partial, self.send, self._response_time), received
         follows = self._follows(manifest)
         if not follows:
             self.transport.subscribe(self._topic_of(manifest))
@@ -216,12 +224,12 @@ class DeviceLink(Link):
             self._fetch.fill(WINDOW, now)
             return []
         self._fetch.await_unasked(now)
-        early, self._early = self._early, None
+        early, self._early_block = self._early_block, None
         return self._block(*early, now) if early else []
 
     def _block(self, topic: str, frame: bytes, now: float) -> list[Received]:
-        if topic == self._now and self._comes_early(frame):
-            before, self._early = self._early, (topic, frame)
+        if topic == self._broadcast_now and self._is_early(frame):
+            before, self._early_block = self._early_block, (topic, frame)
             if before is None:
                 return []
             topic, frame = before  # nobody will name it any more, or its task comes after a later one
@@ -232,12 +240,12 @@ class DeviceLink(Link):
             if fetch is None or not fetch.is_named(prefix):
                 if prefix in self._recently_completed:
                     return FrameOutcome(new=False)
-                if topic == self._now:  # of a round that is asked of others
-                    return FrameOutcome(new=False, ours=False)
+                if topic == self._broadcast_now:  # of a round that is asked of others
+                    return FrameOutcome(new=False, for_us=False)
                 raise Rejected(
                     Reason.UNKNOWN_OBJECT, f"a block of {prefix.hex()}, which is not being fetched"
                 )
-            if topic not in (self._down, self._now, self._topic_of(fetch.manifest)):
+            if topic not in (self._down, self._broadcast_now, self._topic_of(fetch.manifest)):
                 raise Rejected(Reason.WRONG_TOPIC, f"a block on {topic}")
             return FrameOutcome(*fetch.take(index, data, now))
 
@@ -249,7 +257,7 @@ class DeviceLink(Link):
             return []
         return self._completed(fetch, now)
 
-    def _comes_early(self, frame: bytes) -> bool:
+    def _is_early(self, frame: bytes) -> bool:
         """A broadcast that follows its task on another topic, and has overtaken it."""
         try:
             prefix, _, _ = blocks.unpack(frame)
@@ -266,15 +274,17 @@ class DeviceLink(Link):
         if waiting is None:
             return []
         assert isinstance(waiting.message, Task) and waiting.message.broadcast
-        return self._asked(waiting, waiting.message.broadcast, now)
+        return self._fetch_if_missing(waiting, waiting.message.broadcast, now)
 
-    def _serve(self, request: BlockRequest) -> None:
+    def _send_blocks(self, request: BlockRequest) -> None:
         for name, ranges in ((request.object, request.ranges), *request.more):
             manifest = self._served.get(name)
             if manifest is None or not self.store.has(name):
                 continue  # asked by a coordinator that has forgotten its receipt; the next offer tells it anew
             sent = self._sent[name]
-            for index in indices(ranges, len(manifest.hashes)):
+            wanted = indices(ranges, len(manifest.hashes))
+            self.block_qos.asked(len(wanted), request.again)
+            for index in wanted:
                 self.send_block(self._up, self.store, manifest, index, fresh=not sent[index])
                 sent[index] = 1
 
@@ -286,14 +296,14 @@ class DeviceLink(Link):
 
     def _window(self, header: Header, holder: str) -> ReplayWindow:
         before = self._windows.get(header.sender)
-        if self._was_taken_without_a_clock(header):
+        if self._epoch_was_accepted_without_clock(header):
             self._windows.pop(COORDINATOR, None)
         window = super()._window(header, holder)
         if header.sender == COORDINATOR and before is not None and window is not before:
             self.epoch = 0  # new keys, new count
         return window
 
-    def _was_taken_without_a_clock(self, header: Header) -> bool:
+    def _epoch_was_accepted_without_clock(self, header: Header) -> bool:
         """Whether the epoch that is held was taken over while the clock judged nobody, and is far ahead of it now.
 
         Not before another coordinator speaks: the one of that epoch may conduct still, and its clock be wrong alone.
@@ -301,13 +311,14 @@ class DeviceLink(Link):
         held = self.epoch if self.clock.ahead(self.epoch) else 0
         return header.sender == COORDINATOR and header.epoch < held and not self.clock.ahead(header.epoch)
 
-    def _advice_for_a_clock_behind(self) -> str:
+    def _clock_advice(self) -> str:
         """What to do about an epoch that only a clock could judge which has shown a later time before."""
-        if self.clock.is_believable or (far := ahead(self.epoch, self.clock.now())) <= 0:
+        if self.clock.is_believable or (seconds := ahead(self.epoch, self.clock.now())) <= 0:
             return ""
         return (
-            f", {days(far)} ahead of this device's clock, which has said more itself and judges nothing: set it; if "
-            f"it was ahead then and is right now, `protofleet enrol renew {self.me.name}`, install, start it again"
+            f", {days(seconds)} ahead of this device's clock, which has shown later times itself and judges nothing: "
+            f"set it; if it was ahead then and is right now, `protofleet enrol renew {self.me.name}`, install, "
+            "start it again"
         )
 
     @property
@@ -327,13 +338,13 @@ class DeviceLink(Link):
                 raise Rejected(Reason.WRONG_RECIPIENT, f"for {header.recipient[:64]}")
         if topic != expected:
             raise Rejected(Reason.WRONG_TOPIC, f"a {header.kind} on {topic}")
-        if header.epoch > self.epoch and (far := self.clock.ahead(header.epoch)):
+        if header.epoch > self.epoch and (seconds := self.clock.ahead(header.epoch)):
             raise Rejected(
                 Reason.EPOCH_AHEAD,
-                f"epoch {header.epoch} of the coordinator lies {days(far)} ahead of this device's clock: set the "
+                f"epoch {header.epoch} of the coordinator lies {days(seconds)} ahead of this device's clock: set the "
                 "clock that is wrong, and start the coordinator again if it was its own",
             )
         if header.epoch < self.epoch:
             message = f"coordinator epoch {header.epoch}, {self.epoch} has been heard"
-            raise Rejected(Reason.STALE_EPOCH, message + self._advice_for_a_clock_behind())
+            raise Rejected(Reason.STALE_EPOCH, message + self._clock_advice())
         self.run, self.epoch = header.run, header.epoch

@@ -25,7 +25,7 @@ class Meter:
     frames: Counter[str] = field(default_factory=Counter)  # direction -> bytes handed to the transport
     rejected: Counter[Reason] = field(default_factory=Counter)  # frames, and what good frames said
 
-    def crossed(
+    def count_packet(
         self, direction: str, packet: int, frame: int, tensors: Mapping[str, int], fresh: bool
     ) -> None:
         """One PUBLISH packet of `packet` bytes holding `frame` bytes, of which `tensors` by kind."""
@@ -37,7 +37,7 @@ class Meter:
         self.wire[direction, "control"] += packet - sum(n for k, n in tensors.items() if k != "control")
         self.frames[direction] += frame
 
-    def ended(self, direction: str, kind: str, result: str) -> None:
+    def count_message(self, direction: str, kind: str, result: str) -> None:
         self.messages[direction, kind, result] += 1
 
     def snapshot(self) -> Meter:

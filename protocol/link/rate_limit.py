@@ -1,8 +1,7 @@
 """How much a device may send. Useful frames cost no tokens; the others are taken from a bucket that fills slowly.
 
 A device is identified by the topic: the broker lets nobody else write there, and one that does could as well drop
-its frames. All names without a key share one bucket, so memory is bounded by
-the devices that are enrolled.
+its frames. All names without a key share one bucket, so memory is bounded by the devices that are enrolled.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ class TokenBucket:
     rate: float
     burst: float
     spent: float = 0.0
-    at: float = 0.0
+    updated_at: float = 0.0
 
     def take(self, now: float, cost: float = 1.0) -> bool:
-        self.spent = max(0.0, self.spent - max(0.0, now - self.at) * self.rate)
-        self.at = now
+        self.spent = max(0.0, self.spent - max(0.0, now - self.updated_at) * self.rate)
+        self.updated_at = now
         if self.spent + cost > self.burst:
             return False
         self.spent += cost
         return True
 
-    def give_back(self, cost: float = 1.0) -> None:
-        self.spent = max(0.0, self.spent - cost)
+    def give_back(self) -> None:
+        self.spent = max(0.0, self.spent - 1.0)
 
 
 class RateLimiter:
@@ -53,9 +52,8 @@ class RateLimiter:
         self._frames: dict[str, TokenBucket] = {}
         self._blocks: dict[str, TokenBucket] = {}
         self._excess: dict[str, TokenBucket] = {}
-        self.on_flood: Callable[[str], None] = lambda who: (
-            None
-        )  # told of a device, or UNKNOWN_SENDER, that floods
+        # Told of a device, or UNKNOWN_SENDER, that floods.
+        self.on_flood: Callable[[str], None] = lambda device: None
         self._own_name = TokenBucket(FRAME_RATE, FRAME_BURST)
 
     def counted_as(self, device: str) -> str:
@@ -83,11 +81,13 @@ class RateLimiter:
     def _charge(
         self, buckets: dict[str, TokenBucket], device: str, now: float, rate: float, burst: float
     ) -> None:
-        who = self.counted_as(device)
-        if not buckets.setdefault(who, TokenBucket(rate, burst)).take(now):
-            if not self._excess.setdefault(who, TokenBucket(EXCESS_RATE, EXCESS_BURST)).take(now):
-                self.on_flood(who)
-            raise Rejected(Reason.FLOOD, f"more than {rate:g} a second from {who or 'senders without a key'}")
+        name = self.counted_as(device)
+        if not buckets.setdefault(name, TokenBucket(rate, burst)).take(now):
+            if not self._excess.setdefault(name, TokenBucket(EXCESS_RATE, EXCESS_BURST)).take(now):
+                self.on_flood(name)
+            raise Rejected(
+                Reason.FLOOD, f"more than {rate:g} a second from {name or 'senders without a key'}"
+            )
 
     def _give_back(self, buckets: dict[str, TokenBucket], device: str) -> None:
         if bucket := buckets.get(device):

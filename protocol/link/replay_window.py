@@ -14,7 +14,7 @@ WIDTH: Final = 1024  # how far behind the newest a message may come and still be
 class ReplayWindow:
     boot: int = 0
     newest: int = 0
-    came: int = 0  # different numbers of this boot; they are counted from 1, and 0 is a will's
+    received: int = 0  # different numbers of this boot; they are counted from 1, and 0 is a will's
     holder: str = ""  # of the name, when they were said; empty: nobody has noted it
     _seen: int = 0  # bit i: newest - i has been seen
 
@@ -26,23 +26,23 @@ class ReplayWindow:
     @property
     def missing(self) -> int:
         """Numbers that have been used and have not come: lost, held back, or on their way."""
-        return max(0, self.newest - self.came)
+        return max(0, self.newest - self.received)
 
     def is_new(self, boot: int, sequence: int) -> bool:
         """True the first time. A newer boot fences the older one; too old to judge counts as seen."""
         if boot < self.boot:
             raise Rejected(Reason.STALE_BOOT, f"boot {boot}, but {self.boot} has been heard")
         if boot > self.boot:
-            self.boot, self.newest, self._seen, self.came = boot, sequence, 1, min(1, sequence)
+            self.boot, self.newest, self._seen, self.received = boot, sequence, 1, min(1, sequence)
             return True
         if sequence > self.newest:
             shift = min(sequence - self.newest, WIDTH)  # a forged leap must not shift for ever
             self._seen = (self._seen << shift | 1) & ((1 << WIDTH) - 1)
-            self.newest, self.came = sequence, self.came + 1
+            self.newest, self.received = sequence, self.received + 1
             return True
         behind = self.newest - sequence
         if behind >= WIDTH or self._seen >> behind & 1:
             return False
         self._seen |= 1 << behind
-        self.came += min(1, sequence)
+        self.received += min(1, sequence)
         return True

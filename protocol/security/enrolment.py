@@ -75,11 +75,6 @@ def load_enrolled(folder: Path, now: float) -> Enrolled:
     return Enrolled(record, trust, identity, receive)
 
 
-def load_coordinator(folder: Path, trust: Trust, now: float) -> Record:
-    path = folder / f"{COORDINATOR}.record"
-    return trust.admit(read_armoured(RECORD, path), now, name=COORDINATOR, role="coordinator")
-
-
 def updated_trust(trust: Trust, folder: Path) -> Trust:
     """This trust, brought up to what is installed in a folder. Never back: StatementError."""
     trust = trust.with_roots(read_armoured(ROOTS, folder / ROOTS_FILE))
@@ -123,9 +118,8 @@ class KnownRecords(Mapping[str, Record]):
 
     def __getitem__(self, name: str) -> Record:
         at, known = self._admitted.get(name, (0.0, None))
-        if (
-            known is not None and 0.0 <= self._clock() - at < LOOK_SECONDS
-        ):  # less than 0: the clock was set back
+        # Less than 0: the clock was set back.
+        if known is not None and 0.0 <= self._clock() - at < LOOK_SECONDS:
             return known
         try:
             return self.admitted(name)

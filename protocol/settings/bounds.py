@@ -61,9 +61,8 @@ Width = Annotated[int, Within(1, 65_536)]  # numbers of a feature or an embeddin
 Devices = Annotated[int, Within(0, LARGEST_COUNT)]
 Seconds = Annotated[float, Within(0, LONG_SECONDS)]
 PositiveSeconds = Annotated[float, Within(0, LONG_SECONDS, above=True)]
-Watchdog = Annotated[
-    float, Within(6, LONG_SECONDS, also=((0, "no watch"),))
-]  # a loop that waits turns every 5 s
+# A loop that waits turns every 5 s.
+Watchdog = Annotated[float, Within(6, LONG_SECONDS, also=((0, "no watch"),))]
 Threads = Annotated[int, Within(1, 1024, also=((0, "torch decides"),))]
 Port = Annotated[int, Within(1, 65_535)]
 OptionalPort = Annotated[int, Within(1, 65_535, also=((0, "none"),))]

@@ -122,8 +122,9 @@ def demand_within(settings: object) -> None:
 
 def _demand(hint: Any, value: Any, where: str) -> None:
     """A number within the bounds that its type names; one that may be left out is None then."""
-    optional = typing.get_origin(hint) in (Union, types.UnionType)
-    for part in typing.get_args(hint) if optional else (hint,):
+    union = typing.get_origin(hint) in (Union, types.UnionType)
+    optional = type(None) in typing.get_args(hint)
+    for part in typing.get_args(hint) if union and not isinstance(value, str) else (hint,):
         for bound in getattr(part, "__metadata__", ()):
             if isinstance(bound, Within) and value is not None and value not in bound:
                 words = f"{bound}{', or left out' if optional else ''}"
@@ -162,13 +163,19 @@ def _decode(hint: Any, value: object, where: str) -> Any:
     return found
 
 
+def _alternative(hints: tuple[Any, ...], value: object) -> Any:
+    """The one of a union that a value is meant for: its words, else its first."""
+    inner = [hint for hint in hints if hint is not type(None)]
+    words = [hint for hint in inner if typing.get_origin(hint) is typing.Literal]
+    return words[0] if words and isinstance(value, str) else inner[0]
+
+
 def _typed(hint: Any, value: object, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _typed(arguments[0], value, where)
     if origin in (Union, types.UnionType):
-        inner = [a for a in arguments if a is not type(None)]
-        return None if value is None else _typed(inner[0], value, where)
+        return None if value is None else _typed(_alternative(arguments, value), value, where)
     if origin in (tuple, list):
         if not isinstance(value, (list, tuple)):
             raise SettingsError(f"{where} is {_show(value)}, but must be a list")

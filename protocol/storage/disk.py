@@ -18,7 +18,10 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 NEW: Final = ".new"  # ends the name of a file that is being written
 MIN_FREE: Final = 1 << 20  # bytes: a disk with less counts as full
-PAUSED: Final = "until there is room"  # ends the log line of a program whose disk is full; `run` looks for it
+# File systems of one machine. Others may be a network's, or a host's that a virtual machine sees.
+LOCAL: Final = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay"}
+)
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 BUSY, LOCKED, IOERR, SQLITE_FULL, CANTOPEN = 5, 6, 10, 13, 14  # SQLite's, of which Python 3.10 has no names
 
@@ -35,6 +38,7 @@ class Disk:
     link      a file gets a second name, in the place of what had it; the first name stays in any case
     remove    a file goes, if it is there
     commit    an SQLite transaction is over: all of it counts and survives, or none
+    merge     what SQLite's log holds is in its main file, and the log is empty
     publish   said by a simulated transport alone: a frame leaves
 
     What is written between two steps is not durable, and nothing may rely on it. `free_bytes` is asked before new
@@ -66,7 +70,7 @@ class Disk:
         source.replace(target)
 
     def place(self, source: Path, target: Path, durable: bool = True) -> None:
-        """A file that is written takes the place of the target, in the same folder."""
+        """A complete file, link or folder takes the place of the target, in the same folder; a folder of none."""
         if durable:
             self.sync(source)
         self.rename(source, target)
@@ -126,9 +130,19 @@ class Disk:
         self.before_step("remove", path)
         path.unlink(missing_ok=True)
 
-    def commit(self, db: sqlite3.Connection, path: Path) -> None:
+    def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
+        """With `durable=False` a power cut may take it back, as far as the database leaves that to the system."""
         self.before_step("commit", path)
         db.execute("COMMIT")
+
+    def merge_log(self, db: sqlite3.Connection, path: Path) -> None:
+        """Of a database in WAL mode. The log stays as it is where another program reads the database."""
+        self.before_step("merge", path)
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def is_local(self, folder: Path) -> bool:
+        """Whether all programs that open a file there are on this machine, so that they can share memory."""
+        return file_system(folder) in LOCAL
 
     def free_bytes(self, folder: Path) -> int:
         """Bytes that may still be written there; 0 on a disk that counts as full."""
@@ -149,6 +163,20 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_system(folder: Path, table: Path = Path("/proc/self/mountinfo")) -> str:
+    """The kind of file system that holds a folder, as Linux calls it; nothing where that is not known."""
+    try:
+        mounts = [line.split(" - ") for line in table.read_text().splitlines()]
+    except OSError:
+        return ""
+    path, found, deepest = folder.resolve(), "", -1
+    for left, right in mounts:
+        point = Path(left.split()[4].encode().decode("unicode_escape"))  # a space is \\040 there
+        if path.is_relative_to(point) and len(point.parts) >= deepest:  # the last one hides those before it
+            found, deepest = right.split()[0], len(point.parts)
+    return found
 
 
 def _locked_file(target: Path, mode: int) -> tuple[Path, int]:

@@ -9,10 +9,10 @@ import contextlib
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from protofleet.protocol.storage.disk import FULL, Disk, NoRoom
 from protofleet.protocol.wire.arrays import Body, encode, merge_neighbours, parts
@@ -50,47 +50,89 @@ class NewerFormatError(ValueError):
 class ObjectStore:
     """A folder of objects. `durable=False` spares the fsyncs where losing the folder loses nothing."""
 
-    def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+    def __init__(
+        self, folder: Path, durable: bool = True, disk: Disk | None = None, make: bool = True
+    ) -> None:
+        """With `make=False` the folder is made when the first object comes."""
         self.folder, self.durable = folder, durable
         self.disk = disk or Disk(durable)
         self.damaged = 0  # objects whose bytes did not match their hash, and have been removed
-        self._mine = (
-            f"new-{int.from_bytes(os.urandom(4), 'little')}"  # in containers all processes have one id
-        )
+        # In containers all processes have one id.
+        self._mine = f"new-{int.from_bytes(os.urandom(4), 'little')}"
         self._sound: set[bytes] = set()  # written by this process, or hashed by it
+        self._served: tuple[bytes, BinaryIO] | None = None  # the object whose blocks are being read
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
-        with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
-            self.disk.make(folder)
+        if make:
+            with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
+                self.disk.make(folder)
 
     def put(self, arrays: Arrays, block: int = DEFAULT_BLOCK) -> Manifest:
         """Write arrays as an object, reading one array at a time."""
         made = parts(arrays)
-        size = sum(n for _, n in made)
-        target = self.folder / f"{self._mine}-{id(arrays)}"
-        try:
-            self.disk.make(self.folder)
+        size = block_size(sum(n for _, n in made), block)
+        with self._new_file(arrays) as target:
             with target.open("wb") as file:
-                manifest = manifest_of(_tee(encode(arrays), file.write), made, block_size(size, block))
+                manifest = manifest_of(_tee(encode(arrays), file.write), made, size)
             self._finish(target, manifest.object)
-        except OSError:  # half of it would fill a full disk further
-            target.unlink(missing_ok=True)
-            raise
         self._made = {manifest.object: manifest}
         return manifest
+
+    def put_once(
+        self, arrays: Arrays, block: int = DEFAULT_BLOCK, same_disk: ObjectStore | None = None
+    ) -> Manifest:
+        """`put`, which writes nothing where this store or another one has the object: it costs a look at the arrays.
+
+        In the other one's place it gets a second name here, so the other one must not be less durable.
+        """
+        made = parts(arrays)
+        manifest = manifest_of(encode(arrays), made, block_size(sum(n for _, n in made), block))
+        path = self._path(manifest.object)
+        if self.has(manifest.object):
+            if self.durable:  # a dead process may have named it, and not lived to make the name last
+                self.disk.sync(path)
+                self.disk.sync(self.folder)
+        elif same_disk is None or not self._link(manifest.object, same_disk):
+            with self._new_file(arrays) as target:
+                with target.open("wb") as file:
+                    file.writelines(encode(arrays))
+                self._finish(target, manifest.object)
+        self._made = {manifest.object: manifest}
+        return manifest
+
+    def _link(self, name: bytes, other: ObjectStore) -> bool:
+        """Whether the other one has it, and so has this one now."""
+        if not other.has(name):
+            return False
+        self.disk.make(self.folder)
+        try:
+            self.disk.link(other._path(name), self._path(name))
+        except FileNotFoundError:  # another thread has removed it since
+            return False
+        self._sound.add(name)
+        return True
 
     def put_bytes(self, body: bytes, name: bytes = b"") -> bytes:
         """Write a body that came whole. `name` is its hash, where that is known already; it comes back."""
         name = name or hashlib.sha256(body).digest()
-        target = self.folder / f"{self._mine}-{id(body)}"
+        try:
+            with self._new_file(body) as target:
+                target.write_bytes(body)
+                self._finish(target, name)
+        except OSError as error:
+            raise no_room(error) from None
+        return name
+
+    @contextlib.contextmanager
+    def _new_file(self, content: object) -> Iterator[Path]:
+        """Where the content is written before it has its name. Half of it would fill a full disk further."""
+        path = self.folder / f"{self._mine}-{id(content)}"
         try:
             self.disk.make(self.folder)
-            target.write_bytes(body)
-            self._finish(target, name)
-        except OSError as error:
-            target.unlink(missing_ok=True)
-            raise _no_room(error) from None
-        return name
+            yield path
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
     def has(self, name: bytes) -> bool:
         """Whether it is here and its bytes match its hash. What an earlier process left is hashed once."""
@@ -128,17 +170,36 @@ class ObjectStore:
     def read(self, name: bytes, start: int, stop: int) -> bytes:
         return _read(self._path(name), start, stop)
 
+    def read_block(self, manifest: Manifest, index: int) -> bytes:
+        """Blocks are read one after another: the file stays open until the last one."""
+        if self._served is None or self._served[0] != manifest.object:
+            self._stop_serving()
+            self._served = (manifest.object, self._path(manifest.object).open("rb", buffering=0))
+        size = length_of(manifest, index)
+        data = os.pread(self._served[1].fileno(), size, index * manifest.block)
+        if len(data) < size:
+            raise Rejected(Reason.BAD_BODY, f"{self._path(manifest.object).name} ends within block {index}")
+        if index == len(manifest.hashes) - 1:
+            self._stop_serving()
+        return data
+
+    def _stop_serving(self) -> None:
+        if self._served:
+            self._served[1].close()
+        self._served = None
+
     def names(self) -> list[bytes]:
         return [bytes.fromhex(p.stem) for p in self.folder.glob("*.body")]
 
     def keep(self, wanted: set[bytes]) -> None:
         """Remove every complete object but these, and what dead processes left half-written."""
         names = {name.hex() for name in wanted}
+        self._stop_serving()  # a file that is open keeps its room on the disk
         for path in self.folder.glob("new-*"):
             if not path.name.startswith(f"{self._mine}-"):
                 self.disk.remove(path)
-        for path in self.folder.glob("*.body"):
-            if path.stem not in names:
+        for path in (*self.folder.glob("*.body"), *self.folder.glob("*.spare")):
+            if path.stem not in names or path.suffix == ".spare":
                 self.disk.remove(path)
         self._sound &= wanted
 
@@ -155,6 +216,7 @@ class ObjectStore:
             self.disk.remove(path)
 
     def drop(self, name: bytes) -> None:
+        self._stop_serving()
         self.disk.remove(self._path(name))
 
     def begin(self, manifest: Manifest) -> Partial:
@@ -162,7 +224,7 @@ class ObjectStore:
         try:
             self.disk.make(self.folder)
         except OSError as error:
-            raise _no_room(error) from None
+            raise no_room(error) from None
         for path in self.folder.glob("*.part"):
             if path.stem != manifest.object.hex():
                 self.disk.remove(path)
@@ -215,21 +277,29 @@ class Partial:
                 self._recover()
             else:
                 self.have = known
+        self._missing = self.have.count(0)
+        self._whole, self._hashed = hashlib.sha256(), 0  # over the blocks before `_hashed`
         try:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise _no_room(error) from None
+            raise no_room(error) from None
+        self._file = os.fdopen(handle, "r+b", buffering=0)  # one that is forgotten closes itself
         try:
-            os.ftruncate(
-                self._file, manifest.size
-            )  # sparse: a sender that offers and sends nothing takes no space
+            # Sparse: a sender that offers and sends nothing takes no space.
+            os.ftruncate(self._file.fileno(), manifest.size)
         except OSError as error:
             self.abandon()
-            raise _no_room(error) from None
+            raise no_room(error) from None
 
     @property
     def complete(self) -> bool:
-        return all(self.have)
+        return self._missing == 0
+
+    @property
+    def bytes_here(self) -> int:
+        manifest, last = self.manifest, len(self.have) - 1
+        here = (len(self.have) - self._missing) * manifest.block
+        return here - (manifest.block - length_of(manifest, last) if self.have[last] else 0)
 
     def write(self, index: int, data: memoryview) -> bool:
         """Take a block; False where it was here already."""
@@ -243,23 +313,35 @@ class Partial:
         if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
             raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
         try:
-            os.pwrite(self._file, data, index * self.manifest.block)
+            os.pwrite(self._file.fileno(), data, index * self.manifest.block)
         except OSError as error:
-            raise _no_room(error) from None
+            raise no_room(error) from None
         self.have[index] = 1
+        self._missing -= 1
+        if index == self._hashed:
+            self._whole.update(data)
+            self._hashed += 1
         return True
 
     def finish(self) -> None:
         """Check the whole and give it its name."""
-        os.close(self._file)
-        if _hash_of(self._path) != self.manifest.object:
+        self._hash_rest()
+        self._file.close()
+        if self._whole.digest() != self.manifest.object:
             self._path.unlink(missing_ok=True)
             raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
         self._check_parts()
         try:
             self._store._finish(self._path, self.manifest.object)
         except OSError as error:  # some file systems find only now that they are full
-            raise _no_room(error) from None
+            raise no_room(error) from None
+
+    def _hash_rest(self) -> None:
+        """Blocks that came after a gap, and those of an earlier fetch."""
+        at = self._hashed * self.manifest.block
+        while data := os.pread(self._file.fileno(), CHUNK, at):
+            self._whole.update(data)
+            at += len(data)
 
     def _check_parts(self) -> None:
         """The bytes have been counted under the manifest's kinds; the body's own table decides."""
@@ -272,7 +354,7 @@ class Partial:
             raise
 
     def abandon(self, forget: bool = True) -> None:
-        os.close(self._file)
+        self._file.close()
         if forget:
             self._path.unlink(missing_ok=True)
 
@@ -290,9 +372,11 @@ def _hash_of(path: Path) -> bytes:
     return whole.digest()
 
 
-def _tee(pieces: Iterator[bytes | memoryview], write: object) -> Iterator[bytes | memoryview]:
+def _tee(
+    pieces: Iterator[bytes | memoryview], write: Callable[[bytes | memoryview], object]
+) -> Iterator[bytes | memoryview]:
     for piece in pieces:
-        write(piece)  # type: ignore[operator]
+        write(piece)
         yield piece
 
 
@@ -308,5 +392,5 @@ def _read(path: Path, start: int, stop: int) -> bytes:
     return data  # type: ignore[return-value]  # a bytearray serves; copying a model to please a type would not
 
 
-def _no_room(error: OSError) -> Exception:
+def no_room(error: OSError) -> Exception:
     return NoRoom(f"the disk is full: {error.strerror}") if error.errno in FULL else error

@@ -1,4 +1,4 @@
-"""Where the broker is, and in plain words why it cannot be used. Knows no MQTT library."""
+"""The broker's address, and plain explanations of why it cannot be used. Imports no MQTT library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import ssl
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
-from protofleet.protocol.settings.bounds import Port
+from protofleet.protocol.settings.bounds import Port, Within
 from protofleet.protocol.settings.reader import demand_within
 from protofleet.protocol.transport.tls import BrokerError as BrokerError
 from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
 from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
 
+Qos: TypeAlias = Annotated[int, Within(0, 1)]
 TAKEN_OVER: Final = 142
 # Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
 FINAL_REASONS: Final[Mapping[int, str]] = {
@@ -39,6 +40,7 @@ class BrokerAddress:
     host: str = "127.0.0.1"
     port: Port = 1883
     tls: TlsFiles | None = None
+    block_qos: Qos = 1  # at which our blocks leave; 0 is quicker, where the broker drops next to none
     username: str | None = None
     password: str | None = field(default=None, repr=False)
 
@@ -74,9 +76,9 @@ def explain(broker: BrokerAddress, error: OSError) -> str:
 
 
 def preflight(broker: BrokerAddress, client_id: str = "", seconds: float = 5.0) -> str | None:
-    """None if the broker would have us, else one sentence that says why not and the way out.
+    """None if the broker accepts this client, else one sentence that says why not and the way out.
 
-    A broker that takes the client id from the certificate hands us the session of that name: ask before
+    A broker that takes the client id from the certificate gives us the session of that name: check before
     starting, not beside a running device.
     """
     try:

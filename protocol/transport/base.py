@@ -1,4 +1,4 @@
-"""Frames in, frames out. What carries them (MQTT, or memory in the simulator) is hidden by this protocol."""
+"""Frames in, frames out. This protocol hides whether MQTT carries them, or memory in the simulator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protofleet.protocol.transport.caught_errors import CaughtErrors
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The session is up. Limits are the broker's, as it stated them."""
+    """Connected to the broker, with the limits that it stated."""
 
     max_packet: int  # bytes; what the broker accepts in one PUBLISH packet
     receive_max: int
@@ -25,7 +25,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The session is down. `final` says that trying again would be wrong (taken over, not allowed ...)."""
+    """The connection is lost. `final`: do not try again (taken over, not allowed ...)."""
 
     reason: str
     final: bool = False
@@ -48,7 +48,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """This process is to end in good order."""
+    """This process is to end with a bye and a DISCONNECT."""
 
     reason: str
 
@@ -75,8 +75,8 @@ class Transport(Protocol):
 
     def unsubscribe(self, topic: str) -> None: ...
 
-    def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
-        """QoS 1. While the connection is down the frame is dropped: whoever needs an answer asks again."""
+    def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
+        """While there is no connection the frame is dropped: the layer above asks again."""
 
     def reject_connection(self, why: str) -> None:
         """This connection cannot be used: end it, and try another after a pause that grows."""
@@ -85,7 +85,7 @@ class Transport(Protocol):
 
 
 def packet_bytes(topic: str, frame: int) -> int:
-    """Exact size of an MQTT 5 PUBLISH at QoS 1 without properties."""
+    """Exact size of an MQTT 5 PUBLISH at QoS 1 without properties; at QoS 0 it has two bytes less."""
     remaining = 2 + len(topic.encode()) + 2 + 1 + frame
     length = 1 + (remaining > 127) + (remaining > 16_383) + (remaining > 2_097_151)
     return 1 + length + remaining

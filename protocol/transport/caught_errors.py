@@ -22,9 +22,8 @@ class CaughtErrors:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
         self._clock, self._lock = clock, threading.Lock()
-        self._logged: dict[
-            str, tuple[float, int]
-        ] = {}  # by place: when it was logged last, and how often not since
+        # By place: when it was logged last, and how often not since.
+        self._logged: dict[str, tuple[float, int]] = {}
 
     def caught(self, where: str) -> None:
         """The exception that is being handled."""

@@ -1,7 +1,7 @@
-"""What has arrived and waits for the thread that owns everything: bounded, and fair between topics.
+"""A queue of what has arrived, for the event loop's thread: bounded, and fair between topics.
 
 paho acknowledges what it has handed over, so a broker never waits for a slow reader. What does not fit is dropped
-here, which costs nothing: no delivery is believed anyway, and what matters is said again.
+here, which costs nothing: no delivery counts without a receipt, and what matters is sent again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FRAME_COST: Final = 1024  # of the queue itself, for each frame
 
 
 class BoundedInbox(queue.SimpleQueue[Item]):
-    """A SimpleQueue to whoever uses it. `dropped` is told how many frames were, on the reader's thread.
+    """Used like a SimpleQueue. `dropped` is told how many frames were, on the reader's thread.
 
-    `unwanted` is asked about a topic on the network thread: what comes there takes no room here.
+    `unwanted` is called with a topic on the network thread: frames of unwanted topics take no space here.
     """
 
     def __init__(self, dropped: Callable[[int], None] = lambda number: None) -> None:

@@ -1,8 +1,8 @@
-"""MQTT 5 at QoS 1 over paho, and the only file that knows paho.
+"""MQTT 5 over paho, and the only file that knows paho.
 
-One thread owns the socket and paho; it fills the inbox and calls no code of its users. paho's own loop thread
-is not used: any exception ends it while `is_connected()` stays true, it hides why a connection failed, it
-waits without jitter, and its select() fails from the 1024th file descriptor on.
+The network's thread owns the socket and paho; it fills the inbox and calls no code of its users. paho's own loop
+thread is not used: any exception ends it while `is_connected()` stays true, it hides why a connection failed, it
+waits without jitter, its select() fails from the 1024th file descriptor on, and each connection would have one.
 
 What the broker has not acknowledged is dropped with the connection. paho would send all of it at once
 after a reconnect, past every window, and a packet too large among it for ever; the layer above asks again.
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import queue
-import selectors
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -30,10 +30,19 @@ from protofleet.protocol.transport.address import (
     BrokerError,
     explain,
 )
-from protofleet.protocol.transport.base import Arrived, Connected, Denied, Item, Will, packet_bytes
+from protofleet.protocol.transport.base import (
+    Arrived,
+    Connected,
+    Denied,
+    Disconnected,
+    Item,
+    Will,
+    packet_bytes,
+)
 from protofleet.protocol.transport.caught_errors import CaughtErrors, never_raises
+from protofleet.protocol.transport.network import Entry, Network, Socket
 from protofleet.protocol.transport.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
-from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd, ReconnectLoop
+from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
 from protofleet.protocol.transport.tls import finish_handshake, rereading_context
 
 KEEPALIVE_SECONDS: Final = 30
@@ -63,7 +72,10 @@ class PahoErrors(logging.Handler):
 
 
 class Mqtt:
-    """A `Transport`. Once told to connect it keeps trying, until it is closed or told that trying again is wrong."""
+    """A `Transport`. Once told to connect it keeps trying, until it is closed or told that trying again is wrong.
+
+    `network` is for a process of many connections; without one it has its own.
+    """
 
     def __init__(
         self,
@@ -75,6 +87,7 @@ class Mqtt:
         session_seconds: int = 0,
         clean_start: bool = True,
         retry_seconds: tuple[float, float] = (0.5, 30.0),
+        network: Network | None = None,
     ) -> None:
         self.errors = CaughtErrors()
         self._broker, self._inbox = broker, inbox
@@ -86,15 +99,17 @@ class Mqtt:
         self._paho_errors, self._accepted, self._denied, self._killed = PahoErrors(), False, "", False
         self._rejected = ""  # why, where the owner cannot use the present connection
         self._client = self._paho(client_id)
-        self._outbox = Outbox()
-        self._reconnect = ReconnectLoop(client_id, self._connection, self._tell, Backoff(*retry_seconds))
+        self._outbox = Outbox(self._wake)
+        self._name, self._network = client_id, network or Network(client_id)
+        self._entry: Entry | None = None  # in the network
+        self._backoff, self._opened_at, self._closed = Backoff(*retry_seconds), 0.0, False
 
     def connect(self, will: Will | None = None, returns: Callable[[], bool] = lambda: False) -> None:
         """`returns`: whether to connect again after another process has come under this name."""
         self._returns = returns
         if will is not None:
             self._client.will_set(will.topic, will.frame, qos=1, retain=True)
-        self._reconnect.start()
+        self._entry = self._network.add(self)
 
     def subscribe(self, topic: str) -> None:
         self._topics[topic] = None
@@ -104,14 +119,14 @@ class Mqtt:
         self._topics.pop(topic, None)
         self._outbox.put(Unsubscribe(topic))
 
-    def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
-        order = Publish(topic, frame, retain, packet_bytes(topic, len(frame)))
+    def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
+        order = Publish(topic, frame, retain, packet_bytes(topic, len(frame)), qos)
         if problem := self._outbox.put(order):
             self._tell(Denied(topic, problem))
 
     def reject_connection(self, why: str) -> None:
         self._rejected = why
-        self._outbox.wake()
+        self._wake()
 
     def flush(self, seconds: float) -> bool:
         """Whether the broker has taken all that was published, within this time."""
@@ -119,33 +134,66 @@ class Mqtt:
 
     def close(self) -> None:
         """Give the broker a moment to take what was published, and leave in good order: no will is sent."""
-        self.flush(LEAVE_SECONDS)
-        self._end()
-        self.kill()  # which finds nothing left to do, unless the network is stuck
+        close_all([self])
 
     def kill(self) -> None:
         """What a power cut does: the socket goes without a DISCONNECT, and the broker sends the will."""
         self._killed = True
-        self._end()
+        self._leave()
+        self._join(LEAVE_SECONDS)
 
-    def _end(self) -> None:
-        self._reconnect.stop()
-        self._outbox.wake()
-        if self._reconnect.join(LEAVE_SECONDS):
-            self._outbox.close()
+    def _leave(self) -> None:
+        self._closed = True
+        if self._entry is not None:
+            self._network.leave(self._entry)
+
+    def _join(self, seconds: float) -> bool:
+        return self._entry is None or self._network.join(self._entry, seconds)
+
+    def _wake(self) -> None:
+        if self._entry is not None:
+            self._network.wake(self._entry)
 
     @never_raises
     def _tell(self, item: Item) -> None:
         self._inbox.put(item)
 
-    # From here on all runs on the network thread: first one connection, then what paho calls.
+    # From here on all runs on the network's threads: first what they call, then what paho calls.
 
-    def _connection(self) -> ConnectionEnd:
+    def open(self) -> Socket | None:
         self._ending, self._accepted, self._denied, self._paho_errors.last = None, False, "", None
-        self._rejected = ""
+        self._rejected, self._opened_at = "", time.monotonic()
+        return self._client.socket() if self._is_done(self._open_connection) else None
+
+    def step(self) -> bool:
+        if self._killed:
+            return False
+        if self._rejected:
+            self._ending = ConnectionEnd(f"{self._broker}: {self._rejected}")
+            return False
+        return self._is_done(self._step) and self._client.socket() is not None
+
+    def wants_write(self) -> bool:
+        return self._client.want_write()
+
+    def has_decrypted(self) -> bool:
+        sock = self._client.socket()
+        return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+
+    def end(self) -> float:
+        self._hang_up()
+        if self._closed:
+            return float("inf")
+        ending = self._ending or ConnectionEnd(f"{self._broker}: the connection was lost")
+        self._backoff.ended(ending, time.monotonic() - self._opened_at)
+        hint = f"; is another process connected as {self._name}?" if self._backoff.flapping else ""
+        self._tell(Disconnected(ending.reason + hint, ending.final))
+        return float("inf") if ending.final else self._backoff.pause()
+
+    def _is_done(self, call: Callable[[], None]) -> bool:
+        """Whether nothing has ended the connection."""
         try:
-            self._open_connection()
-            self._pump()
+            call()
         except OSError as error:
             self._ending = self._explained(error)
         except BrokerError as error:  # TLS files that cannot be used any more
@@ -154,8 +202,9 @@ class Mqtt:
             # paho raises over packets that no broker should send: that ends the connection, and not this thread.
             self.errors.caught(f"the connection to {self._broker}")
             self._ending = ConnectionEnd(f"{self._broker}: the connection broke ({error!r})")
-        self._hang_up()
-        return self._ending or ConnectionEnd(f"{self._broker}: the connection was lost")
+        else:
+            return True
+        return False
 
     def _open_connection(self) -> None:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
@@ -163,40 +212,25 @@ class Mqtt:
         host, port, clean = self._broker.host, self._broker.port, self._clean_start
         self._client.connect(host, port, KEEPALIVE_SECONDS, clean_start=clean, properties=properties)
 
-    def _pump(self) -> None:
-        """Move bytes until the connection ends."""
-        if (sock := self._client.socket()) is None:
-            return
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._outbox, selectors.EVENT_READ)
-            key = selector.register(sock, selectors.EVENT_READ)
-            while self._client.socket() is not None and not self._killed:
-                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._client.want_write() else 0)
-                if events != key.events:
-                    key = selector.modify(sock, events)
-                # TLS decrypts whole records: no selector knows of what it has decrypted already.
-                held = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
-                selector.select(0 if held else 1)
-                if self._rejected:
-                    self._ending = ConnectionEnd(f"{self._broker}: {self._rejected}")
-                    return
-                self._step()
-
     def _step(self) -> None:
-        """All that can be done without waiting; nothing here blocks."""
-        self._outbox.clear_wake()
         self._client.loop_read()
-        while self._client.socket() is not None and (order := self._outbox.take()) is not None:
-            self._execute(order)
-        if self._reconnect.stopped and not self._killed:
-            self._client.disconnect()
         if self._client.want_write():
             self._client.loop_write()
+        # paho keeps what the socket does not take yet: nothing is added to it, however much waits at QoS 0.
+        while self._can_send() and (order := self._outbox.take()) is not None:
+            self._execute(order)
+        if self._closed:
+            self._client.disconnect()
         self._client.loop_misc()
+
+    def _can_send(self) -> bool:
+        return self._client.socket() is not None and not self._client.want_write()
 
     @never_raises
     def _execute(self, order: Order) -> None:
         match order:
+            case Publish(topic, frame, retain, qos=0):
+                self._client.publish(topic, frame, 0, retain)
             case Publish(topic, frame, retain):
                 self._outbox.sent(self._client.publish(topic, frame, 1, retain).mid, topic)
             case Subscribe(topic):
@@ -288,3 +322,16 @@ class Mqtt:
             )
         else:
             self._ending = self._explained(self._paho_errors.last or ConnectionResetError())
+
+
+def close_all(transports: Sequence[Mqtt]) -> None:
+    """All together have no more time than one has."""
+    deadline = time.monotonic() + LEAVE_SECONDS
+    for transport in transports:
+        transport.flush(max(0.0, deadline - time.monotonic()))
+        transport._leave()
+    deadline = time.monotonic() + LEAVE_SECONDS
+    for transport in transports:
+        transport._join(max(0.0, deadline - time.monotonic()))
+    for transport in transports:
+        transport.kill()  # which finds nothing left to do, unless the network is stuck

@@ -47,7 +47,7 @@ class BrokerError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files: whom we trust, and who we are."""
+    """PEM files: the CA that is trusted, and our own certificate and key."""
 
     ca: str
     cert: str | None = None
@@ -62,7 +62,7 @@ class TlsFiles:
 
 
 class TlsFromFiles(ssl.SSLContext):
-    """Reads the files at each connection: whoever renews them need not stop anybody."""
+    """Reads the files at each connection, so that a renewal needs no restart."""
 
     files: TlsFiles
 
@@ -98,7 +98,7 @@ def tls_context(named: TlsFiles) -> ssl.SSLContext:
 def _load_pair(context: ssl.SSLContext, files: TlsFiles, named: TlsFiles) -> None:
     assert files.cert is not None
     try:
-        # A password would otherwise be asked for on the terminal, where nobody sits.
+        # OpenSSL would otherwise ask for a password on the terminal, where nobody answers.
         context.load_cert_chain(files.cert, files.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -137,8 +137,8 @@ def _check_readable(name: str, path: str, shown: str) -> None:
 def finish_handshake(sock: object) -> None:
     """Make a fresh connection fit for use: no waiting for full packets, and TLS agreed on by both sides.
 
-    In TLS 1.3 we are through before the broker has judged our certificate. Its first words are the verdict,
-    session tickets or an alert; if we spoke first, an alert would be lost with the connection.
+    In TLS 1.3 our handshake ends before the broker has checked our certificate. What it sends first is the verdict,
+    session tickets or an alert; if we sent first, an alert would be lost with the connection.
     """
     if not isinstance(sock, socket.socket):
         return
@@ -177,7 +177,7 @@ def _their_certificate(files: TlsFiles, host: str, error: ssl.SSLCertVerificatio
 
 
 def _our_certificate(files: TlsFiles) -> tuple[str, str]:
-    """How to call it, and what its dates and this clock say by themselves: a broker has one alert for many."""
+    """Its name, and whether its dates fit this clock: a broker has one alert for many faults."""
     try:
         cert = x509.load_pem_x509_certificate(Path(files.cert or "").read_bytes())
         name = f"our certificate ({cert.subject.rfc4514_string()}, {files.cert})"

@@ -3,7 +3,7 @@
     body := u32 table length | table | raw bytes          table := [[name, dtype, [shape]], ...]
 
 The table alone fixes the size of the whole to the byte, so a body is checked before memory is taken,
-and one array can be read without touching its neighbours. Nothing here executes what it reads.
+and one array can be read without touching its neighbours. Nothing that is read is executed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def encode(arrays: Arrays) -> Iterator[bytes | memoryview]:
     names = ordered(arrays)
     yield _head(arrays, names)
     for name in names:
-        value = arrays[name]  # once: it may come from the disk
+        value = arrays[name]  # once: it may be read from the disk
         value = np.ascontiguousarray(value, dtype=DTYPES[value.dtype.name])
         if value.size:
             yield value.reshape(-1).view(np.uint8).data
@@ -143,13 +143,13 @@ class Body(Mapping[str, Array]):
         return self._numbers(dtype, offset, math.prod(shape)).reshape(shape)
 
     def flat(self, name: str, start: int, stop: int) -> Array:
-        """Numbers [start, stop) of an array laid flat, and nothing else of it."""
+        """Numbers [start, stop) of the flattened array, read alone."""
         dtype, _, offset = self._places[name]
         return self._numbers(dtype, offset + start * dtype.itemsize, stop - start)
 
     def _numbers(self, dtype: np.dtype[np.generic], start: int, count: int) -> Array:
         data = self._read(start, start + count * dtype.itemsize)
-        if dtype == np.bool_:  # a byte above 1 would be a truth that counts as more than one
+        if dtype == np.bool_:  # a byte above 1 would count as more than one True
             return np.not_equal(np.frombuffer(data, np.uint8), 0)
         return np.frombuffer(data, dtype=dtype)
 

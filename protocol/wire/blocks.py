@@ -1,11 +1,11 @@
-"""Objects in blocks: how they are named, cut and carried.
+"""Objects in blocks: their names, their sizes and their frames.
 
     frame := "PF" | 0x02 | first 16 bytes of the object's name on the wire | u32 index | bytes of the block
 
-A block carries no signature: its hash stands in the manifest, and the manifest is signed. Where the manifest has a
-key, the bytes are sealed with AES-256-GCM: nonce the index, associated data all that stands before them.
-64 KiB goes through every broker's default packet limit and is about the fastest size measured on
-Mosquitto; larger objects take larger blocks, so that a manifest never lists more than MAX_BLOCKS.
+A block has no signature: its hash is in the manifest, and the manifest is signed. Where the manifest has a
+key, the bytes are sealed with AES-256-GCM: nonce the index, associated data the frame's head.
+64 KiB is below every broker's default packet limit and is about the fastest size measured on
+Mosquitto; larger objects have larger blocks, so that a manifest never lists more than MAX_BLOCKS.
 """
 
 from __future__ import annotations

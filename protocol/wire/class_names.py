@@ -1,6 +1,5 @@
-"""What classes are called. A label is a place in this list: who has other names, or the same in another order, means
-something else by its labels.
-"""
+"""Names of classes. A label is an index into this list: with other names, or in another order, it means something
+else."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import msgpack
 
 from protofleet.protocol.wire.tables import MAX_LETTERS, MAX_NAMES
 
-SHOWN: Final = 8  # names of a list in a line for people,
+SHOWN: Final = 8  # names of a list in a log line,
 SHOWN_LETTERS: Final = 12  # and letters of each: a refusal has to fit 512 bytes
 
 Names: TypeAlias = tuple[str, ...]
@@ -23,7 +22,7 @@ Names: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ClassNames:
-    """A list of names, by its hash; the list itself where somebody has sent it."""
+    """A list of names, by its hash; the list itself where it has been received."""
 
     digest: bytes
     names: Names = ()
@@ -45,7 +44,7 @@ def normalized(names: Sequence[str]) -> Names:
 
 
 def problem_with(names: Sequence[str]) -> str:
-    """Why such a list cannot be said, or nothing."""
+    """Why such a list cannot be sent, or nothing."""
     if len(names) > MAX_NAMES:
         return f"there are {len(names)} class names, at most {MAX_NAMES} can be said"
     for name in names:
@@ -58,7 +57,7 @@ def problem_with(names: Sequence[str]) -> str:
 
 
 def difference(here: str, mine: Sequence[str], there: str, theirs: Sequence[str]) -> str:
-    """The first one, and both lists; nothing where they are the same, or one side says none."""
+    """The first difference, and both lists; empty where they are equal, or one side has none."""
     if not mine or not theirs or tuple(mine) == tuple(theirs):
         return ""
     pairs = enumerate(zip_longest(mine, theirs))

@@ -2,7 +2,7 @@
 
 `round`, `phase` and `base` travel in the header. Tensors travel as an attachment: the body itself where
 it fits into one packet, else the manifest of an object that is fetched in blocks. Unknown keys are
-ignored: a later minor version may say more.
+ignored: a later minor version may add some.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class TaskId:
-    """What the header says of a message's place in the run."""
+    """Round, phase and base of a message, from the header."""
 
     round: int = 0
     phase: str = ""
@@ -88,7 +88,7 @@ def task_id_of(message: Message) -> TaskId:
 
 
 def encode(message: Message, attachment: Attachment = None, metrics: Sequence[str] = ()) -> bytes:
-    """`metrics` are names that the other side knows by their places."""
+    """`metrics` are names that the other side knows by their indices."""
     packed: bytes = msgpack.packb(_fields(message, attachment, metrics), use_bin_type=True)
     return packed
 
@@ -137,7 +137,7 @@ def _fields(message: Message, attachment: Attachment, metrics: Sequence[str]) ->
 
 
 def _said(**fields: Any) -> Fields:
-    """What was added later, where there is something to say: other bytes stay what they were."""
+    """Fields that were added later, where they are set: without them the bytes are those of earlier versions."""
     return {key: value for key, value in fields.items() if value}
 
 
@@ -152,12 +152,12 @@ def _offered(key: str, what: Offer | None) -> Fields:
 
 
 def _following(one: Manifest) -> Fields:
-    """Of one block: its hash is the object's, and the body says what is in it."""
+    """A manifest of one block: its hash is the object's, and its parts are in the body."""
     return {"broadcast": None, "follows": [one.object, one.size, *([one.key] if one.key else [])]}
 
 
 def _short(value: float) -> float:
-    """A whole number takes fewer bytes, and is the same number; a larger one takes as many, or cannot be said."""
+    """An integer takes fewer bytes, and is the same number; a larger one takes as many, or does not fit."""
     return int(value) if value.is_integer() and abs(value) < 1 << 32 else value
 
 
@@ -199,7 +199,7 @@ def decode(
 
 
 def _message_of(error: Exception) -> str:
-    """For whoever wrote the message, perhaps in another language than ours."""
+    """An error text for the author of the sending client."""
     if isinstance(error, KeyError):
         return f"the key {str(error)[:80]} is missing"
     return str(error)[:120] or "the payload is no msgpack that ends where it should"
@@ -212,7 +212,7 @@ def _judge_place(place: TaskId) -> None:
 
 
 def _named(fields: Fields, known: Sequence[str]) -> Fields:
-    """Numbers by their names; a place that nobody was told of is passed over, as a metric of another version is."""
+    """Numbers by their names; an unknown index is skipped, as a metric of another version is."""
     try:
         numbers = {whole(k): number(v) for k, v in typed(fields.get("numbers", {}), dict).items()}
     except TypeError as error:
@@ -346,7 +346,7 @@ def _indirect(fields: Fields) -> IndirectManifest | None:
 
 
 def read_manifest(packed: bytes) -> Manifest:
-    """One that was packed alone. Rejected where it is none."""
+    """A manifest that was packed alone. Rejected where it is none."""
     try:
         found = _manifest(msgpack.unpackb(packed, max_array_len=MAX_PARTS, max_map_len=0, max_ext_len=0))
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
@@ -384,5 +384,5 @@ def _hash(value: object) -> bytes:
 
 
 def _cut(reason: str) -> str:
-    """Words for a person: better shortened than refused by whom they are meant for."""
+    """A text for people: better cut than rejected by the receiver."""
     return reason.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-ANSWERS: Final = "answers"  # a refusal tells which hello it answers
-BYE: Final = "bye"  # whoever has heard that its run is over says so
-COUNTS: Final = "counts"  # whoever knows no method is told whether this one needs its examples per class
-INLINE: Final = "inline"  # a broadcast of one block comes without being asked for
+ANSWERS: Final = "answers"  # a refusal names the hello that it answers
+BYE: Final = "bye"  # a device that has been told that its run is over sends a bye
+COUNTS: Final = "counts"  # a client without methods is told whether this one needs examples per class
+INLINE: Final = "inline"  # a broadcast of one block is sent without a request
 MANIFEST: Final = "manifest"  # a manifest may be an object itself
 MANY: Final = "many"  # a request for blocks may name several objects
-NAMES: Final = "names"  # class names are said and compared
-WANTS: Final = "wants"  # whoever knows no method is told what an answer must hold
+NAMES: Final = "names"  # class names are sent and compared
+WANTS: Final = "wants"  # a client without methods is told which arrays an answer must have
 
 COORDINATOR_FORMS: Final = (ANSWERS, BYE, COUNTS, INLINE, MANIFEST, MANY, NAMES, WANTS)
 DEVICE_FORMS: Final = (ANSWERS, BYE, INLINE, MANY, MANIFEST, NAMES)

@@ -1,4 +1,4 @@
-"""The vocabulary of the wire: everything one side can say to the other.
+"""The messages of the wire: everything that one side can send to the other.
 
 A message is a few scalars, and where it carries tensors, `arrays`: a read-only mapping from names to
 NumPy arrays that may live on disk until somebody reads them. No field belongs to one method.
@@ -23,24 +23,23 @@ WIRE_NAME: Final = b"protofleet/1 object\x00"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an object is made of: enough to fetch it in blocks and to believe none of them unchecked.
+    """What an object is made of: enough to fetch it in blocks and to check each of them.
 
-    With a key, its blocks travel sealed, under a name that says nothing of what is in them. A key is for one cutting
-    of one object and is never used for another: a block's nonce is its number.
+    With a key, its blocks travel sealed, under a name that tells nothing about their content. A key is for one
+    division of one object into blocks and is never used for another: a block's nonce is its number.
     """
 
     object: bytes  # SHA-256 of the whole
     size: int
     block: int  # bytes in every block but the last
     hashes: tuple[bytes, ...]  # per block: the first 16 bytes of its SHA-256
-    parts: tuple[
-        tuple[str, int], ...
-    ]  # (kind, bytes) in order, so that every byte has a kind; (): the body says
+    # (kind, bytes) in order, so that every byte has a kind; (): the body says.
+    parts: tuple[tuple[str, int], ...]
     key: bytes = b""  # of its blocks; empty: they travel as they are
 
     @property
     def wire_name(self) -> bytes:
-        """What topics and blocks call it."""
+        """Its name in topics and blocks."""
         return hashlib.sha256(WIRE_NAME + self.key + self.object).digest() if self.key else self.object
 
 
@@ -61,13 +60,13 @@ Offer: TypeAlias = Manifest | IndirectManifest
 
 
 def objects_of(offer: Offer) -> set[bytes]:
-    """All that is served for it."""
+    """All objects that are served for it."""
     return {offer.object, offer.manifest.object} if isinstance(offer, IndirectManifest) else {offer.object}
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A device is here and ready for work. Said after every connect."""
+    """A device is ready for work. Sent after every connect."""
 
     device: str
     classes: int
@@ -88,7 +87,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What informs a device of a run and changes no computation: that stands in the plan, whose bytes are hashed."""
+    """Information about a run that changes no computation: what does is in the plan, whose bytes are hashed."""
 
     can: tuple[str, ...] = ()  # forms of messages that were added later and that this coordinator understands
     uses: tuple[str, ...] = ()  # those without which a device cannot take part in this run
@@ -100,7 +99,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What this run is about: method, settings, network, seed. A device takes it on or says Bye."""
+    """What this run is about: method, settings, network, seed. A device joins it or sends a Bye."""
 
     plan: bytes  # JSON
     about: About = About()
@@ -115,9 +114,8 @@ class ArraySpec:
 
     name: str
     dtype: str | None  # None: as in the broadcast
-    shape: (
-        tuple[int | str, ...] | None
-    )  # None: as in the broadcast; a name is a free length, the same for equal names
+    # None: as in the broadcast; a name is a free length, the same for equal names.
+    shape: tuple[int | str, ...] | None
     most: int | None  # the largest length that is free
     low: float | None
     high: float | None
@@ -153,7 +151,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of an Update. Only this lets a device forget its answer; a PUBACK does not."""
+    """What became of an Update. Only this lets a device drop its answer; a PUBACK does not."""
 
     round: int
     phase: str
@@ -167,9 +165,8 @@ class Refusal:
 
     reason: str
     boot: int = 0  # of a later process under the same name, where that is why; whoever has it is not meant
-    answers: tuple[
-        int, ...
-    ] = ()  # boot and sequence of the hello that it answers; only for who looks at them
+    # Boot and sequence of the hello that it answers; only for who looks at them.
+    answers: tuple[int, ...] = ()
 
 
 HERE: Final = "here"  # reason of a state that tells nothing else, so nobody answers it
@@ -180,14 +177,13 @@ MOST_NAMED: Final = 64  # devices that a `here` names
 
 @dataclass(frozen=True, slots=True)
 class RoundStatus:
-    """Where the coordinator is, said to everybody: who is waited for and knows of no question asks at once."""
+    """The coordinator's round, published to all: a device that is waited for and has no question sends a hello."""
 
     round: int
     phase: str
     attempt: int
-    waits: (
-        tuple[bytes, ...] | None
-    )  # for whom, by the first four bytes of the SHA-256 of the name; None: for many
+    # For whom, by the first four bytes of the SHA-256 of the name; None: for many.
+    waits: tuple[bytes, ...] | None
 
     def names(self, device: str) -> bool:
         return self.waits is None or short_name(device) in self.waits
@@ -199,7 +195,7 @@ def short_name(device: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Birth and will: the broker says this in the sender's name when its connection dies."""
+    """Birth message and will: the broker publishes it in the sender's name when its connection is lost."""
 
     online: bool
     reason: str = ""
@@ -216,14 +212,14 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The run is over; devices may go."""
+    """The run is over; devices may end."""
 
     rounds: int
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """A receiver asks for blocks. What it has asked for and not yet got is the sender's credit."""
+    """A receiver asks for blocks. The sender may send what is requested and has not arrived."""
 
     object: bytes
     ranges: tuple[tuple[int, int], ...]  # [first, past the last), at most MAX_RANGES of them

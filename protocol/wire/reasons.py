@@ -88,16 +88,16 @@ MEANINGS: Final[Mapping[Reason, str]] = {
 
 
 class DisconnectReason(str, Enum):
-    """Why a device says Bye: what stands before the colon. A closed list: each has a counter of its own."""
+    """Why a device sends a Bye: the part before the colon. A closed list: each has a counter of its own."""
 
-    OUT_OF_MEMORY = "out_of_memory"  # its training was ended for want of memory; it comes back
+    OUT_OF_MEMORY = "out_of_memory"  # its training ran out of memory; it comes back
     TRAINING_DIED = "training_died"  # its training ended in another way; it comes back
     DRAINED = "drained"  # its operator has asked it to stop between two tasks
     PAUSED = "paused"  # it takes no work for a while: told so, or too hot
     SIGNAL = "signal"  # it was stopped
-    FINISHED = "finished"  # its run is over, and it has heard so
+    FINISHED = "finished"  # its run is over, and it has been told
     CANNOT_FOLLOW = "cannot_follow"  # the plan asks for what it cannot do
-    DAMAGED = "damaged"  # an answer of its own is lost: other bits would come of its next one
+    DAMAGED = "damaged"  # an answer of its own is lost: its next one would have other bits
     OTHER = "other"
 
 
@@ -123,7 +123,7 @@ class Rejected(ValueError):  # noqa: N818 - it reads as what happened: `except R
 class Problem:
     """Why an answer or a device is refused: the reason that is counted, and a message for people.
 
-    It is no text, or it would get into records whole: whoever keeps or sends it takes the message.
+    No string, or it would get into records whole: whoever stores or sends it takes the message.
     """
 
     reason: Reason

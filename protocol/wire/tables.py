@@ -1,5 +1,5 @@
-"""What messages of minor version 1 carry beside their scalars: what informs of a run, what an answer must hold, and
-where the coordinator is. Each to what msgpack packs and back, strictly.
+"""Tables in messages of minor version 1: about a run, the arrays of an answer, and the coordinator's round status.
+Each is converted to msgpack's types and back, strictly.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ MAX_WANTED: Final = 4096  # rows
 MAX_RULES: Final = 8
 SHORT_NAME: Final = 4  # bytes of a device's name, hashed
 
+# Of msgpack.
 TYPES: Final[dict[type, str]] = {
     bool: "bool",
     str: "str",
     bytes: "bin",
     list: "array",
     dict: "map",
-}  # of msgpack
+}
 
 T = TypeVar("T")
 
@@ -47,25 +48,25 @@ def number(value: object) -> float:
 
 
 def forms(value: object) -> tuple[str, ...]:
-    """Names of added forms."""
+    """Names of message forms that were added later."""
     return _texts(value, MAX_FORMS, MAX_FORM)
 
 
 def class_names(value: object) -> tuple[str, ...]:
-    """Names that a line of a log can show."""
+    """Names, each printable, as log lines show them."""
     found = _texts(value, MAX_NAMES, MAX_LETTERS)
-    if odd := [name for name in found if not name or not name.isprintable()]:
-        raise TypeError(f"{odd[0][:40]!r} is no name of a class")
+    if invalid := [name for name in found if not name or not name.isprintable()]:
+        raise TypeError(f"{invalid[0][:40]!r} is no name of a class")
     return found
 
 
 def about_fields(about: About) -> dict[str, object]:
-    """Without what is not said."""
-    said = {
+    """Fields that are set."""
+    values = {
         "can": list(about.can), "uses": list(about.uses), "names": list(about.names), "embedding": about.embedding,
         "metrics": list(about.metrics), "counts": about.counts,
     }  # fmt: skip
-    return {key: value for key, value in said.items() if value}
+    return {key: value for key, value in values.items() if value}
 
 
 def read_about(value: object) -> About:

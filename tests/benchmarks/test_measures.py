@@ -12,9 +12,12 @@ from benchmarks.harness.processes import Family
 from benchmarks.harness.syncs import Syncs
 from benchmarks.harness.trees import ROOT, TreeError, link_packages, other_tree, this_tree
 from benchmarks.measures.answers import Answers
+from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL, BESIDE, TRAINING
+from benchmarks.measures.crowd import Crowd, Restart
 from benchmarks.measures.program import Program
 from benchmarks.programs.thin_line import Direction, Line
+from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
 
 SYNC = "import os, sys; f = open(sys.argv[1], 'w'); [os.fsync(f) for _ in range(3)]; os.fdatasync(f)"
 
@@ -72,7 +75,7 @@ def test_a_program_that_lacks_a_figure_or_fails_gives_none(tree):
     lacking = Program("x", "x", "bare", {"no such": Figure("")}, {"devices": 1, "examples": 32, "rounds": 1})
     with pytest.raises(MeasureError, match="bare gave no no such"):
         once(lacking, tree)
-    failing = Program("x", "x", "bare", {"halves over bare": Figure("")}, {"devices": "many"})
+    failing = Program("x", "x", "bare", {"trainer over bare": Figure("")}, {"devices": "many"})
     with pytest.raises(MeasureError, match="bare failed"):
         once(failing, tree)
 
@@ -90,7 +93,7 @@ def test_a_family_is_ended_as_a_whole_and_says_why_one_of_it_failed(tmp_path):
 @pytest.mark.slow
 def test_training_is_measured_beside_a_plain_loop(tree):
     found = once(replace(TRAINING, arguments={"devices": 1, "examples": 64, "rounds": 2}), tree)
-    assert 0.1 < found["halves over bare"] < 10
+    assert 0.1 < found["trainer over bare"] < 10
 
 
 @pytest.mark.slow
@@ -104,6 +107,27 @@ def test_a_coordinator_with_robots_is_measured(tree):
     found = once(Answers(4, rounds=3), tree)
     assert 1.0 < found["wire / payload"] < 2.0
     assert found["syncs an answer"] > 0 and found["coordinator's CPU an answer"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_model_for_many_robots_is_measured(tree):
+    found = once(Broadcast(20, rounds=2), tree)
+    assert 1.0 < found["wire / payload"] < 1.2 and found["down: wire / payload"] < 3
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_a_fleet_of_which_few_are_asked_is_measured(tree):
+    found = once(Crowd(6, asked=2, rounds=2), tree)
+    assert found["coordinator's peak"] > 50 and found["answers said again"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.broker
+def test_robots_come_back_after_a_broker_has_started_again(tree):
+    found = once(Restart(12), tree)
+    assert 0 < found["hellos are spread over"] <= SPREAD_SECONDS + 2.0
 
 
 @pytest.mark.slow

@@ -96,9 +96,10 @@ KINDS: Mapping[str, Kind] = {
         1, "broker", SHORT, lambda w, _: w.crash_broker(), start_broker
     ),
     "kill -9 the broker, store gone": Kind(1, "broker", SHORT, lambda w, _: w.wipe_broker(), start_broker),
+    # Only where it is asked for.
     "ten minutes without the broker, store gone": Kind(
         0, "broker", (600.0, 600.0), lambda w, _: w.wipe_broker(), start_broker
-    ),  # only where it is asked for
+    ),
     "cut a line, in silence": Kind(2, "party", LONG, pull, plug),
     "cut a line for a minute": Kind(0.1, "party", (50.0, 60.0), pull, plug),  # beyond 1.5 keepalives
     "break a line": Kind(2, "party", SHORT, snap, mend),

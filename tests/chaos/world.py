@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Protocol
 
 from protofleet.deploy.brokers.local import LocalBroker, MutualTls
 from protofleet.deploy.enrol.local_federation import BROKER, enrol_federation
@@ -20,6 +19,7 @@ from protofleet.deploy.local.experiment import Experiment, coordinator_settings,
 from protofleet.protocol.settings.reader import encode, write_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.children import Child
 from tests.chaos.proxy import Proxy
 from tests.chaos.seclusion import HUB, Network, SmallDisk
 
@@ -28,19 +28,6 @@ STORE = ("persistence true", "autosave_interval 1", "autosave_on_changes true")
 DISKS = {COORDINATOR: 40 << 20}  # bytes: a snapshot of FedPall is 4 MB, and there are two and a new one
 DISK = 24 << 20  # of a device
 PAUSE = 0.3  # seconds before somebody who has ended by himself is started again
-
-
-class Child(Protocol):
-    """What is used of a subprocess.Popen."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def returncode(self) -> int | None: ...
-    def poll(self) -> int | None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-    def kill(self) -> None: ...
-    def send_signal(self, number: int, /) -> None: ...
 
 
 @dataclass
@@ -201,8 +188,8 @@ class World:
             path.unlink() if path.is_file() else shutil.rmtree(path)
 
     def signal_broker(self, number: signal.Signals) -> None:
-        if self.broker.group:
-            os.killpg(self.broker.group, number)
+        if self.broker.process_group:
+            os.killpg(self.broker.process_group, number)
 
     def _address(self, name: str) -> BrokerAddress:
         host = HUB if self.network else "127.0.0.1"

@@ -1,4 +1,4 @@
-"""The whole coordinator among real agents, in a made-up world: who may take part, and what is survived."""
+"""The whole coordinator among real agents, in a simulated federation: who may take part, and what is survived."""
 
 import re
 from dataclasses import replace
@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from protofleet.coordinator.round.events import Close, Drop
+from protofleet.coordinator.spool.answer_log import DeviceAnswers
 from protofleet.coordinator.spool.spool import FencedError
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Hello, Receipt
@@ -28,16 +29,16 @@ def test_a_device_with_other_classes_is_refused_in_words_and_the_others_go_on(tm
 def test_a_device_that_joins_late_takes_part_from_the_next_round(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, rounds=4))
     run.kill("device-2")
-    run.world.at(4.0, lambda: run.boot_device("device-2"))
+    run.clock.call_at(4.0, lambda: run.boot_device("device-2"))
     run.run()
     assert run.service.finished and run.agents["device-2"].state.saved.answers
 
 
 def test_a_device_that_never_comes_back_holds_nobody_up_for_long(tmp_path):
     run = simulation(tmp_path, "fedavg", policy=replace(PATIENT, patience_seconds=10_000.0))
-    run.world.at(1.6, lambda: run.kill("device-1"))
+    run.clock.call_at(1.6, lambda: run.kill("device-1"))
     run.run()
-    assert run.service.finished and run.world.now < 30
+    assert run.service.finished and run.clock.now < 30
 
 
 class Commands:
@@ -60,10 +61,10 @@ def test_a_frozen_device_is_left_behind_at_the_deadline_and_its_answer_is_late(t
     watcher = Commands()
     policy = replace(PATIENT, patience_seconds=10.0)
     run = simulation(tmp_path, "fedavg", policy=policy, observers=[watcher])
-    run.world.run(lambda: len(run.service.run.machine.roster) == 3)
+    run.clock.run(lambda: len(run.service.run.machine.roster) == 3)
     run.workers["device-1"].seconds = 14.5
     run.run()
-    assert run.service.finished and run.world.now >= 20
+    assert run.service.finished and run.clock.now >= 20
     closed = {c.round: c.devices for c in watcher.seen if isinstance(c, Close) and c.phase == "train"}
     assert closed == {1: ("device-0", "device-2"), 2: ("device-0", "device-2")}
     late = [(c.device, c.round) for c in watcher.seen if isinstance(c, Drop) and c.verdict == "late"]
@@ -94,7 +95,7 @@ def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
         run.service.run.plan.__class__.encode,
     )
     try:
-        run.world.run(lambda: all(a.finished for a in run.agents.values()), 100)
+        run.clock.run(lambda: all(a.finished for a in run.agents.values()), 100)
     finally:
         run.service.run.plan.__class__.encode = honest
     assert "cannot follow the run's plan" in run.agents["device-0"].view.problem
@@ -104,7 +105,8 @@ def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
 def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypatch, moment):
     quiet = simulation(tmp_path / "quiet", "fedavg").run()
     full = simulation(tmp_path / "full", "fedavg", NetworkConditions())
-    honest, calls = getattr(ObjectStore, moment), []
+    store = DeviceAnswers if moment == "put_bytes" else ObjectStore
+    honest, calls = getattr(store, moment), []
 
     def no_room(self, *arguments):
         if "updates" in str(self.folder) and len(calls) < 5:
@@ -112,7 +114,7 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
             raise Rejected(Reason.NO_ROOM, "the disk is full: No space left on device")
         return honest(self, *arguments)
 
-    monkeypatch.setattr(ObjectStore, moment, no_room)
+    monkeypatch.setattr(store, moment, no_room)
     if moment == "begin":
         monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
         for agent in full.agents.values():
@@ -138,10 +140,10 @@ def test_a_coordinator_that_was_replaced_while_it_hung_answers_no_hello(tmp_path
     run.boot_coordinator()
     hellos = []
     link = run.agents["device-0"].link
-    link.transport.publish = lambda topic, frame, retain=False: hellos.append(Arrived(topic, frame))
+    link.transport.publish = lambda topic, frame, *how: hellos.append(Arrived(topic, frame))
     link.send(Hello("device-0", 3, 5))
     with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
-        old.take(hellos[0], run.world.now)
+        old.take(hellos[0], run.clock.now)
 
 
 def test_an_answer_is_on_the_disk_when_its_receipt_is_said(tmp_path):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from protofleet.coordinator.spool.log_base import log_beside
 from protofleet.protocol.storage.disk import Disk
 
 FATES: Final = ("as it was synced", "cut short", "flipped", "zeroed", "as it was written")
@@ -17,10 +20,11 @@ FATES: Final = ("as it was synced", "cut short", "flipped", "zeroed", "as it was
 class Platter:
     """The durable image of one folder, kept through all lives of its party.
 
-    A file's bytes are durable as of its last sync, a name as of the last sync of its folder, a database as of its
-    last commit. `cut(dice)` turns the folder into what a disk may hold after a power cut: each name that was not
-    synced is the old or the new one, and each file that was not synced keeps its old bytes, all of its new ones, or
-    new ones that are cut short, zeroed at the end or have a bit flipped. Without dice nothing unsynced survives.
+    A file's bytes are durable as of its last sync, a name as of the last sync of its folder, a database and the log
+    beside it as of its last commit. `cut(dice)` turns the folder into what a disk may hold after a power cut: each
+    name that was not synced is the old or the new one, and each file that was not synced keeps its old bytes, all of
+    its new ones, or new ones that are cut short, zeroed at the end or have a bit flipped. Without dice nothing
+    unsynced survives.
     """
 
     def __init__(self, folder: Path, shelf: Path) -> None:
@@ -39,10 +43,42 @@ class Platter:
         self._names[folder] = {entry.name: entry.stat().st_ino for entry in folder.iterdir()}
 
     def committed(self, path: Path) -> None:
-        self.file_synced(path)
-        self._names.setdefault(path.parent, {})[path.name] = path.stat().st_ino
+        for each in (path, log_beside(path)):
+            if each.exists():
+                self.file_synced(each)
+                self._names.setdefault(path.parent, {})[each.name] = each.stat().st_ino
+
+    @contextlib.contextmanager
+    def as_they_are(self) -> Iterator[None]:
+        """Whoever closes a database within this leaves it and its log as a death does: SQLite would merge them."""
+        logs = {path: (path.stat().st_ino, path.read_bytes()) for path in self.folder.rglob("*-wal")}
+        mains = {path: path.read_bytes() for path in map(database_of, logs)}
+        yield
+        for path, (number, data) in logs.items():
+            if not path.exists():
+                database_of(path).write_bytes(mains[database_of(path)])
+                path.write_bytes(data)
+                self._takes_the_place(path, number)
+
+    def _takes_the_place(self, path: Path, number: int) -> None:
+        again = path.stat().st_ino
+        os.link(path, self._shelf / str(again))
+        if number in self._bytes:
+            self._bytes[again] = self._bytes[number]
+        names = self._names.get(path.parent, {})
+        names.update({path.name: again} if names.get(path.name) == number else {})
+
+    def _note_closed_databases(self) -> None:
+        """SQLite removes a log once all that it holds is durable in its database."""
+        for folder, names in self._names.items():
+            for path in [folder / name for name in names if name.endswith("-wal")]:
+                if not path.exists():
+                    del names[path.name]
+                    if database_of(path).exists():
+                        self.committed(database_of(path))
 
     def cut(self, dice: random.Random | None) -> None:
+        self._note_closed_databases()
         survivors = self.folder.with_name(f"{self.folder.name}.after")
         if self.folder.is_dir():
             self._survive(self.folder, survivors, dice)
@@ -76,6 +112,10 @@ class Platter:
         return old if dice is None or new == old else spoilt(old, new, dice)
 
 
+def database_of(log: Path) -> Path:
+    return log.with_name(log.name.removesuffix("-wal"))
+
+
 def spoilt(old: bytes, new: bytes, dice: random.Random) -> bytes:
     begin = len(old) if new.startswith(old) else 0  # what was synced of a file that has grown is safe
     cut = dice.randrange(begin, len(new) + 1)
@@ -98,12 +138,26 @@ class FrailDisk(Disk):
     def __init__(self, platter: Platter) -> None:
         super().__init__(durable=False)
         self.platter = platter
+        self._databases: list[sqlite3.Connection] = []
+
+    def die(self) -> None:
+        """Its process is gone: nothing of it has a file open any more."""
+        with self.platter.as_they_are():
+            for db in self._databases:
+                db.close()
 
     def sync(self, path: Path) -> None:
         super().sync(path)
         if path == self.platter.folder or self.platter.folder in path.parents:
             self.platter.folder_synced(path) if path.is_dir() else self.platter.file_synced(path)
 
-    def commit(self, db: sqlite3.Connection, path: Path) -> None:
-        super().commit(db, path)
+    def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
+        self._databases.append(db)
+        super().commit(db, path, durable)
+        if durable:
+            self.platter.committed(path)
+
+    def merge_log(self, db: sqlite3.Connection, path: Path) -> None:
+        self._databases.append(db)
+        super().merge_log(db, path)
         self.platter.committed(path)

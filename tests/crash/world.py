@@ -31,7 +31,9 @@ POLICY = RunPolicy(
 DEVICES = ("device-0", "device-1", "device-2")
 PARTIES = ("coordinator", *DEVICES)
 LEARNED = ("round", "kind", "participants", "accuracy", "validation", "loss", "pooled")
-SMALL_INLINE = 256  # bytes: answers travel in blocks, so that half-fetched ones are crashed on as well
+IN_BLOCKS = DEVICES[1]  # its answers travel in blocks, so that half-fetched ones are crashed on as well
+SMALL_INLINE = 256  # bytes
+TURN_SECONDS = 0.3  # so that several messages and answers come in one
 OUT_SECONDS = 1.0  # from a death to the next boot
 CHANCE_NAMES = re.compile(r"new-\d+-\d+|[0-9a-f]{64}|(?<=\.)[0-9a-f]{8}(?=\.new$)")
 
@@ -80,7 +82,8 @@ class Crashing(Simulation):
     def __post_init__(self) -> None:
         self.points = {name: Points(self.deadly.get(name, frozenset())) for name in PARTIES}
         self.platters = {name: Platter(self.folder / name, self.folder / f"{name}.shelf") for name in PARTIES}
-        self.disks = lambda name: CountedDisk(self.points[name], self.platters[name])
+        self.make_disk = self._disk
+        self._disks: dict[str, CountedDisk] = {}
         self.counted: dict[tuple[int, str | None], dict[str, bytes]] = {}
         super().__post_init__()
 
@@ -94,7 +97,8 @@ class Crashing(Simulation):
             self.service.run.server_runner.step = partial(self._stepped, self.service.run.server_runner.step)  # type: ignore[method-assign]
 
     def boot_device(self, device: str) -> None:
-        if self._boot(device, partial(super().boot_device, device)):
+        booted = self._boot(device, partial(super().boot_device, device))
+        if booted and device == IN_BLOCKS:
             link = self.agents[device].link
             link.inline = SMALL_INLINE
             link.adapt = lambda *limits: None  # type: ignore[method-assign]
@@ -102,16 +106,16 @@ class Crashing(Simulation):
     def live(self) -> Crashing:
         """To the end of the run, and until every device has heard of it."""
         while not self.over():
-            before = self.world.now
+            before = self.clock.now
             try:
                 self.run(self.over)
-                assert self.over() or self.world.now > before, "nothing happens any more"
+                assert self.over() or self.clock.now > before, "nothing happens any more"
             except Killed:
                 name = next(name for name, points in self.points.items() if points.dead)
                 self.kill(name)
                 self._buried(name)
                 again = partial(self.boot_device, name) if name in self.shards else self.boot_coordinator
-                self.world.at(self.world.now + OUT_SECONDS, again)
+                self.clock.call_at(self.clock.now + OUT_SECONDS, again)
         return self
 
     def _stepped(
@@ -138,7 +142,17 @@ class Crashing(Simulation):
             except Killed:
                 self._buried(name)
 
+    def _disk(self, name: str) -> CountedDisk:
+        self._disks[name] = CountedDisk(self.points[name], self.platters[name])
+        return self._disks[name]
+
+    def kill_all(self) -> None:
+        """Where they are. Nothing has a file of theirs open any more."""
+        for disk in self._disks.values():
+            disk.die()
+
     def _buried(self, name: str) -> None:
+        self._disks[name].die()
         points = self.points[name]
         points.deaths, points.dead = points.deaths + 1, False
         if self.power:
@@ -150,7 +164,7 @@ def crashing(
 ) -> Crashing:
     shards = {name: shard(i, 12) for i, name in enumerate(DEVICES)}
     made = replace(plan(method, ROUNDS, epochs=1, server_epochs=2), network=Network("mlp", 8))
-    return Crashing(made, shards, POLICY, folder, deadly=deadly or {}, **more)
+    return Crashing(made, shards, POLICY, folder, deadly=deadly or {}, turn_seconds=TURN_SECONDS, **more)
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,17 @@ DAMAGE: Final[dict[str, Callable[[bytes], bytes] | None]] = {
 TOGETHER: Final = ("flipped at 30%", "cut in half", "removed")
 MOMENTS: Final[dict[str, Callable[[Crashing], bool]]] = {
     "a round has just begun": lambda run: asked(run, 2, "train") and not run.service.run.machine.answered,
+    "an answer comes in blocks": lambda run: asked(run, 2, "train") and half_an_answer(run),
     "an answer is in": lambda run: asked(run, 2, "train") and bool(run.service.run.machine.answered),
     "its answer is in": lambda run: asked(run, 2, "train") and "device-1" in run.service.run.machine.answered,
     "the device has answered": lambda run: run.agents["device-1"].state.last_round == 2,
     "the second phase": lambda run: asked(run, 2, "mix") and bool(run.service.run.machine.answered),
     "the evaluation": lambda run: asked(run, 3, "evaluate"),
 }
+
+
+def half_an_answer(run: Crashing) -> bool:
+    return any((run.folder / "coordinator").glob("updates/*/*.part"))
 
 
 def asked(run: Crashing, number: int, phase: str) -> bool:
@@ -71,7 +76,7 @@ def stopped(method: str, moment: str) -> Path:
     folder = Path(scratch().name) / method / moment.replace(" ", "-")
     run = crashing(folder, method)
     run.run(until=lambda: MOMENTS[moment](run))
-    run.service.run.spool.close()
+    run.kill_all()
     for shelf in folder.glob("*.shelf"):
         shutil.rmtree(shelf)
     return folder

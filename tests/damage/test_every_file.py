@@ -77,8 +77,9 @@ def test_no_damaged_file_changes_a_bit_in_silence_and_no_pair_of_a_devices(metho
 def test_each_kind_of_file_that_the_parties_keep_is_damaged():
     """A kind that is missing here is new, or no moment has a file of it any more."""
     found = {name.rsplit(" ", 1)[0] for moment in moments("fedpall") for name, _ in files("fedpall", moment)}
-    assert {re.sub(r"updates/device-\d", "updates/*", name) for name in found} == {
-        "coordinator/spool.sqlite", "coordinator/spool.copy.sqlite", "coordinator/snapshots/*.body",
+    assert {re.sub(r"(?<=updates/)device-\d|(?<=answers/)\d+", "*", name) for name in found} == {
+        "coordinator/spool.sqlite", "coordinator/spool.sqlite-wal",
+        "coordinator/spool.copy.sqlite", "coordinator/snapshots/*.body", "coordinator/answers/*.log",
         "coordinator/broadcasts/*.body", "coordinator/updates/*/*.body", "coordinator/updates/*/*.part",
         "coordinator/rounds.jsonl", "coordinator/rounds.copy.jsonl",
         "device-1/device.json", "device-1/device.copy.json", "device-1/device.copy-2.json",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.deploy.simulation.world import Broker, NetworkConditions, World
+from protofleet.deploy.simulation.network import SimulatedBroker, VirtualClock
 from protofleet.edge_client.context import DeviceContext
 from protofleet.edge_client.conversation.answer_delivery import AnswerDelivery
 from protofleet.edge_client.conversation.hello import HelloSender
@@ -76,13 +76,13 @@ class Observed(list):
 
 
 class AgentParts:
-    def __init__(self, folder: Path):
-        keys = {name: Keys.new() for name in (COORDINATOR, "device-0")}
-        ring = {name: each.public for name, each in keys.items()}
-        session = Broker(World(NetworkConditions(), 0)).session("device-0", lambda item: None, set())
+    def __init__(self, folder: Path, name: str = "device-0"):
+        keys = {who: Keys.new() for who in (COORDINATOR, name)}
+        ring = {who: each.public for who, each in keys.items()}
+        transport = SimulatedBroker(VirtualClock()).connect(name, lambda item: None, set())
         self.state = DeviceState(folder, durable=False)
-        me = Identity("device-0", BOOT, keys["device-0"])
-        self.link = RecordingLink(me, ring, Topics("test"), session, self.state.store)
+        me = Identity(name, BOOT, keys[name])
+        self.link = RecordingLink(me, ring, Topics("test"), transport, self.state.store)
         self.worker, self.observed = ManualWorker(), Observed()
         self.context = DeviceContext(
             self.link, self.state, self.worker, open_heard_file(self.state, self.link), [self.observed]

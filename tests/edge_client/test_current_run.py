@@ -9,7 +9,7 @@ from tests.edge_client.agent_parts import PLAN, FixedJob
 def following():
     run = CurrentRun("spring")
     run.welcomed(7)
-    run.follow(PLAN, FixedJob())
+    run.start(PLAN, FixedJob())
     return run
 
 
@@ -17,7 +17,7 @@ def following():
     ("run", "epoch", "welcome"), [("spring", 7, True), ("autumn", 7, False), ("spring", 8, False)]
 )
 def test_a_device_is_welcome_only_in_its_run_and_at_the_coordinator_that_said_so(run, epoch, welcome):
-    assert following().is_welcome(run, epoch) is welcome
+    assert following().was_welcomed_by(run, epoch) is welcome
 
 
 def test_the_first_welcome_of_each_coordinator_is_told_from_those_that_follow():
@@ -28,7 +28,7 @@ def test_the_first_welcome_of_each_coordinator_is_told_from_those_that_follow():
 def test_a_forgotten_welcome_counts_again():
     run = following()
     run.forget_welcome()
-    assert not run.is_welcome("spring", 7) and run.welcomed(7)
+    assert not run.was_welcomed_by("spring", 7) and run.welcomed(7)
 
 
 def test_another_run_has_no_plan_and_no_job_yet():
@@ -42,5 +42,5 @@ def test_a_run_that_is_over_lasts_until_another_is_followed():
     run.over = True
     run.change("autumn")
     assert run.over
-    run.follow(PLAN, FixedJob())
+    run.start(PLAN, FixedJob())
     assert not run.over

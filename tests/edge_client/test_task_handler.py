@@ -102,7 +102,7 @@ def test_a_device_that_takes_no_new_work_still_says_an_answer_that_it_has(follow
     following.tasks.take(known)
     following.worker.finish()
     following.link.kinds()
-    following.tasks.drain() if stops == "drain" else following.hellos.hold("too hot")
+    following.tasks.drain() if stops == "drain" else following.hellos.pause("too hot")
     following.link.kinds()
     following.tasks.take(following.question(2))
     assert following.link.kinds() == [] and not following.worker.submitted
@@ -116,7 +116,7 @@ def test_a_device_is_drained_once_its_last_answer_has_a_receipt(following):
     assert not following.tasks.drained
     following.worker.finish()
     assert not following.tasks.drained
-    following.tasks.delivery.received(Receipt(1, "train", "accepted"))
+    following.tasks.delivery.received(Receipt(1, "train", "accepted"), following.context.now)
     assert following.tasks.drained
 
 
@@ -176,7 +176,7 @@ def test_a_coordinator_that_is_behind_is_told_the_last_answer_unless_it_is_on_it
     following.tasks.take(following.question())
     following.worker.finish()
     if receipt:
-        following.tasks.delivery.received(Receipt(1, "train", "accepted"))
+        following.tasks.delivery.received(Receipt(1, "train", "accepted"), following.context.now)
     following.run.welcomed(epoch)
     following.link.epoch = epoch
     following.link.kinds()

@@ -46,6 +46,19 @@ DAMAGE = {
 }
 
 
+def harm_answer(spool, device, name, damage):
+    """Of an answer its own bytes alone: others stand before and after them in the log."""
+    with sqlite3.connect(spool / "spool.sqlite") as db:
+        query = "SELECT file, start, size FROM places WHERE device = ? AND lower(hex(object)) = ?"
+        file, start, size = db.execute(query, (device, name)).fetchone()
+    path, alone = spool / "answers" / f"{file:08}.log", spool.parent / "alone"
+    data = path.read_bytes()
+    alone.write_bytes(data[start : start + size])
+    DAMAGE[damage](alone)
+    left = alone.read_bytes() if alone.exists() else b""
+    path.write_bytes(data[:start] + left.ljust(size, b"\0") + data[start + size :])
+
+
 def died_in(folder, method, round, phase):
     """A run whose coordinator has died with one answer of that phase in."""
     run = simulation(folder, method)
@@ -180,7 +193,7 @@ def test_a_damaged_answer_is_asked_for_again_and_is_the_same(tmp_path, unbroken,
     with sqlite3.connect(tmp_path / "coordinator" / "spool.sqlite") as db:
         query = "SELECT device, lower(hex(object)) FROM accepted WHERE round = 2 AND phase = 'train'"
         device, name = db.execute(query).fetchone()
-    DAMAGE[damage](tmp_path / "coordinator" / "updates" / device / f"{name}.body")
+    harm_answer(tmp_path / "coordinator", device, name, damage)
     run.boot_coordinator()
     run.run()
     assert run.service.run.spool.fallbacks["answer"] == 1
@@ -259,7 +272,7 @@ def test_a_device_works_a_lost_answer_out_again_although_its_round_is_over(
     for name in what.split(" and "):
         DAMAGE[damage](files[name])
     run.boot_device("device-1")
-    assert what.startswith("file") or "and working it out again" in caplog.text
+    assert what.startswith("file") or "and computing it again" in caplog.text
     run.run()
     assert_same(unbroken("fedpall"), run)
 
@@ -332,10 +345,10 @@ def test_a_lost_answer_that_cannot_be_worked_out_to_the_same_bytes_is_said(tmp_p
     run, files = answered_and_killed(tmp_path, "fedpall", a_round_later)
     files["half"].unlink()
     run.boot_device("device-1")
-    memory = run.agents["device-1"].state
-    memory.saved.lost = replace(memory.saved.lost, object="ab" * 32)
+    state = run.agents["device-1"].state
+    state.saved.lost = replace(state.saved.lost, object="ab" * 32)
     run.run()
-    assert "round 2 mix, worked out again, is another answer than before" in caplog.text
+    assert "round 2 mix, computed again, is another answer than before" in caplog.text
 
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
@@ -359,8 +372,8 @@ def test_an_older_boot_number_is_never_used_again_by_a_device_that_went_back(tmp
     before = run.agents["device-1"].state.saved.boot
     for name in ("device.json", "device.copy.json"):
         (tmp_path / "device-1" / name).write_bytes(b"rot")
-    memory = DeviceState(tmp_path / "device-1", durable=False)
-    assert memory.boot(0) > before
+    state = DeviceState(tmp_path / "device-1", durable=False)
+    assert state.boot(0) > before
 
 
 def given_format(path, number):

@@ -17,8 +17,8 @@ from tests.support.small_federation import assert_same, simulation
 HASH = "ab" * 32
 
 
-def answer(memory, round=1):
-    name = memory.store.put({"weights.w": np.full(3, round, np.float32)}).object.hex()
+def answer(state, round=1):
+    name = state.store.put({"weights.w": np.full(3, round, np.float32)}).object.hex()
     return Answer(f"{round:064x}", round, "train", HASH, name, 5, {})
 
 
@@ -26,14 +26,14 @@ def test_of_two_processes_of_one_device_the_one_that_came_last_writes(tmp_path):
     old = DeviceState(tmp_path, durable=False)
     old.boot(5)
     old.begin("spring", HASH)
-    old.remember(answer(old), {})
+    old.save_answer(answer(old), {})
     new = DeviceState(tmp_path, durable=False)
     assert new.boot(5) == 6, "above the other's, whatever the clock says"
     with pytest.raises(TakenOverError, match=r"taken over .*boot number 6; this one, 5, stops") as error:
-        old.remember(answer(old, 2), {})
+        old.save_answer(answer(old, 2), {})
     assert exit_code(error.value) == 1 and "\n" not in str(error.value)
     assert DeviceState(tmp_path, durable=False).saved == new.saved
-    new.remember(answer(new, 2), {})
+    new.save_answer(answer(new, 2), {})
     assert [a.round for a in new.saved.answers] == [2]
 
 
@@ -56,20 +56,20 @@ class At(Disk):
 )
 def test_a_device_that_is_superseded_while_it_writes_an_answer_down_keeps_both(tmp_path, step, name):
     """The loop hears the refusal of its name while the worker is anywhere in its writing."""
-    memory, threads = DeviceState(tmp_path, durable=False), []
-    memory.boot(5)
-    memory.begin("spring", HASH)
-    worked = answer(memory)
+    state, threads = DeviceState(tmp_path, durable=False), []
+    state.boot(5)
+    state.begin("spring", HASH)
+    worked = answer(state)
 
     def supersede():
-        threads.append(threading.Thread(target=memory.is_superseded, args=(9, 5)))
+        threads.append(threading.Thread(target=state.is_superseded, args=(9, 5)))
         threads[0].start()
         threads[0].join(0.3)  # it may have to wait until the worker has written
 
-    memory.disk = memory.store.disk = At(step, name, supersede)
-    memory.remember(worked, {"weights.w": np.ones(3, np.float32)})
+    state.disk = state.store.disk = At(step, name, supersede)
+    state.save_answer(worked, {"weights.w": np.ones(3, np.float32)})
     threads[0].join()
-    for found in (memory, DeviceState(tmp_path, durable=False)):
+    for found in (state, DeviceState(tmp_path, durable=False)):
         assert found.saved.boot == 9 and found.saved.answers == [worked]
 
 
@@ -79,10 +79,10 @@ def test_a_device_that_is_superseded_by_a_process_on_its_own_folder_leaves_the_f
     old.begin("spring", HASH)
     new = DeviceState(tmp_path, durable=False)
     new.boot(5)
-    new.remember(answer(new), {})
+    new.save_answer(answer(new), {})
     assert old.is_superseded(6, 5)
     with pytest.raises(TakenOverError, match="boot number 6; this one, 5, stops"):
-        old.remember(answer(old, 2), {})
+        old.save_answer(answer(old, 2), {})
     found = DeviceState(tmp_path, durable=False).saved
     assert (found.boot, found.answers) == (6, new.saved.answers)
 
@@ -96,7 +96,7 @@ def test_an_older_process_that_wakes_up_in_its_training_spoils_nothing(tmp_path)
     run.boot_device("device-1")
     asked = old.state.saved.answers[-1]
     with pytest.raises(TakenOverError):
-        old.state.remember(asked, {"weights.w": np.zeros(3, np.float32)})
+        old.state.save_answer(asked, {"weights.w": np.zeros(3, np.float32)})
     assert_same(simulation(tmp_path / "other", "fedpall").run(), run.run())
 
 
@@ -108,7 +108,7 @@ def test_a_coordinator_that_was_thought_dead_writes_nothing_behind_the_next_one(
     run.kill("coordinator")
     run.boot_coordinator()
     with pytest.raises(FencedError, match="another coordinator, of epoch 2, has taken over"):
-        old.run.perform(command)
+        old.run.write(command)
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
 
 
@@ -138,11 +138,11 @@ def test_of_two_devices_with_one_identity_the_older_start_is_heard_no_more(tmp_p
     run.boot_device("device-1")
     run.run(until=lambda: run.service.link.last_heard("device-1")[0] == run.agents["device-1"].link.me.boot)
     frames = []
-    old.link.transport.publish = lambda topic, frame, retain=False: frames.append((topic, frame))
+    old.link.transport.publish = lambda topic, frame, *how: frames.append((topic, frame))
     while not frames:
         old.wake(old.wake_at)
     before = run.service.link.meter.rejected[Reason.STALE_BOOT]
-    run.broker.sessions["coordinator"].take(type_of_arrival(*frames[0]))
+    run.broker.clients["coordinator"].take(type_of_arrival(*frames[0]))
     assert run.service.link.meter.rejected[Reason.STALE_BOOT] == before + 1
     assert_same(simulation(tmp_path / "other", "fedavg").run(), run.run())
 

@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.coordinator.devices.limits import Limits
 from protofleet.coordinator.round.events import Stage
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.protocol.link.rate_limit import FRAME_BURST, FRAME_RATE, REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.storage.disk import Disk
@@ -18,9 +18,9 @@ from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Manifest, Task
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import TOPICS, Ends
-from tests.support.lying_device import KEY, in_world
+from tests.support.lying_device import KEY, add_liar
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import assert_same, simulation
+from tests.support.small_federation import assert_same, in_blocks, simulation
 
 POLICY = RunPolicy(rounds=2, quorum=3, cohort=0, patience_seconds=20.0, grace_seconds=3.0, settle_seconds=1.0)
 MANY = 1000
@@ -33,7 +33,7 @@ def honest(tmp_path_factory):
 
 def with_liar(folder, **more):
     run = simulation(folder, "fedavg", policy=POLICY, limits=more.pop("limits", Limits()))
-    return run, in_world(run, **more)
+    return run, add_liar(run, **more)
 
 
 def rejected(run):
@@ -99,8 +99,8 @@ def test_a_storm_is_counted_costs_little_and_changes_no_bit(tmp_path, honest, st
     run.run()
     assert run.service.finished
     assert rejected(run)[Reason.FLOOD] > MANY / 2
-    heard = FRAME_BURST + FRAME_RATE * run.world.now
-    assert len(sent_to_liar) <= heard + REPEAT_BURST + REPEAT_RATE * run.world.now
+    heard = FRAME_BURST + FRAME_RATE * run.clock.now
+    assert len(sent_to_liar) <= heard + REPEAT_BURST + REPEAT_RATE * run.clock.now
     assert_same(honest, run)
 
 
@@ -113,7 +113,7 @@ def test_a_thousand_devices_that_nobody_knows_are_counted_and_forgotten(tmp_path
             name = f"stranger-{i}"
             liar.publish(liar.frame("hello", {}, sender=name), run.topics.up(name))
 
-    run.world.at(1.5, strangers)
+    run.clock.call_at(1.5, strangers)
     tracemalloc.start()
     run.run()
     _, peak = tracemalloc.get_traced_memory()
@@ -182,18 +182,18 @@ def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
 
     def disk(name):
         mine = name == "coordinator"
-        return TakenByParts(lambda: run[0].world.now if run else 0.0) if mine else Disk(durable=False)
+        return TakenByParts(lambda: run[0].clock.now if run else 0.0) if mine else Disk(durable=False)
 
     policy = replace(POLICY, quorum=4)
-    run.append(simulation(tmp_path, "fedavg", policy=policy, disks=disk))
-    in_world(run[0], answers=one_offer_that_never_comes)
+    run.append(simulation(tmp_path, "fedavg", policy=policy, make_disk=disk))
+    add_liar(run[0], answers=one_offer_that_never_comes)
     service = run[0].service
-    run[0].run(until=lambda: run[0].world.now > 10.0)
+    run[0].run(until=lambda: run[0].clock.now > 10.0)
     assert len(parts_on_disk(run[0])) == 1 and service.run.machine.attempt == 0
     run[0].run(
         until=lambda: service.run.machine.attempt == 1 and service.run.machine.stage is Stage.COLLECTING
     )
-    assert run[0].world.now < 60.0 and not service.run.queue.full
+    assert run[0].clock.now < 60.0 and not service.run.queue.full_disk.problem
 
 
 class FullOfParts(Disk):
@@ -212,18 +212,10 @@ class FullOfParts(Disk):
 def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_half_here(tmp_path):
     """It waits before all that would end the phase: nothing else would give the room back."""
     disks = {"coordinator": FullOfParts()}
-    run = simulation(tmp_path, "fedavg", disks=lambda name: disks.get(name) or Disk(durable=False))
-    in_world(run, answers=one_offer_that_never_comes)
-    run.run(until=lambda: run.world.now > 600.0)
+    run = simulation(tmp_path, "fedavg", make_disk=lambda name: disks.get(name) or Disk(durable=False))
+    add_liar(run, answers=one_offer_that_never_comes)
+    run.run(until=lambda: run.clock.now > 600.0)
     assert run.service.finished and disks["coordinator"].met > 0
-
-
-def in_blocks(run, monkeypatch):
-    """Honest answers of the tiny network travel as objects too."""
-    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
-    for agent in run.agents.values():
-        agent.link.inline = 64
-        agent.link.adapt = lambda *limits: None
 
 
 def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_others(tmp_path, monkeypatch):
@@ -240,15 +232,15 @@ def test_liars_that_let_a_block_fall_now_and_then_do_not_keep_the_credit_of_othe
         liar.update(place, liar.offer(body, 40, [["weights", len(body)]]))
         name = next(iter(liar.serves))
         for second in range(1, 60):
-            run.world.at(run.world.now + 0.9 * second, lambda i=second: liar.serve(name, [i, i + 1]))
+            run.clock.call_at(run.clock.now + 0.9 * second, lambda i=second: liar.serve(name, [i, i + 1]))
 
-    liars = [in_world(run, f"liar{'r' * i}", answers=trickle) for i in range(4)]
+    liars = [add_liar(run, f"liar{'r' * i}", answers=trickle) for i in range(4)]
     run.run(until=lambda: len(run.service.link.fetches) == 4)
     held = sum(len(fetch.asked) for fetch, _ in run.service.link.fetches.values())
     assert held == 256 and len(liars) == 4
-    begun = run.world.now
+    begun = run.clock.now
     run.run(until=lambda: len(run.service.run.machine.answered) == 3)
-    assert run.world.now - begun < 15, "they wait for eight seconds, not for the deadline"
+    assert run.clock.now - begun < 15, "they wait for eight seconds, not for the deadline"
 
 
 def test_answers_for_which_there_is_no_room_are_turned_away_before_a_byte_is_fetched(tmp_path):
@@ -265,10 +257,10 @@ def test_a_device_rejects_what_is_not_for_it_and_what_an_older_coordinator_says(
     old = ends.coordinator.seal(Task(1, "train"), "a")
     for_b = ends.coordinator.seal(Task(1, "train"), "b")
     ends.boot_coordinator(epoch=2)
-    ends.broker.sessions["a"].deliver(Arrived(TOPICS.down("a"), for_b))
+    ends.broker.clients["a"].deliver(Arrived(TOPICS.down("a"), for_b))
     ends.coordinator.send("a", Task(1, "train"))
     ends.run()
-    ends.broker.sessions["a"].deliver(Arrived(TOPICS.down("a"), old))
+    ends.broker.clients["a"].deliver(Arrived(TOPICS.down("a"), old))
     assert +ends.links["a"].meter.rejected == {Reason.WRONG_RECIPIENT: 1, Reason.STALE_EPOCH: 1}
 
 
@@ -279,7 +271,7 @@ def test_a_block_that_was_changed_on_its_way_is_counted(tmp_path):
     name = ends.update("a", weights(400_000))
     ends.run(until=lambda: bool(ends.coordinator.fetches))
     called = ends.links["a"].offered[name].wire_name
-    ends.broker.sessions["coordinator"].deliver(
+    ends.broker.clients["coordinator"].deliver(
         Arrived(TOPICS.up("a"), b"PF\x02" + called[:16] + bytes(4) + bytes(65536))
     )
     assert +ends.coordinator.meter.rejected == {Reason.BAD_BLOCK: 1}

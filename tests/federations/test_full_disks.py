@@ -41,10 +41,10 @@ def with_a_full_disk(folder, party, method, since, seconds, rude):
     def disk(name):
         if name != party:
             return Disk(durable=False)
-        disks.append(Full(lambda: run[0].world.now if run else 0.0, since, since + seconds, rude))
+        disks.append(Full(lambda: run[0].clock.now if run else 0.0, since, since + seconds, rude))
         return disks[-1]
 
-    run.append(simulation(folder, method, disks=disk))
+    run.append(simulation(folder, method, make_disk=disk))
     return run[0], disks[0]
 
 
@@ -63,7 +63,7 @@ def test_a_run_waits_for_room_and_ends_with_the_same_bits(
     said = [r.message for r in caplog.records if "is full" in r.message]
     assert len(said) <= 1, said
     again = [r.message for r in caplog.records if "there is room again" in r.message]
-    outlasted = run.world.now > since + 25.0  # the last evaluation waits for nobody who has no room
+    outlasted = run.clock.now > since + 25.0  # the last evaluation waits for nobody who has no room
     assert len(again) == (len(said) if outlasted else 0)
     if not rude:
         begun = [where for step, where in disk.met if "new-" in where or ".part" in where]
@@ -99,11 +99,11 @@ def test_a_lock_and_a_disk_without_inodes_are_waited_for(
     def disk(name):
         if name != "coordinator":
             return Disk(durable=False)
-        made = Failing(lambda: run[0].world.now if run else 0.0)
+        made = Failing(lambda: run[0].clock.now if run else 0.0)
         made.words = words
         return made
 
-    run.append(simulation(tmp_path, "fedpall", disks=disk))
+    run.append(simulation(tmp_path, "fedpall", make_disk=disk))
     with caplog.at_level(logging.WARNING):
         run[0].run()
     assert run[0].service.finished and run[0].service.run.spool.disk.met >= 3
@@ -131,21 +131,21 @@ def unbroken(tmp_path_factory):
 
 def test_an_answer_for_which_there_is_no_room_is_not_even_fetched(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "coordinator", "fedavg", 1.3, 1e9, rude=False)
-    run.world.run(lambda: run.world.now > 45)
-    assert run.service.run.queue.full and run.service.link.meter.rejected[Reason.NO_ROOM] >= 3
+    run.clock.run(lambda: run.clock.now > 45)
+    assert run.service.run.queue.full_disk.problem and run.service.link.meter.rejected[Reason.NO_ROOM] >= 3
     assert run.service.run.machine.round == 1 and not disk.met, "it is asked for room, and not written to"
-    assert not list((tmp_path / "coordinator" / "updates").glob("*/*"))
-    disk.until = run.world.now
+    assert run.service.run.spool.bytes_of_answers() == 0
+    disk.until = run.clock.now
     run.run()
-    assert run.service.finished and not run.service.run.queue.full
+    assert run.service.finished and not run.service.run.queue.full_disk.problem
 
 
 def test_a_device_without_room_begins_no_training(tmp_path):
     run, disk = with_a_full_disk(tmp_path, "device-1", "fedavg", 0.52, 1e9, rude=False)
-    run.world.run(lambda: run.world.now > 40)
+    run.clock.run(lambda: run.clock.now > 40)
     assert run.agents["device-1"].view.disk_full and not run.agents["device-1"].state.saved.answers
     assert not [where for _, where in disk.met if "new-" in where], "no answer was worked out for nothing"
-    disk.until = run.world.now
+    disk.until = run.clock.now
     run.run()
     assert run.service.finished and run.agents["device-1"].state.saved.answers
 
@@ -154,10 +154,10 @@ def test_answers_of_the_round_before_make_way_for_new_ones(tmp_path):
     """They are kept for a damaged snapshot; room is worth more. That they were accepted is not forgotten."""
     run = simulation(tmp_path, "fedavg")
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.question.ask is not None)
-    spool, intake = run.service.run.spool, run.service.run.gate
+    spool, gate = run.service.run.spool, run.service.run.gate
     before = spool.bytes_of_answers()
     assert len(spool.answers(1, "train")) == 3 and before > 0
-    intake.limits = type(intake.limits)(answer_bytes=before, spool_bytes=before + 1)
-    intake.reserve("device-0", before)
-    assert spool.bytes_of_answers() == 0 and not list((tmp_path / "coordinator" / "updates").glob("*/*"))
+    gate.limits = type(gate.limits)(answer_bytes=before, spool_bytes=before + 1)
+    gate.reserve("device-0", before)
+    assert spool.bytes_of_answers() == 0 and not list((tmp_path / "coordinator" / "answers").glob("*"))
     assert spool.recover()[0].earlier.keys() == run.agents.keys(), "a repetition gets the same verdict"

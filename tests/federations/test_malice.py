@@ -11,7 +11,7 @@ from protofleet.coordinator.round.events import Stage
 from protofleet.protocol.security.keys import Keys
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.reasons import Reason
-from tests.support.lying_device import KEY, encoded, in_world, with_table
+from tests.support.lying_device import KEY, add_liar, encoded, with_table
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import assert_same, simulation
 
@@ -28,7 +28,7 @@ def honest(tmp_path_factory):
 
 def with_liar(folder, answers=None, limits=None, **more):
     run = simulation(folder, METHOD, policy=POLICY, limits=limits or Limits())
-    liar = in_world(run, answers=answers, **more)
+    liar = add_liar(run, answers=answers, **more)
     return run, liar
 
 
@@ -118,7 +118,8 @@ def told(lie, fields):
 def test_an_answer_that_lies_is_counted_and_changes_no_bit(tmp_path, honest, lie, fields, reason):
     run, liar = with_liar(tmp_path, told(lie, fields))
     run.run(until=lambda: bool(liar.verdicts()) or run.service.finished)
-    assert not list((tmp_path / "coordinator" / "updates" / "liar").glob("*")), "it leaves nothing behind"
+    assert not run.service.run.spool.store("liar").names(), "it leaves nothing behind"
+    assert not list((tmp_path / "coordinator" / "updates" / "liar").glob("*"))
     run.run()
     assert reasons(run) == {reason}
     assert not [verdict for verdict, _ in liar.verdicts() if verdict == "accepted"]
@@ -162,7 +163,7 @@ def test_who_states_a_million_examples_may_send_no_more_than_the_operator_allows
         body = bytes(20_001)
         liar.update(place, liar.offer(body, parts=[["weights", len(body)]]))
 
-    in_world(run, examples=1_000_000, answers=too_much)
+    add_liar(run, examples=1_000_000, answers=too_much)
     run.run()
     assert run.service.finished and reasons(run) == {Reason.TOO_LARGE}
 
@@ -170,14 +171,15 @@ def test_who_states_a_million_examples_may_send_no_more_than_the_operator_allows
 def two_answers(liar, place):
     if place[1] == "train":
         liar.update(place, good())
-        run = liar.world
-        run.at(run.now + 2.0, lambda: liar.update(place, good(prototypes=np.ones((3, D), np.float32))))
+        liar.clock.call_at(
+            liar.clock.now + 2.0, lambda: liar.update(place, good(prototypes=np.ones((3, D), np.float32)))
+        )
 
 
 def test_a_second_answer_to_the_same_question_is_equivocation_and_the_first_one_counts(tmp_path):
     one, _ = with_liar(tmp_path / "one", told(good(), {}))
     two, liar = with_liar(tmp_path / "two", two_answers)
-    liar.world = two.world
+    liar.clock = two.clock
     for run in (one, two):
         for agent in run.agents:  # so that the round is still open when the second answer comes
             run.workers[agent].seconds = 3.0
@@ -195,9 +197,9 @@ def frames(liar, run):
     liar.keys, mine = other, liar.keys
     forged = liar.frame("hello", {})
     liar.keys = mine
-    ring, liar.ring = liar.ring, {"coordinator": other.public}
+    ring, liar.keyring = liar.keyring, {"coordinator": other.public}
     to_another = liar.frame("bye", {})
-    liar.ring = ring
+    liar.keyring = ring
     answer = {"examples": 1, "metrics": {}, "arrays": encoded(good())}
     base, say = run.service.run.machine.base, liar.frame
     too_much = say("hello", bytes((1 << 20) + 1))
@@ -231,15 +233,15 @@ def test_frames_that_lie_are_each_counted_once_under_their_reason(tmp_path, hone
     """The liar comes when the cohort is drawn: it is enrolled, and asked nothing."""
     run = simulation(tmp_path, METHOD, policy=replace(POLICY, cohort=3, rounds=2))
     run.run(until=lambda: run.service.run.machine.round == 2 and run.service.run.machine.asked == "train")
-    liar = in_world(run)
+    liar = add_liar(run)
     run.run(until=lambda: liar.plan != b"")
     assert run.service.run.machine.stage is Stage.COLLECTING
     meter = run.service.link.meter
     for reason, topic, frame in frames(liar, run):
         before = Counter(meter.rejected)
-        run.service.take(Arrived(topic, frame), run.world.now)
+        run.service.take(Arrived(topic, frame), run.clock.now)
         assert meter.rejected - before == Counter({reason: 1}), (reason, topic)
-    run.broker.sessions.pop("liar")
+    run.broker.clients.pop("liar")
     run.service.run.machine.roster.discard("liar")
     run.run()
     assert run.service.finished

@@ -132,7 +132,7 @@ def test_a_kind_of_message_that_only_a_later_version_knows_is_dropped_and_counte
 def test_another_major_version_is_told_or_counted_and_the_others_go_on(mixed, tmp_path, way):
     """A device of 2 that still writes frames of 1 hears why it cannot take part; of 2 alone, it is counted."""
     mixed.keys["newer"] = Keys.new()
-    mixed.ring["newer"] = mixed.keys["newer"].public
+    mixed.keyring["newer"] = mixed.keys["newer"].public
     mixed.start(*mixed.coordinator())
     agent, inbox = mixed.device("newer", 0)
     del mixed.agents["newer"]

@@ -101,7 +101,7 @@ def test_a_replay_puts_the_same_answers_aside(method, tmp_path):
     quiet.run()
     broken, _ = attacked(tmp_path / "broken", method, 5e5)
     for moment in (2.5, 3.1, 4.2, 5.0):
-        broken.world.at(moment, lambda: (broken.kill("coordinator"), broken.boot_coordinator()))
+        broken.clock.call_at(moment, lambda: (broken.kill("coordinator"), broken.boot_coordinator()))
     broken.run()
     assert broken.boots == 5
     assert_same(quiet, broken)
@@ -131,9 +131,9 @@ def test_a_run_that_diverges_again_ends_as_diverged_and_stays_so(tmp_path):
     run.run(until=lambda: all(agent.finished for agent in run.agents.values()), limit=60.0)
     assert all(agent.finished for agent in run.agents.values())
     run.boot_coordinator()
-    before = run.world.now
+    before = run.clock.now
     run.run()
-    assert run.service.finished and "not finite" in run.service.run.diverged and run.world.now < before + 5.0
+    assert run.service.finished and "not finite" in run.service.run.diverged and run.clock.now < before + 5.0
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
 ):
     """At the start of the next round, at the end of its own, or between two phases; device-2 is farthest off."""
     run, _ = attacked(tmp_path, method, 999.0, rounds=(2,), outlier=0.0)
-    story, left, at = run.service.run.server_runner, [1], []
-    step, monitor = story.step, story.server.monitor
+    runner, left, at = run.service.run.server_runner, [1], []
+    step, monitor = runner.step, runner.server.monitor
 
     def stepped(advance, *given):
         at[:] = [(advance.round, advance.phase)]
@@ -157,10 +157,10 @@ def test_an_error_of_the_server_half_takes_back_the_round_that_brought_it_about(
             raise ZeroDivisionError("planted")
         return monitor()
 
-    monkeypatch.setattr(story, "step", stepped)
-    monkeypatch.setattr(story.server, "monitor", raises)
+    monkeypatch.setattr(runner, "step", stepped)
+    monkeypatch.setattr(runner.server, "monitor", raises)
     run.run()
-    assert run.service.finished and not run.service.run.diverged and story.errors == 1
+    assert run.service.finished and not run.service.run.diverged and runner.errors == 1
     assert [r for r in caplog.records if r.exc_info and r.exc_info[0] is ZeroDivisionError]
     assert run.service.link.meter.rejected[Reason.OUT_OF_BOUNDS] == 1
     assert "back to round 2" in caplog.text

@@ -24,7 +24,7 @@ def recorded(run):
 
     def listen(topic, frame, retain):
         kept.append((topic, frame))
-        run.times.append(run.world.now)
+        run.times.append(run.clock.now)
         publish(topic, frame, retain)
 
     run.broker.publish = listen
@@ -33,7 +33,7 @@ def recorded(run):
 
 def deliver(run, name, frames):
     for topic, frame in frames:
-        run.broker.sessions[name].deliver(Arrived(topic, frame))
+        run.broker.clients[name].deliver(Arrived(topic, frame))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,7 @@ def test_of_two_coordinators_on_one_folder_the_one_that_came_last_writes(tmp_pat
     old, new = Spool(tmp_path, durable=False), Spool(tmp_path, durable=False)
     assert old.start_run("spring", "{}", 5) == 5
     old.accept(1, "train", ANSWER)
+    old.commit()
     assert new.start_run("spring", "{}", 5) == 6
     with pytest.raises(
         FencedError, match=r"another coordinator, of epoch 6, has taken over .*of epoch 5, stops"
@@ -101,7 +102,7 @@ def test_an_older_coordinators_words_are_refused_by_a_device_that_has_restarted(
     run.kill("device-1")
     run.boot_device("device-1")
     assert run.agents["device-1"].state.saved.epoch == run.service.link.epoch
-    run.broker.sessions["device-1"].deliver(Arrived(*old[0]))
+    run.broker.clients["device-1"].deliver(Arrived(*old[0]))
     deliver(run, "device-1", old)
     assert run.agents["device-1"].link.meter.rejected[Reason.STALE_EPOCH] >= len(old)
     run.run()
@@ -141,7 +142,7 @@ def test_an_epoch_far_ahead_of_a_devices_clock_is_not_taken_over(tmp_path, hones
     for agent in run.agents.values():
         agent.link.clock = frozen(run.boots)
     run.boot_coordinator()
-    run.run(until=lambda: run.world.now > 100)
+    run.run(until=lambda: run.clock.now > 100)
     assert all(agent.link.meter.rejected[Reason.EPOCH_AHEAD] for agent in run.agents.values())
     assert all(agent.link.epoch == before for agent in run.agents.values())
     for agent in run.agents.values():
@@ -161,8 +162,8 @@ def idle(tmp_path):
 def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tmp_path, caplog):
     run = idle(tmp_path)
     agent, kept = run.agents["device-0"], recorded(run)
-    run.world.at(1000.1, lambda: None)
-    run.run(until=lambda: run.world.now > 1000)
+    run.clock.call_at(1000.1, lambda: None)
+    run.run(until=lambda: run.clock.now > 1000)
     assert not agent.view.coordinator_silent, "a coordinator that waits says every minute that it is here"
     heard_at = [at for at, (topic, _) in zip(run.times, kept) if topic == run.topics.coord_state]
     first = [heard_at[0] + seconds for seconds in (0, 15, 45)]  # 15, 30 and 60 s after the question
@@ -175,8 +176,8 @@ def test_a_device_that_is_told_nothing_new_says_so_whatever_is_repeated_to_it(tm
     assert not any(here < at < here + 10 for at in hellos), "it is nothing to be answered"
     run.broker.publish = lambda topic, frame, retain: None  # nothing new gets through
     for later in range(1010, 1600, 10):
-        run.world.at(later, lambda: deliver(run, "device-0", [k for k in kept if "coord/state" in k[0]]))
-    run.run(until=lambda: run.world.now > 1000 + SILENT_SECONDS)
+        run.clock.call_at(later, lambda: deliver(run, "device-0", [k for k in kept if "coord/state" in k[0]]))
+    run.run(until=lambda: run.clock.now > 1000 + SILENT_SECONDS)
     assert (
         agent.view.coordinator_silent and caplog.text.count("nothing new from the coordinator for 180 s") == 2
     ), caplog.text

@@ -36,7 +36,7 @@ class Held:
         self.end = DEVICE if kind == "task" else COORDINATOR
         self._publish, run.broker.publish = run.broker.publish, self.publish
         run.run(until=lambda: bool(self.frame))
-        self.header, self.payload = unseal(self.frame, run.ring, run.keys[self.end].receive)
+        self.header, self.payload = unseal(self.frame, run.keyring, run.keys[self.end].receive)
         self.number = itertools.count(self.header.sequence + 100)
         party = run.service if self.end == COORDINATOR else run.agents[self.end]
         self.link = party.link
@@ -60,11 +60,11 @@ class Held:
         header.setdefault("sequence", next(self.number) if fresh else self.seen)
         made = replace(self.header, **header)
         assert made.suite == SEALED
-        frame = seal(made, self.payload, self.run.keys[made.sender].sign, self.run.ring[self.end].receive)
+        frame = seal(made, self.payload, self.run.keys[made.sender].sign, self.run.keyring[self.end].receive)
         if self.end == COORDINATOR:
             self.link.rate_limiter.frame_was_useful(DEVICE)  # else it would be a flood before long
         before = self.link.meter.snapshot()
-        self.run.broker.sessions[self.end].deliver(Arrived(self.topic, frame))
+        self.run.broker.clients[self.end].deliver(Arrived(self.topic, frame))
         after = self.link.meter.since(before)
         came = {result: n for (_, _, result), n in after.messages.items() if result != "sent"}
         return came, dict(after.rejected)

@@ -27,7 +27,7 @@ def device(tmp_path):
     state = DeviceState(tmp_path, durable=False)
     state.boot(7)
     state.begin("spring", HASH)
-    state.remember(answer_of(state), {"w": np.ones(3, np.float32)})
+    state.save_answer(answer_of(state), {"w": np.ones(3, np.float32)})
     for name in ("device.previous.json", "device.copy.json", "device.copy-2.json"):
         (tmp_path / name).unlink()
     return tmp_path
@@ -45,7 +45,7 @@ def test_a_device_that_let_go_of_a_boot_of_years_ahead_starts_again_as_often_as_
     assert state.boot(ahead, f"1:{keys}") == ahead
     state.begin("spring", HASH)
     for round in (1, 2):
-        state.remember(answer_of(state, round), {"w": np.full(3, round, np.float32)})
+        state.save_answer(answer_of(state, round), {"w": np.full(3, round, np.float32)})
     assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now, "it was renewed"
     for later in (1, 2):
         assert DeviceState(tmp_path, durable=False).boot(now, f"2:{keys}") == now + later
@@ -59,7 +59,7 @@ def test_a_book_that_is_older_than_what_was_before_it_says_so(tmp_path):
     first = (tmp_path / "device.json").read_bytes()
     state.boot(8)
     for round in (1, 2):
-        state.remember(answer_of(state, round), {"w": np.full(3, round, np.float32)})
+        state.save_answer(answer_of(state, round), {"w": np.full(3, round, np.float32)})
     (tmp_path / "device.json").write_bytes(first)
     for copy in ("device.copy.json", "device.copy-2.json"):
         (tmp_path / copy).write_bytes(first)
@@ -105,14 +105,14 @@ def test_an_object_that_is_gone_or_damaged_is_one_line_and_no_traceback(device, 
     book = DeviceState(device).saved
     path = device / "objects" / f"{book.half if which == 'half' else book.answers[0].object}.body"
     path.unlink() if left is None else path.write_bytes(left)
-    with pytest.raises(DamagedError, match=r"body is gone or damaged.*; put it back .* begin anew") as error:
+    with pytest.raises(DamagedError, match=r"body is gone or damaged.*; put it back .* start anew") as error:
         DeviceState(device)
     assert exit_code(error.value) == 1
 
 
 def test_a_device_whose_file_is_gone_and_whose_work_is_here_does_not_begin_anew_in_silence(device):
     (device / "device.json").unlink()
-    with pytest.raises(DamagedError, match=r"device.json is gone; .*put it back .* begin anew"):
+    with pytest.raises(DamagedError, match=r"device.json is gone; .*put it back .* start anew"):
         DeviceState(device)
 
 

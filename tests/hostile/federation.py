@@ -23,12 +23,13 @@ from protofleet.protocol.security.enrolment import CURRENT, load_enrolled
 from protofleet.protocol.settings.reader import encode, write_toml
 from protofleet.protocol.transport.address import BrokerAddress
 from protofleet.protocol.wire.names import COORDINATOR
+from protofleet.runtime.launcher import ForkedChild
 from tests.chaos.campaign import pictures
 from tests.chaos.world import Process
 from tests.hostile.device import PATIENCE, Credentials, Device, Work, honest
 from tests.hostile.proxy import TakenOver
 from tests.support.events import events_in
-from tests.support.forked_program import ForkedProgram
+from tests.support.forked_program import forked_program
 from tests.support.secured_broker import free_port, start_enrolled
 
 RUN = "run"
@@ -51,8 +52,8 @@ program()
 class ForkedProcess(Process):
     """Its command are the arguments of `protofleet`."""
 
-    def spawn(self) -> ForkedProgram:
-        return ForkedProgram(self.command, self.log)
+    def spawn(self) -> ForkedChild:
+        return forked_program(self.command, self.log)
 
 
 class Federation:
@@ -227,9 +228,8 @@ class Federation:
     ) -> Process:  # fmt: skip
         number = len(self.processes)
         file, log = self.folder / f"{name}-{number}.toml", self.folder / f"{name}-{number}.log"
-        said = {
-            key: value for key, value in settings.items() if value != []
-        }  # other checkouts may not know it
+        # Other checkouts may not know it.
+        said = {key: value for key, value in settings.items() if value != []}
         file.write_text(write_toml(said))
         arguments = [job, str(file), *options]
         if self.forked and not (ahead or planted or through or out is not None):

@@ -62,9 +62,8 @@ class TakenOver:
     def __init__(self, broker: BrokerAddress, tls: Callable[[str], TlsFiles]) -> None:
         self._broker, self._tls = broker, tls
         self.passes: Callable[[Frame], bool] = lambda frame: True
-        self.alters: Callable[[str, bytes], bytes] = lambda party, packet: (
-            packet
-        )  # what the broker says to a party
+        # What the broker says to a party.
+        self.alters: Callable[[str, bytes], bytes] = lambda party, packet: packet
         self.seen: list[Frame] = []
         self.wills: dict[str, Frame] = {}  # the newest of each party
         self._lines: dict[str, Line] = {}

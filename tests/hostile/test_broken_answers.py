@@ -70,7 +70,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """All of them at once beside one honest device; nobody is waited for by the pace of the others."""
     names = list(BROKEN)
     policy = Policy(
@@ -87,20 +87,23 @@ def story(tmp_path_factory):
         return Story(code, seconds, f.rounds(), verdicts, f.log_of(coordinator))
 
 
-def test_no_phase_waits_for_who_has_answered_with_nonsense(story):
-    assert story.code == 0 and "Traceback" not in story.log, story.log[-2000:]
-    assert [line["round"] for line in story.rounds] == [1, 2] and story.seconds < PATIENCE_SECONDS / 2
+def test_no_phase_waits_for_who_has_answered_with_nonsense(finished_run):
+    assert finished_run.code == 0 and "Traceback" not in finished_run.log, finished_run.log[-2000:]
+    assert [line["round"] for line in finished_run.rounds] == [
+        1,
+        2,
+    ] and finished_run.seconds < PATIENCE_SECONDS / 2
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_answer_that_cannot_be_read_is_refused_with_its_reason(story, name):
-    assert {verdict for verdict, _ in story.verdicts[name]} == {"refused"}
-    assert all(words.startswith(f"{BROKEN[name][1]}: ") for _, words in story.verdicts[name])
+def test_an_answer_that_cannot_be_read_is_refused_with_its_reason(finished_run, name):
+    assert {verdict for verdict, _ in finished_run.verdicts[name]} == {"refused"}
+    assert all(words.startswith(f"{BROKEN[name][1]}: ") for _, words in finished_run.verdicts[name])
 
 
-def test_each_is_counted_once_under_its_reason(story):
+def test_each_is_counted_once_under_its_reason(finished_run):
     expected = Counter(reason for _, reason in BROKEN.values())
-    assert [line["rejected"] for line in story.rounds] == [expected, expected], "one question a round"
+    assert [line["rejected"] for line in finished_run.rounds] == [expected, expected], "one question a round"
 
 
 def boxed_in(box, size):

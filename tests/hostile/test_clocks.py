@@ -45,7 +45,9 @@ def enrolled_anew(f, name):
     """After its key was stolen."""
     authority = f.fleet.authority()
     revoke(authority, name, "stolen")
-    _, data = make_request(f.fleet.folder_of(name), authority.federation, name, (), fresh=True, durable=False)
+    _, data = make_request(
+        f.fleet.folder_of(name), authority.federation, name, (), new_keys=True, durable=False
+    )
     installed(f, name, approve(authority, review_request(authority, data, name)))
     reissue_approvals(authority, COORDINATOR)
     installed(f, COORDINATOR, read_approval_file(authority.folder / "approvals" / f"{COORDINATOR}.approval"))

@@ -80,7 +80,7 @@ def test_clustering_for_longer_than_the_watchdog_waits_ends_no_coordinator(tmp_p
     given = {"method": METHOD, "network": network, "size": 16, "policy": Policy(quorum=2, gather=2)}
     with Federation(tmp_path, "liar", "b", rounds=1, **given) as f:
         coordinator = f.coordinator(watchdog_seconds=WATCHED)
-        liar = join(f, "liar", crowd(enough_for(2 * WATCHED, 512), 512), 1_000_000)
+        liar = join(f, "liar", crowd(enough_for(3 * WATCHED, 512), 512), 1_000_000)
         join(f, "b", few(512), 10)
         assert f.wait_for_end(coordinator, 300) == 0, f.last_words()
         assert ("accepted", "") in liar.verdicts()

@@ -57,7 +57,7 @@ def test_an_answer_that_outgrows_the_only_limit_its_device_has_known_waits_for_a
     rules = Policy(quorum=1, gather=1, settle_seconds=0.2, patience_seconds=120.0)
     with Federation(tmp_path, "one", policy=rules, **settings) as f:
         coordinator, device = f.coordinator(), f.device("one")
-        said = "what has to be said has grown; it waits, and tries again until the broker takes more"
+        said = "the largest object has grown; this process waits, and tries again until the broker takes more"
         f.wait_until(lambda: f.log_of(device).count(said) >= 2, "two attempts")
         assert device.child.poll() is None and "raise its limit to 6144" in f.log_of(device)
         restart(f)

@@ -29,9 +29,8 @@ def test_refusals_that_a_broker_has_kept_end_no_later_start_however_many_there_a
         kept = said_to(f, "real", "refusal")
         again, before = f.device("real"), hellos(f, "real")
         until_connected(f, "real", before + 1)
-        for number, refusal in enumerate(
-            kept
-        ):  # each after the hello that the one before may have brought about
+        # Each after the hello that the one before may have brought about.
+        for number, refusal in enumerate(kept):
             tell_again(f, "real", [refusal])
             f.stays(again.runs, f"it to run after refusal {number}", 3.0)
         f.coordinator()

@@ -26,24 +26,30 @@ def held(path, mode):
         db.execute("ROLLBACK")
 
 
+# As on NFS: then a program that only reads is in the way of who writes, and one that writes in the way of who reads.
+WITHOUT_LOG = """
+from protofleet.protocol.storage.disk import Disk
+Disk.is_local = lambda self, folder: False
+"""
 HELD_AT_RESUME = """
 import sqlite3, sys, threading
 import protofleet.coordinator.run as run
 resume = run.Run._resume
 def held(self):
     db = sqlite3.connect(self.spool.index.path, isolation_level=None, check_same_thread=False)
-    db.execute("BEGIN")
-    db.execute("SELECT * FROM run").fetchone()
+    db.execute("BEGIN IMMEDIATE")
     threading.Timer(7.0, db.close).start()  # longer than SQLite waits by itself
     resume(self)
 run.Run._resume = held
 """
 
 
-@pytest.mark.parametrize("mode", ["read", "exclusive"])
-def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode):
+@pytest.mark.parametrize(("mode", "planted"), [
+    ("read", WITHOUT_LOG), ("exclusive", WITHOUT_LOG), ("exclusive", ""),
+], ids=["read without a log", "written without a log", "written"])  # fmt: skip
+def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode, planted):
     with Federation(tmp_path, "one", "two", rounds=5) as f:
-        coordinator, gate = f.coordinator(), []
+        coordinator, gate = f.coordinator(planted=planted), []
 
         def work(task):
             return honest(task) if gate or task.round < 3 else None
@@ -65,10 +71,22 @@ def test_an_index_that_another_program_holds_is_waited_for(tmp_path, mode):
         assert [line["round"] for line in f.rounds()] == list(range(1, 7))
 
 
+def test_a_program_that_reads_the_index_holds_nothing_up(tmp_path):
+    with Federation(tmp_path, "one", rounds=5) as f:
+        coordinator, gate = f.coordinator(), []
+        f.raw("one", lambda task: honest(task) if gate or task.round < 3 else None)
+        f.wait_until(lambda: len(f.rounds()) == 2, "the third round")
+        with held(f.run / "coordinator" / "spool.sqlite", "read"):
+            gate.append("open")
+            f.wait_until(lambda: len(f.rounds()) > 3, "rounds while it is read")
+        assert f.wait_for_end(coordinator) == 0, f.last_words()
+        assert "held by" not in f.log_of(coordinator)
+
+
 @contextlib.contextmanager
 def unreadable(federation):
     """A coordinator in the middle of a run, whose loop waits to read the index."""
-    coordinator, one = federation.coordinator(), federation.raw("one")
+    coordinator, one = federation.coordinator(planted=WITHOUT_LOG), federation.raw("one")
     federation.wait_until(lambda: federation.rounds(), "a round")
     with held(federation.run / "coordinator" / "spool.sqlite", "exclusive"):
         one.greet()
@@ -101,11 +119,9 @@ def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else
         coordinator, works = f.coordinator(), []
         f.raw("one")
         f.raw("two", lambda task: honest(task) if works else None)
-        answers = f.run / "coordinator" / "updates" / "one"
-        f.wait_until(lambda: list(answers.glob("*.body")), "the answer of one")
         f.wait_until(lambda: f.events("answered"), "it to be accepted")
         coordinator.kill()
-        for path in answers.glob("*.body"):
+        for path in (f.run / "coordinator" / "answers").glob("*.log"):
             path.write_bytes(path.read_bytes()[:-1])
         coordinator = f.coordinator(planted=HELD_AT_RESUME)
         f.wait_until(lambda: "held by another program" in f.log_of(coordinator), "word of the lock")

@@ -47,9 +47,9 @@ def serves(federation, port, host="127.0.0.1"):
     federation.wait_until(tried, f"metrics at {host}:{port}")
 
 
-def is_healthy(port):
+def is_healthy(port, host="127.0.0.1"):
     try:
-        return answer(port, "/health") is not None
+        return "loop" in answer(port, "/health", host)
     except OSError:  # 503 too
         return False
 
@@ -118,4 +118,5 @@ def test_what_the_stack_writes_is_scraped_at_an_address_that_is_not_the_loopback
     assert (told.metrics_port, told.metrics_host) == (device.metrics_port, device.metrics_host)
     federation.coordinator(metrics_host=told.metrics_host)
     serves(federation, federation.metrics_port, "127.0.0.4")
-    assert "loop" in answer(federation.metrics_port, "/health", "127.0.0.5")
+    # It is once it is connected.
+    federation.wait_until(lambda: is_healthy(federation.metrics_port, "127.0.0.5"), "its health there")

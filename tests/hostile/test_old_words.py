@@ -51,9 +51,8 @@ def test_the_end_of_a_run_ends_no_device_that_waits_for_the_next_one(tmp_path):
         kept = said_to(f, "real", "finished", "state")
         assert "finished" in {frame.kind for frame in kept}
         again, before = f.device("real"), hellos(f, "real")
-        until_connected(
-            f, "real", before + 1
-        )  # and the broker has said the coordinator's last state by itself
+        # And the broker has said the coordinator's last state by itself.
+        until_connected(f, "real", before + 1)
         tell_again(f, "real", kept)
         until_connected(f, "real", before + 2)  # 15 seconds later it still asks
         assert again.child.poll() is None, again.last_word()

@@ -6,6 +6,7 @@ And many that wait for what one of them says.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from protofleet.coordinator.round.policy import Policy
 from protofleet.coordinator.spool.older_copies import LISTEN_SECONDS
@@ -128,7 +129,10 @@ def test_hellos_of_an_earlier_run_that_a_broker_repeats_vote_for_nothing(tmp_pat
         f.proxy.passes = lambda frame: (
             frame.down or frame.party not in held or frame.kind not in ("hello", "state")
         )
-        summer = f.coordinator(name="summer")
+        # Who comes back when the run is over hears of it from nobody.
+        summer = f.coordinator(
+            name="summer", policy=replace(policy, gather=3, settle_seconds=60.0, patience_seconds=60.0)
+        )
         f.wait_until(lambda: any(x.header.get("run") == "summer" for x in f.proxy.seen), "the second run")
         for frame in kept:
             f.proxy.tell(COORDINATOR, frame.topic, frame.data)

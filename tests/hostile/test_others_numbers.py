@@ -192,7 +192,7 @@ def test_a_domain_that_looks_like_markup_is_shown_as_it_is(tmp_path):
         screen = io.StringIO()
         with Progress(1, Console(file=screen, force_terminal=True, width=100)) as progress:
             for record in f.rounds():
-                progress.line(json.dumps({"event": "round", **record}))
+                progress.handle_line(json.dumps({"event": "round", **record}))
         assert "[/x] :smile:" in screen.getvalue() and "50.0%" in screen.getvalue()
         assert main(["report", str(f.run)]) == 0
         assert "[/x] :smile:" in Path(f.run / "report.html").read_text()

@@ -37,7 +37,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """All lies in round 1, which an honest device holds open; the coordinator is killed, and its next one hears them.
 
     Once for all, as the processes are what takes the time.
@@ -104,15 +104,17 @@ def test_there_is_a_lie_for_every_reason():
 
 
 @pytest.mark.parametrize("reason", sorted(COUNTED))
-def test_what_a_device_gets_wrong_is_counted_under_its_reason(story, reason):
-    assert story.first[reason] > 0
+def test_what_a_device_gets_wrong_is_counted_under_its_reason(finished_run, reason):
+    assert finished_run.first[reason] > 0
 
 
 @pytest.mark.parametrize("reason", sorted(REFUSED))
-def test_a_refused_answer_is_refused_again_by_the_next_coordinator(story, reason):
-    assert story.second[reason] > 0 and reason.value in story.dropped
-    assert {verdict for verdict, _ in story.verdicts[reason]} == {"refused"}
-    assert story.rounds[0]["dropped"][reason.value] in {words for _, words in story.verdicts[reason]}
+def test_a_refused_answer_is_refused_again_by_the_next_coordinator(finished_run, reason):
+    assert finished_run.second[reason] > 0 and reason.value in finished_run.dropped
+    assert {verdict for verdict, _ in finished_run.verdicts[reason]} == {"refused"}
+    assert finished_run.rounds[0]["dropped"][reason.value] in {
+        words for _, words in finished_run.verdicts[reason]
+    }
 
 
 @dataclass
@@ -162,8 +164,8 @@ def test_a_run_in_which_there_was_no_room_ends_well(scarce):
     assert [line["participants"] for line in scarce.rounds] == [["b", "c"], ["b", "c"]]
 
 
-def test_a_run_in_which_every_lie_was_told_ends_well(story):
-    assert story.code == 0, story.log[-2000:]
-    assert "Traceback" not in story.log
-    assert [line["round"] for line in story.rounds] == [1, 2, 3]
-    assert all("honest" in line["participants"] for line in story.rounds)
+def test_a_run_in_which_every_lie_was_told_ends_well(finished_run):
+    assert finished_run.code == 0, finished_run.log[-2000:]
+    assert "Traceback" not in finished_run.log
+    assert [line["round"] for line in finished_run.rounds] == [1, 2, 3]
+    assert all("honest" in line["participants"] for line in finished_run.rounds)

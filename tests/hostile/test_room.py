@@ -111,7 +111,7 @@ def test_an_offer_of_all_the_room_that_there_is_keeps_no_other_answer_out(tmp_pa
         coordinator, gate = f.coordinator(through=through), []
         b, c = Honest(f, "b", gate), Honest(f, "c", gate)
         f.wait_until(f.answers, "the coordinator")
-        room = free_bytes(f) - (5 << 18)  # what a round's snapshot, its broadcast and its end take
+        room = free_bytes(f) - (9 << 17)  # what a round's snapshot, its broadcast and its end take
         rows = int(room) // (4 * SIZE) - 64
         liar = Liar(f, rows, blocks=len(of_rows(rows)) // BLOCK if serves else 0)
         b.device.wait("task")

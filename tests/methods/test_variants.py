@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods import fedavg, fedproto
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.catalog import load
@@ -52,9 +52,9 @@ def test_a_variant_learns_and_the_model_it_reports_is_measured(method, hyper, vi
 def test_a_variant_survives_crashes_loss_and_reordering_to_the_bit(method, hyper, view, tmp_path):
     run = simulation(tmp_path / "unbroken", method, hyper=hyper).run()
     rough = simulation(tmp_path / "rough", method, NetworkConditions(jitter=0.5, repeat=0.5), 3, hyper=hyper)
-    rough.world.at(2.0, rough.boot_coordinator)
-    rough.world.at(1.3, lambda: rough.kill("device-1"))
-    rough.world.at(2.3, lambda: rough.boot_device("device-1"))
+    rough.clock.call_at(2.0, rough.boot_coordinator)
+    rough.clock.call_at(1.3, lambda: rough.kill("device-1"))
+    rough.clock.call_at(2.3, lambda: rough.boot_device("device-1"))
     assert_same(run, rough.run())
 
 

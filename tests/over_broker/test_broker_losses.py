@@ -204,9 +204,8 @@ def test_an_absent_durable_subscriber_loses_what_was_acknowledged_and_our_device
     late = made.lines["device-2"]
     late.seconds = 0.05
     made.begin()
-    made.until(
-        lambda: (made.agents["device-2"].link.progress or (0, 0))[0] > 1
-    )  # in the middle of a broadcast
+    # In the middle of a broadcast.
+    made.until(lambda: (made.agents["device-2"].link.progress or (0, 0))[0] > 1)
     late.reset()
     others = [made.agents[name] for name in DEVICES[:2]]
     made.until(lambda: all(a.state.last_round >= 1 for a in others))  # who have all of it

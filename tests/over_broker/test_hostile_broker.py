@@ -31,7 +31,7 @@ class HastyInbox(queue.SimpleQueue):
 def malice_in(run, seed, rate=0.4):
     """In the place of a simulated broker's `publish`."""
     malice = Malice(
-        run.broker.publish, lambda seconds, call: run.world.at(run.world.now + seconds, call), seed, rate
+        run.broker.publish, lambda seconds, call: run.clock.call_at(run.clock.now + seconds, call), seed, rate
     )
     run.broker.publish = malice.publish
     return malice

@@ -44,8 +44,8 @@ def stormed(tmp_path, broker, federation):
     made = Federation(tmp_path / "real", broker.address, federation, "fedavg")
     made.coordinators_inbox = BoundedInbox
     keys = Keys.new()
-    made.ring["liar"] = keys.public
-    liar = Liar("liar", keys, made.ring, made.topics, hello={"classes": 7})  # so that no cohort has it
+    made.keyring["liar"] = keys.public
+    liar = Liar("liar", keys, made.keyring, made.topics, hello={"classes": 7})  # so that no cohort has it
     inbox = BoundedInbox()
     liar.transport = Mqtt(
         f"{federation}-liar", broker.address, inbox, subscriptions=made.topics.device_subscriptions("liar")

@@ -30,10 +30,11 @@ from tests.support.small_federation import once_each
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 METHODS = {  # broadcasts of several blocks, and of one
     "fedavg": {"network": Network("mlp", feature_size=256), "method": {"name": "fedavg", "lr": 0.02}},
+    # Its broadcasts are one block.
     "fedproto": {
         "network": Network("mlp", feature_size=16),
         "method": {"name": "fedproto"},
-    },  # its broadcasts are one block
+    },
 }
 TOGETHER = Policy(quorum=3, cohort=3, patience_seconds=90.0, settle_seconds=0.2)
 SILENT = "import protofleet.protocol.wire.forms as forms; forms.DEVICE_FORMS = ()"  # it says no form
@@ -183,9 +184,8 @@ def test_new_devices_give_an_old_coordinator_the_same_bits_as_a_new_one(runs, tm
         assert [f.wait_for_end(one) for one in ours] == [0, 0]
         assert not complaints(f, ours)
     answers = {place: hashlib.sha256(body).digest() for place, body in old.answers.items()}
-    same = {
-        (r, p, d): found for r, p, d, _, found in before.answers if d in OURS
-    }  # the newest rounds' are kept
+    # The newest rounds' are kept.
+    same = {(r, p, d): found for r, p, d, _, found in before.answers if d in OURS}
     assert len(answers) == 6 and same and same.items() <= answers.items()
     assert keys_of([(header["kind"], fields) for header, fields in old.heard], UPWARDS) <= TO_ALL
     assert all(fields["metrics"] for header, fields in old.heard if header["kind"] == "update")

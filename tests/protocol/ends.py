@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.deploy.simulation.world import Broker, NetworkConditions, World
+from protofleet.deploy.simulation.network import NetworkConditions, SimulatedBroker, VirtualClock
 from protofleet.protocol.link.base import Received
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.device import DeviceLink
@@ -29,7 +29,7 @@ class Gate:
     asked: bool = False  # whether what no link can read is the answer to a question
     faults: list[Rejected] = field(default_factory=list)
 
-    def asks(self, update):
+    def is_expected(self, update):
         return self.asked
 
     def admit(self, update, size, name):
@@ -43,10 +43,10 @@ class Ends:
     """A coordinator and devices; what each received, and what each rejected."""
 
     def __init__(self, folder: Path, devices=("a", "b"), conditions=NetworkConditions(), seed=0):
-        self.folder, self.world = folder, World(conditions, seed)
-        self.broker = Broker(self.world)
+        self.folder, self.clock = folder, VirtualClock()
+        self.broker = SimulatedBroker(self.clock, conditions, seed)
         self.keys = {n: Keys.new() for n in (COORDINATOR, *devices)}
-        self.ring = {n: k.public for n, k in self.keys.items()}
+        self.keyring = {n: k.public for n, k in self.keys.items()}
         self.heard: dict[str, list[Received]] = {n: [] for n in self.keys}
         self.rejected: dict[str, list[Rejected]] = {n: [] for n in self.keys}
         self.gate = Gate()
@@ -60,9 +60,9 @@ class Ends:
         return self.links[COORDINATOR]
 
     def boot_coordinator(self, epoch=1):
-        session = self._session(COORDINATOR, TOPICS.coordinator_subscriptions())
+        session = self._connect(COORDINATOR, TOPICS.coordinator_subscriptions())
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
-        link = CoordinatorLink(me, self.ring, TOPICS, session, self._spool_of, "")
+        link = CoordinatorLink(me, self.keyring, TOPICS, session, self._spool_of, "")
         link.admission_controller = self.gate
         self.links[COORDINATOR] = link
 
@@ -70,10 +70,10 @@ class Ends:
         return ObjectStore(self.folder / f"spool-{device}", False)
 
     def boot_device(self, device, boot=1):
-        session = self._session(device, TOPICS.device_subscriptions(device))
+        session = self._connect(device, TOPICS.device_subscriptions(device))
         store = ObjectStore(self.folder / device, durable=False)
         me = Identity(device, boot, self.keys[device])
-        self.links[device] = DeviceLink(me, self.ring, TOPICS, session, store)
+        self.links[device] = DeviceLink(me, self.keyring, TOPICS, session, store)
 
     def broadcast(self, arrays, devices, round=1):
         """Offer arrays to devices and give each the task that stands on them."""
@@ -92,38 +92,38 @@ class Ends:
 
     def unsealed(self, frame, recipient):
         """Header and payload, as the recipient reads them."""
-        return unseal(frame, self.ring, self.keys[recipient].receive)
+        return unseal(frame, self.keyring, self.keys[recipient].receive)
 
     def sealed(self, header, payload, signer, recipient):
         return seal(header, payload, self.keys[signer].sign, self.keys[recipient].public.receive)
 
     def run(self, seconds=60.0, until=lambda: False):
-        self.world.run(until, self.world.now + seconds)
+        self.clock.run(until, self.clock.now + seconds)
 
     def results(self, receiver, direction):
         """(message kind, result) -> how many, as the receiver's meter counted them."""
         counted = self.links[receiver].meter.messages
         return {(k, r): n for (d, k, r), n in counted.items() if d == direction and r != "sent"}
 
-    def _session(self, name, topics):
+    def _connect(self, name, topics):
         def take(item: Item) -> None:
             if isinstance(item, Arrived):
                 try:
-                    self.heard[name] += self.links[name].arrived(item.topic, item.frame, self.world.now)
+                    self.heard[name] += self.links[name].arrived(item.topic, item.frame, self.clock.now)
                 except Rejected as fault:
                     self.rejected[name].append(fault)
                 self._arm(name)
 
-        return self.broker.session(name, take, set(topics))
+        return self.broker.connect(name, take, set(topics))
 
     def _arm(self, name):
         link = self.links[name]
         if link.wake_at < float("inf"):
-            self.world.at(max(link.wake_at, self.world.now), lambda: self._bell(name, link))
+            self.clock.call_at(max(link.wake_at, self.clock.now), lambda: self._bell(name, link))
 
     def _bell(self, name, link):
-        if self.links[name] is link and link.wake_at <= self.world.now:
-            link.wake(self.world.now)
+        if self.links[name] is link and link.wake_at <= self.clock.now:
+            link.wake(self.clock.now)
             self._arm(name)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from protofleet.protocol.wire.arrays import encode
@@ -27,7 +25,3 @@ def fault_of(call):
     with pytest.raises(Rejected) as fault:
         call()
     return fault.value.reason
-
-
-def open_files():
-    return len(list(Path("/proc/self/fd").iterdir()))

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.protocol.security.keys import PublicKeys
 from protofleet.protocol.transport.base import Arrived, Connected
 from tests.protocol import hpke
@@ -25,13 +25,13 @@ class Foreign:
     """It gives back what it got, and says that it has learned from ten examples."""
 
     def __init__(self, run, key, secret, coordinator):
-        self.key, self.secret, self.world = key, secret, run.world
+        self.key, self.secret, self.clock = key, secret, run.clock
         self.coordinator_key = Ed25519PublicKey.from_public_bytes(coordinator.sign)
         self.coordinator_receive = coordinator.receive
         self.run, self.epoch, self.sequence, self.plan, self.verdicts = "", 0, 0, b"", []
         self.objects, self.coming, self.task, self.answer, self.finished = {}, None, None, None, False
         topics = {BASE + t for t in ("coord/state", "round", f"down/{ME}")}
-        self.session = run.broker.session(ME, self.take, topics)
+        self.session = run.broker.connect(ME, self.take, topics)
         self.tick()
 
     def take(self, item):
@@ -51,7 +51,7 @@ class Foreign:
         else:
             self.hello()
         if not self.finished:
-            self.world.at(self.world.now + 1.0, self.tick)
+            self.clock.call_at(self.clock.now + 1.0, self.tick)
 
     def say(self, kind, fields, round=0, phase="", base=b""):
         self.sequence += 1
@@ -177,8 +177,8 @@ def test_a_device_written_from_the_document_alone_takes_part_to_the_end(tmp_path
     key = Ed25519PrivateKey.generate()
     run.kill("device-2")
     secret = X25519PrivateKey.generate()
-    run.ring[ME] = PublicKeys(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
-    foreign = Foreign(run, key, secret, run.ring["coordinator"])
+    run.keyring[ME] = PublicKeys(key.public_key().public_bytes_raw(), secret.public_key().public_bytes_raw())
+    foreign = Foreign(run, key, secret, run.keyring["coordinator"])
     run.run()
     assert run.service.finished and ME in run.service.run.participants.members
     assert foreign.verdicts.count("accepted") >= 4 and set(foreign.verdicts) <= {"accepted", "late"}

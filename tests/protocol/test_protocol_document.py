@@ -67,7 +67,7 @@ def test_the_example_shows_frames_of_both_types_and_a_body():
 
 
 def test_the_limits_are_those_of_the_code():
-    assert limits.written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.limits"
+    assert limits.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.limits"
 
 
 def test_no_limit_of_the_wire_is_left_out():
@@ -92,13 +92,12 @@ def test_no_limit_of_the_wire_is_left_out():
 
 def test_every_reason_is_described_as_the_code_means_it():
     assert set(MEANINGS) == set(Reason)
-    assert reasons.written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.reasons"
+    assert reasons.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.reasons"
 
 
 def test_the_header_is_described_field_by_field():
-    found = [
-        row for row in rows(section("## 3. The envelope")) if len(row) > 3
-    ]  # the other table counts bytes
+    # The other table counts bytes.
+    found = [row for row in rows(section("## 3. The envelope")) if len(row) > 3]
     table = [(int(row[0]), row[1].strip("`"), row[2]) for row in found[1:]]
     expected = [(i, f.name, TYPES[t]) for i, (f, t) in enumerate(zip(fields(Header), FIELD_TYPES))]
     assert table == expected
@@ -122,10 +121,11 @@ def test_every_key_of_every_message_is_described_with_its_type():
     }
     for name, keys in LATER.items():
         expected[name] |= {key: ({TYPES[t] for t in types}, True) for key, types in keys.items()}
+    # Nil is refused by the coordinator, not by the codec.
     expected["update"]["arrays"] = (
         {"bin", "array"},
         False,
-    )  # nil is refused by the coordinator, not by the codec
+    )
     assert described == expected
 
 
@@ -193,7 +193,7 @@ def test_every_form_is_described_and_no_other():
 
 
 def test_the_arrays_of_every_method_are_those_that_the_coordinator_demands():
-    assert arrays.written(TEXT) == TEXT, "run python -m protofleet.deploy.pages.arrays"
+    assert arrays.generate(TEXT) == TEXT, "run python -m protofleet.deploy.pages.arrays"
 
 
 def test_the_files_of_a_device_are_those_that_are_installed():

@@ -33,7 +33,7 @@ def open_to_others(folder: Path) -> set[str]:
 def test_answers_snapshots_and_states_are_for_their_owner_alone(place):
     folder = run_with(place, 0o022)
     kept = folder / "coordinator"
-    assert list(kept.glob("updates/*/*.body")) and list(kept.glob("snapshots/*.body"))
+    assert list(kept.glob("answers/*.log")) and list(kept.glob("snapshots/*.body"))
     assert open_to_others(kept) == set()
     for device in (folder / "devices").iterdir():
         assert list(device.glob("objects/*.body"))

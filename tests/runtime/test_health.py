@@ -43,6 +43,7 @@ on_progress(lambda: heartbeats.beat_if_working("work"))
 class App:
     finished, wake_at = False, float("inf")
     def wake(self, now): pass
+    def end_turn(self, now): pass
     def take(self, item, now):
         if isinstance(item, Stop): self.finished = True
         else: item.call()

@@ -8,7 +8,6 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
@@ -16,6 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from protofleet.runtime import metrics_server
 from protofleet.runtime.metrics_page import Endpoint, MetricsError, exposed, pages
 from protofleet.runtime.metrics_server import MOST_HEAD, Response, bound, serving
+from tests.support.open_files import open_files
 
 PATIENCE = 20.0
 
@@ -39,10 +39,6 @@ def said(port, request):
 
 def first_line(port, request):
     return said(port, request).split(b"\r\n")[0].decode()
-
-
-def open_files():
-    return len([*Path("/proc/self/fd").iterdir()])
 
 
 def test_what_is_no_request_for_a_page_is_told_so():
@@ -92,8 +88,8 @@ def test_who_does_not_take_its_answer_is_left_behind(monkeypatch):
     with serving(listening, large), socket.create_connection(listening.getsockname(), PATIENCE) as deaf:
         deaf.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         deaf.recv(1)
-        with_both, deadline = open_files(), time.monotonic() + PATIENCE
-        while open_files() >= with_both:
+        with_both, deadline = len(open_files()), time.monotonic() + PATIENCE
+        while len(open_files()) >= with_both:
             assert time.monotonic() < deadline, "the server's end stays open"
             time.sleep(0.01)
 

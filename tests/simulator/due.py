@@ -6,6 +6,7 @@ its plan. A second mechanism makes up for most words that are not said, later, s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from protofleet.protocol.wire.messages import (
@@ -23,6 +24,7 @@ from protofleet.protocol.wire.names import COORDINATOR
 from tests.simulator.promises import demand
 
 FIRST, LONGEST = 5.0, 60.0  # before an update is said again
+SLOW = 4.0  # times as long as the last receipt took, where that is later than FIRST
 CLOCK = 1.06  # how much slower than the world a device may count them
 Question = tuple[int, str]  # round and phase
 
@@ -36,7 +38,9 @@ class Due:
     _owed: set[str] = field(default_factory=set)  # of them, who waits to be asked
     _answer: Question | None = None  # that was said last
     _waits: bool = False  # for its receipt
+    _first_said_at: float = 0.0
     _said_at: float = 0.0
+    _receipt_seconds: float = 0.0  # that the last one took
     _pause: float = FIRST
     _under: int = 0  # epoch of the coordinator that a device goes by
     _welcome: bool = True  # of that one has come: else its answer may be another run's, and is not said
@@ -52,6 +56,8 @@ class Due:
                 if sender in self._asked:
                     self._owed.add(sender)
             case Receipt(round, phase) if (round, phase) == self._answer:
+                if self._waits:
+                    self._receipt_seconds = now - self._first_said_at
                 self._waits = False
             case Finished() | State(False, "finished"):
                 self._waits = False
@@ -77,13 +83,24 @@ class Due:
             self._owed.discard(name)
 
     def _answered(self, question: Question, now: float) -> None:
-        again = question == self._answer
-        self._pause = min(2 * self._pause, LONGEST) if again else FIRST
+        if question == self._answer:
+            self._pause = min(2 * self._pause, LONGEST)
+        else:
+            self._first_said_at = now
+            self._pause = min(max(FIRST, SLOW * CLOCK * self._receipt_seconds), LONGEST)
         self._answer, self._said_at, self._waits = question, now, True
 
-    def look(self, now: float, newest: int) -> None:
-        """After a step of its process, which goes on."""
-        greeted, owed, waited = sorted(self._greeted), sorted(self._owed), now - self._said_at
+    def look(self, now: float, newest: int, waited_for: Collection[str]) -> None:
+        """After a step of its process, which goes on.
+
+        What a turn has asked is said at its end, and by then the phase may have ended in the same turn: so a
+        coordinator's own word counts for whom it waits.
+        """
+        greeted, owed, waited = (
+            sorted(self._greeted),
+            sorted(self._owed & set(waited_for)),
+            now - self._said_at,
+        )
         self._greeted.clear()
         replaced = self.epoch and self.epoch < newest
         words = f"I4: epoch {self.epoch} goes on after hellos of {greeted}, and the run is epoch {newest}'s"

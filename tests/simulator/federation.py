@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -35,7 +34,7 @@ from protofleet.protocol.storage.store import DamagedError
 from protofleet.protocol.wire.names import COORDINATOR
 from protofleet.protocol.wire.reasons import Reason
 from protofleet.protocol.wire.topics import Topics
-from tests.crash.platter import Platter
+from tests.crash.platter import FrailDisk, Platter
 from tests.simulator import tally
 from tests.simulator.broker import Broker
 from tests.simulator.clock import Clock
@@ -110,15 +109,14 @@ class Federation:
         self.dice = random.Random(f"{s.seed}/run")
         self.broker = Broker(self.clock, random.Random(f"{s.seed}/broker"), manners(s))
         self.keys = KEYS if s.sealed else QUICK
-        self.ring = {name: Registered.of(keys) for name, keys in self.keys.items()}
+        self.keyring = {name: Registered.of(keys) for name, keys in self.keys.items()}
         self.plan = self._plan()
         self.data = {name: self._data(i) for i, name in enumerate(s.devices)}
         self.hosts = {name: Host(self.clock) for name in (COORDINATOR, *s.devices)}
         self.weather = {name: Weather() for name in (COORDINATOR, *s.devices)}
         self.work_seconds = dict.fromkeys((COORDINATOR, *s.devices), s.work_seconds)
-        self.processes: dict[
-            str, Process
-        ] = {}  # by place: a device, "coordinator", or a second one of either
+        # By place: a device, "coordinator", or a second one of either.
+        self.processes: dict[str, Process] = {}
         self.platters: dict[Path, Platter] = {}
         self.ends: list[str] = []  # what processes said that ended of themselves
         self.finished = False
@@ -141,6 +139,7 @@ class Federation:
         process = self.processes[place] = Process(self.clock, self.hosts[name], self.dice, place)
         process.watch, process.exited = self._watch, lambda p: self._exited(p, name, folder)
         process.worker.seconds = lambda: self._seconds(name)
+        process.committed = self.history.committed
         where = self.folder / (folder or place)
         if "frail_disk" in self.scenario.kinds:
             if where not in self.platters:
@@ -166,22 +165,23 @@ class Federation:
         line = self._line(process, name, topics.coordinator_subscriptions(), 0.0, clean=True)
 
         link = self._coordinator_link(
-            me, self.ring, topics, line, spool.store, RUN,
+            me, self.keyring, topics, line, spool.store, RUN,
             self.scenario.sealed, Wall(process.host.wall), process.name,
         )  # fmt: skip
         line.leave(link.will(topics.coord_state))
         machine = self.parts.machine(self.scenario.policy, self.plan.rounds, self.plan.seed)
         context = ProcessContext(link, process.worker, Bans(spool.folder, spool.disk))
         run = self._run(self.plan, machine, spool, context)
+        process.turn_items = self.scenario.turn_items
         process.start(CoordinatorService(context, run), line)
 
     def _boot_device(self, process: Process, name: str, folder: Path) -> None:
         memory = self._state(folder, disk=process.disk)
-        boot = memory.boot(process.host.wall(), self.ring[name].holder)
+        boot = memory.boot(process.host.wall(), self.keyring[name].holder)
         me, topics = Identity(name, boot, self.keys[name]), Topics(FEDERATION)
         line = self._line(process, name, topics.device_subscriptions(name), 600.0, clean=False)
         clock = Wall(process.host.wall)
-        link = self._device_link(me, self.ring, topics, line, memory.store, self.scenario.sealed, clock)
+        link = self._device_link(me, self.keyring, topics, line, memory.store, self.scenario.sealed, clock)
         line.leave(link.will(topics.device_state(name)))
         data = self.data[name]
         agent = self._agent(
@@ -262,7 +262,7 @@ class Federation:
         self.clock.note(f"{name} is renewed")
         self.hosts[name].set()
         self.hosts[COORDINATOR].set()
-        self.ring[name] = replace(self.ring[name], serial=self.ring[name].serial + 1)
+        self.keyring[name] = replace(self.keyring[name], serial=self.keyring[name].serial + 1)
         if self.said.marks.get(name, NOTHING)[0] > self.hosts[COORDINATOR].wall() + MOST_AHEAD:
             del self.said.marks[name]  # said under the wrong clock; the new record lets it go
 
@@ -315,13 +315,14 @@ class Federation:
             banned = party.context.bans.banned
             demand(not banned, f"I8: honest devices are banned: {sorted(banned)}")
         if process.alive and not party.finished:
-            party.link.due.look(self.clock.now, self.history.newest)  # type: ignore[attr-defined]
+            waited_for = party.run.machine.waited_for if isinstance(party, CoordinatorService) else ()
+            party.link.due.look(self.clock.now, self.history.newest, waited_for)  # type: ignore[attr-defined]
         process.looked += 1
         if process.alive and process.looked % 8:
             return  # sums only grow: what is wrong once is wrong at the next look
-        if isinstance(party, Agent) and party.link._early is not None:
+        if isinstance(party, Agent) and party.link.has_early_block:
             return  # a block that has come before its task is counted with it
-        meter, back, out = party.link.meter, party.link._back, party.link.direction  # type: ignore[attr-defined]
+        meter, back, out = party.link.meter, party.link.peer_direction, party.link.direction  # type: ignore[attr-defined]
         ended = sum(n for (way, _, _), n in meter.messages.items() if way == back)
         words = f"I6: {process.name} was given {process.arrived} frames and counted {ended}"
         demand(ended == process.arrived, words)
@@ -356,6 +357,8 @@ class Federation:
 
 def close_files(process: Process) -> None:
     """What the system does for a process that has gone: files closed, transactions rolled back."""
+    if isinstance(process.disk, FrailDisk):
+        process.disk.die()
     party = process.party
     fetches = []
     if isinstance(party, CoordinatorService):
@@ -365,5 +368,4 @@ def close_files(process: Process) -> None:
     elif isinstance(party, Agent) and party.link._fetch:
         fetches, party.link._fetch = [party.link._fetch], None
     for fetch in fetches:
-        with contextlib.suppress(OSError):
-            os.close(fetch.partial._file)
+        fetch.partial.abandon(forget=False)

@@ -38,9 +38,8 @@ class Said:
     where: dict[bytes, str] = field(default_factory=dict)  # envelope -> topic that its sender said it on
     coordinators: dict[int, Ear] = field(default_factory=dict)  # by epoch
     owes: dict[int, Due] = field(default_factory=dict)  # of coordinators, by epoch
-    marks: dict[str, Place] = field(
-        default_factory=dict
-    )  # by device: what no later coordinator may take again
+    # By device: what no later coordinator may take again.
+    marks: dict[str, Place] = field(default_factory=dict)
 
     def says(self, topic: str, frame: bytes) -> None:
         if is_block(frame):
@@ -51,9 +50,13 @@ class Said:
             readable = header.recipient != EVERYBODY and opens(frame[start:-SIGNATURE])
             demand(not readable, f"I12: everybody can read the {header.kind} of {header.sender} on {topic}")
 
-    def accepted(self, epoch: int, device: str) -> None:
-        """An answer has become durable, and with it how far its device had been heard."""
-        self.marks[device] = self.coordinators[epoch].newest[device]
+    def heard_of(self, epoch: int, device: str) -> Place:
+        """How far a device has been heard."""
+        return self.coordinators[epoch].newest[device]
+
+    def accepted(self, device: str, heard: Place) -> None:
+        """An answer has become durable, and with it how far its device had been heard when it came."""
+        self.marks[device] = heard
 
     def asks_no_more(self, epoch: int) -> None:
         if epoch in self.owes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,18 +70,25 @@ class History:
     said: Said
     epochs: list[int] = field(default_factory=list)
     saves: list[Saved] = field(default_factory=list)
-    taken: dict[tuple[int, str, str, bytes], Taken] = field(
-        default_factory=dict
-    )  # round, phase, device, base
+    # Round, phase, device, base.
+    taken: dict[tuple[int, str, str, bytes], Taken] = field(default_factory=dict)
     rows: dict[tuple[int, str, str], bytes] = field(default_factory=dict)  # round, phase, device -> object
     closed: dict[tuple[int, int, str], tuple[str, ...]] = field(default_factory=dict)  # round, attempt, phase
     works: dict[Path, list[Work]] = field(default_factory=lambda: defaultdict(list))  # by a device's folder
     perhaps: dict[Path, Work] = field(default_factory=dict)  # its device died just then
     twins: set[str] = field(default_factory=set)  # and names of which a second life may answer otherwise
 
+    # Accepted answers that become durable with the next commit, by the spool's folder.
+    uncommitted: dict[Path, list[Callable[[], None]]] = field(default_factory=lambda: defaultdict(list))
+
     @property
     def newest(self) -> int:
         return self.epochs[-1] if self.epochs else -1
+
+    def committed(self, folder: Path) -> None:
+        """A transaction of the spool there is over."""
+        for note in self.uncommitted.pop(folder, []):
+            note()
 
     def copied(self, card: Path, copy: Path) -> None:
         """With what its device was just about to make durable when it died, if that is on the card."""
@@ -117,6 +124,7 @@ class History:
 def observed_spool(base: type[Spool], history: History) -> type[Spool]:
     class Observed(base):  # type: ignore[valid-type,misc]
         def __init__(self, folder: Path, durable: bool = True, disk: Disk | None = None) -> None:
+            history.uncommitted.pop(folder, None)  # whoever died before its commit has accepted nothing
             history.check_disk(folder)
             super().__init__(folder, durable, disk)
             gone = {what: n for what, n in self.fallbacks.items() if n}
@@ -124,9 +132,8 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
 
         def start_run(self, name: str, settings: str, clock: int, least: int = 0) -> int:
             epoch = super().start_run(name, settings, clock, least)
-            believed = [
-                each for each in history.epochs if not ahead(each, clock)
-            ]  # else a clock has been set
+            # Else a clock has been set.
+            believed = [each for each in history.epochs if not ahead(each, clock)]
             demand(epoch > max(believed, default=-1), f"I4: epoch {epoch} follows {believed}")
             history.epochs.append(epoch)
             self.mine = epoch
@@ -191,6 +198,17 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
         ) -> None:
             before = self.answers(round, phase).get(answer.device)
             super().accept(round, phase, answer, last_heard, holder)
+            known = self.answers(round, phase).get(answer.device)
+            where = f"{answer.device}'s answer to round {round} {phase}"
+            demand(known == answer, f"I2: {where} is not what the spool gives back")
+            place = history.said.heard_of(self.mine, answer.device)
+            history.uncommitted[self.folder].append(
+                lambda: self._accepted(round, phase, answer, before, place)
+            )
+
+        def _accepted(
+            self, round: int, phase: str, answer: Accepted, before: Accepted | None, heard: tuple[int, int]
+        ) -> None:
             where = f"{answer.device}'s answer to round {round} {phase}"
             history.written_by(self.mine, where)
             key = (round, phase, answer.device, answer.base)
@@ -198,12 +216,10 @@ def observed_spool(base: type[Spool], history: History) -> type[Spool]:
                 # Attempts may ask A, then B, then A: the answer to B has taken the place of the one to A meanwhile.
                 replaced = before is not None and before.base != answer.base
                 demand(replaced and known.answer == answer, f"I2: {where} was accepted twice")
-            history.said.accepted(self.mine, answer.device)
+            history.said.accepted(answer.device, heard)
             history.rows[round, phase, answer.device] = answer.object
             body = self.store(answer.device).open(answer.object)
             history.taken[key] = Taken(answer, {name: np.array(body[name]) for name in body})
-            known = self.answers(round, phase).get(answer.device)
-            demand(known == answer, f"I2: {where} is not what the spool gives back")
 
         def close_phase(self, round: int, phase: str, devices: Sequence[str]) -> None:
             try:
@@ -246,10 +262,10 @@ def observed_state(base: type[DeviceState], history: History) -> type[DeviceStat
             if fresh:
                 history.works[self.folder].clear()
 
-        def remember(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
+        def save_answer(self, answer: Answer, half: Arrays, epoch: int = 0) -> None:
             before = self.saved.epoch
             try:
-                super().remember(answer, half, epoch)
+                super().save_answer(answer, half, epoch)
             except Killed:  # the name may be there already, only its folder was not synced
                 history.perhaps[self.folder] = self._work(answer, half)
                 raise

@@ -69,9 +69,8 @@ class Line:
         self.errors = CaughtErrors()
         self.topics = dict.fromkeys(topics)
         self.blocked: set[str] = set()
-        self.bytes: Counter[str] = (
-            Counter()
-        )  # of PUBLISH packets, by direction, as the party should count them
+        # Of PUBLISH packets, by direction, as the party should count them.
+        self.bytes: Counter[str] = Counter()
         self.frames: Counter[str] = Counter()
         self.before_publish: Callable[[], None] = lambda: None
         self.says: Callable[[str, bytes], None] = lambda topic, frame: None
@@ -105,7 +104,7 @@ class Line:
                 20, "UNSUBSCRIBE", lambda: self._at_broker(connection, lambda s: s.topics.pop(topic, None))
             )
 
-    def publish(self, topic: str, frame: bytes, retain: bool = False) -> None:
+    def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
         self.before_publish()
         self.says(topic, frame)
         size = packet_bytes(topic, len(frame))

@@ -101,9 +101,8 @@ class Nemesis:
 
     def _schedule(self, deed: Callable[[], None]) -> None:
         clock = self.f.clock
-        if (
-            self.dice.random() < 0.6
-        ):  # many events come in one moment: times alone would never fall between them
+        # Many events come in one moment: times alone would never fall between them.
+        if self.dice.random() < 0.6:
             clock.alarms[self.dice.randrange(20, 2500)] = lambda: self._unless_over(deed)
         else:
             clock.at(self.dice.random() * self.s.bad_seconds, "nemesis", lambda: self._unless_over(deed))

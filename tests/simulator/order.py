@@ -10,7 +10,7 @@ from tests.simulator.promises import demand
 
 def observed_run(base: type[Run], history: History) -> type[Run]:
     class Observed(base):  # type: ignore[valid-type,misc]
-        def perform(self, command: Command) -> None:
+        def say(self, command: Command) -> None:
             match command:
                 case Advance(round, None) | Send(_, round):
                     self._begun(round)
@@ -18,7 +18,7 @@ def observed_run(base: type[Run], history: History) -> type[Run]:
                     ended = history.closed.get((round, self.machine.attempt, phase))
                     words = f"I2: {phase} of round {round} goes on with {devices}, and the disk says {ended}"
                     demand(ended == devices, words)
-            super().perform(command)
+            super().say(command)
 
         def _begun(self, round: int) -> None:
             begun = (round, self.machine.attempt)

@@ -1,6 +1,6 @@
 """python -m tests.simulator.page: writes the table of planted bugs in docs/simulator.md anew, from planted.toml."""
 
-from protofleet.deploy.pages.between import DOCS, replaced
+from protofleet.deploy.pages.generated_table import DOCS, replace_table
 from tests.simulator.planted import BUGS
 
 PAGE = DOCS / "simulator.md"
@@ -13,11 +13,11 @@ def row(bug):
     return f"| {where} | {what} | {bug.of_300 or 'not counted'} | {bug.seen_as} | `{path}`: `{function}` |\n"
 
 
-def written(text):
+def generate(text):
     """Bugs of one part stand together."""
     bugs = sorted(BUGS.values(), key=lambda bug: bug.name.partition(": ")[0])
-    return replaced(text, "tests.simulator.page", HEAD + "".join(map(row, bugs)))
+    return replace_table(text, "tests.simulator.page", HEAD + "".join(map(row, bugs)))
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    PAGE.write_text(generate(PAGE.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tests.simulator.line import Line
 T = TypeVar("T")
 SAID = (FencedError, RunMismatchError, DamagedError, BrokerError)  # a process may end with these words
 MOMENT = 0.0005  # what one item takes
+LONG_TURN = 0.02  # of an app that takes several items in one, so that there are several
 
 
 class Killed(BaseException):
@@ -50,7 +52,7 @@ class Host:
 class Process:
     def __init__(self, clock: Clock, host: Host, dice: random.Random, name: str) -> None:
         self.clock, self.host, self.name, self.dice = clock, host, name, dice
-        self.party: EventLoopApp | None = None
+        self.party: EventLoopApp[Item] | None = None
         self.line: Line | None = None
         self.worker = Worker(self, dice)
         self.disk: Disk = Mortal(self)
@@ -62,13 +64,15 @@ class Process:
         self.arrived = 0  # frames that the party was given
         self.paused_until = 0.0
         self.doom = -1  # dies before the so-manieth step from now that lasts or leaves
+        self.turn_items = 1  # that it takes at most before its turn ends
         self.watch: Callable[[Process], None] = lambda process: None
         self.exited: Callable[[Process], None] = lambda process: None
+        self.committed: Callable[[Path], None] = lambda folder: None  # told of each transaction that is over
         self._inbox: deque[Item] = deque()
         self._stepping = False
         self._born, self._zero = clock.now, 1000.0 * dice.random()
 
-    def start(self, party: EventLoopApp, line: Line) -> None:
+    def start(self, party: EventLoopApp[Item], line: Line) -> None:
         self.party, self.line = party, line
         line.before_publish = self.maybe_die
         line.start()
@@ -79,7 +83,7 @@ class Process:
     def tell(self, item: Item) -> None:
         if self.alive:
             self._inbox.append(item)
-            self._soon(MOMENT)
+            self._soon(self._moment)
 
     def stop(self, until: float) -> None:
         """SIGSTOP: time goes on without it."""
@@ -98,6 +102,10 @@ class Process:
             self.doom -= 1
             if self.doom == 0:
                 raise Killed
+
+    @property
+    def _moment(self) -> float:
+        return MOMENT if self.turn_items == 1 else LONG_TURN
 
     def _soon(self, seconds: float) -> None:
         if not self._stepping:
@@ -118,7 +126,7 @@ class Process:
         if self.party.finished:
             self._leave()
         elif self._inbox:
-            self._soon(MOMENT)
+            self._soon(self._moment)
         else:
             self._arm()
 
@@ -132,18 +140,22 @@ class Process:
         ):
             self._serve(party, now)
 
-    def _serve(self, party: EventLoopApp, now: float) -> None:
-        if self._inbox:
-            item = self._inbox.popleft()
-            if isinstance(item, Arrived):
-                self.arrived += 1
-                ours = isinstance(party, CoordinatorService) and item.topic == party.link.topics.coord_state
-                echo = ours and not is_block(item.frame)  # of a block somebody lies about where it belongs
-                if self.line and not echo:  # what comes back to a coordinator is nobody's bytes
-                    self.line.count_in(item)
-            party.take(item, now)
+    def _serve(self, party: EventLoopApp[Item], now: float) -> None:
+        for _ in range(self.turn_items):
+            if self._inbox and not party.finished:
+                self._take(party, self._inbox.popleft(), now)
         if party.wake_at <= now and not party.finished:
             party.wake(now)
+        party.end_turn(now)
+
+    def _take(self, party: EventLoopApp[Item], item: Item, now: float) -> None:
+        if isinstance(item, Arrived):
+            self.arrived += 1
+            ours = isinstance(party, CoordinatorService) and item.topic == party.link.topics.coord_state
+            echo = ours and not is_block(item.frame)  # of a block somebody lies about where it belongs
+            if self.line and not echo:  # what comes back to a coordinator is nobody's bytes
+                self.line.count_in(item)
+        party.take(item, now)
 
     def guarded(self, call: Callable[[], None]) -> None:
         """Run our own code; what may end a process with a word ends it, anything else is a bug."""
@@ -191,6 +203,10 @@ class Mortal(Disk):
     def before_step(self, step: str, what: Path | str) -> None:
         self._process.maybe_die(step)
 
+    def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
+        super().commit(db, path, durable)
+        self._process.committed(path.parent)
+
 
 class MortalAndFrail(FrailDisk):
     """And a power cut takes, tears or flips what was not synced."""
@@ -201,6 +217,10 @@ class MortalAndFrail(FrailDisk):
 
     def before_step(self, step: str, what: Path | str) -> None:
         self._process.maybe_die(step)
+
+    def commit(self, db: sqlite3.Connection, path: Path, durable: bool = True) -> None:
+        super().commit(db, path, durable)
+        self._process.committed(path.parent)
 
 
 class Worker:

@@ -39,6 +39,7 @@ class Scenario:
     work_seconds: float  # of a device, at most
     sealed: bool
     malice: float  # how often who means harm does any
+    turn_items: int = 1  # that a coordinator takes at most before it commits
 
     @property
     def bound(self) -> float:
@@ -77,6 +78,7 @@ def draw(seed: int) -> Scenario:
         work_seconds=dice("work").choice((0.2, 2.0, 10.0)),
         sealed=dice("sealed").random() < 0.3,
         malice=dice("malice").choice((0.02, 0.1, 0.3)),
+        turn_items=dice("turn").choice((1, 1, 3, 64)),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protofleet.protocol.settings.reader import read_toml
-from tests.simulator.page import PAGE, row, written
+from tests.simulator.page import PAGE, generate, row
 from tests.simulator.planted import BUGS, planted
 from tests.simulator.run import run_scenario, run_seed
 from tests.simulator.scenario import KINDS, draw
@@ -85,7 +85,7 @@ def test_the_page_names_for_a_planted_bug_how_many_seeds_find_it_and_a_test_that
 
 
 def test_the_pages_table_of_planted_bugs_is_the_one_that_is_written():
-    assert written(PAGE.read_text()) == PAGE.read_text(), "run python -m tests.simulator.page"
+    assert generate(PAGE.read_text()) == PAGE.read_text(), "run python -m tests.simulator.page"
 
 
 def test_faults_stop_in_time_or_the_run_is_said_to_hang():

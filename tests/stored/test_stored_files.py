@@ -35,11 +35,11 @@ def test_a_coordinator_finds_in_them_what_was_written(kept):
 def test_a_device_finds_in_them_what_was_written(kept):
     folder, expected = kept
     for device in DEVICES:
-        memory = DeviceState(folder / device, durable=False)
-        found = {(a.round, a.phase, a.object) for a in memory.saved.answers}
+        device_state = DeviceState(folder / device, durable=False)
+        found = {(a.round, a.phase, a.object) for a in device_state.saved.answers}
         newest = tuple(expected["books"][device][-1])
         assert newest in found and found <= {tuple(row) for row in expected["books"][device]}
-        memory.boot(1)
+        device_state.boot(1)
         assert json.loads((folder / device / "device.json").read_text())["format"] == FORMAT
 
 
@@ -49,8 +49,8 @@ def test_a_run_that_was_begun_by_an_earlier_version_is_gone_on_with(kept):
     assert read_plan(run.plan.encode()) == run.plan
     assert expected["closed"] == {"train": list(DEVICES)} and expected["round"] == 2
     run.run(until=lambda: run.service.run.machine.round == 3)
-    books = {d: [(a.round, a.object) for a in agent.state.saved.answers] for d, agent in run.agents.items()}
-    assert all(book[-1] == (2, expected["books"][d][-1][2]) for d, book in books.items()), (
+    answers = {d: [(a.round, a.object) for a in agent.state.saved.answers] for d, agent in run.agents.items()}
+    assert all(book[-1] == (2, expected["books"][d][-1][2]) for d, book in answers.items()), (
         "nobody worked again"
     )
     run.run()

@@ -39,7 +39,7 @@ class Federation:
         self.folder, self.address, self.topics = folder, address, Topics(federation)
         self.plan = plan(method)
         self.keys = {n: Keys.new() for n in (COORDINATOR, *DEVICES)}
-        self.ring = {n: k.public for n, k in self.keys.items()}
+        self.keyring = {n: k.public for n, k in self.keys.items()}
         self.agents, self.inboxes, self.threads = {}, {}, []
 
     def coordinator(self):
@@ -50,7 +50,7 @@ class Federation:
         me = Identity(COORDINATOR, epoch, self.keys[COORDINATOR])
         topics = self.topics.coordinator_subscriptions()
         transport = Mqtt(f"{self.topics.federation}-c", self.at(COORDINATOR), inbox, subscriptions=topics)
-        link = CoordinatorLink(me, self.ring, self.topics, transport, spool.store, "test")
+        link = CoordinatorLink(me, self.keyring, self.topics, transport, spool.store, "test")
         context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
         machine = RoundMachine(self.policy, self.plan.rounds, self.plan.seed)
         self.service = CoordinatorService(context, Run(self.plan, machine, spool, context))
@@ -65,7 +65,7 @@ class Federation:
             f"{self.topics.federation}-{name}", self.at(name), inbox, clean_start=False,
             subscriptions=self.topics.device_subscriptions(name), session_seconds=self.session_seconds,
         )  # fmt: skip
-        link = DeviceLink(me, self.ring, self.topics, transport, state.store)
+        link = DeviceLink(me, self.keyring, self.topics, transport, state.store)
         transport.connect(link.will(self.topics.device_state(name)))
         data = shard(i)
         agent = Agent(

@@ -1,6 +1,6 @@
 """A device that lies: it holds a real key, says what no honest device says, and keeps what it is told.
 
-It needs a way to publish and calls nobody else's code of the edge, so the same liar works in the made-up world and
+It needs a way to publish and calls nobody else's code of the edge, so the same liar works in the simulation and
 over a real broker.
 """
 
@@ -33,7 +33,7 @@ class Liar:
 
     name: str
     keys: Keys
-    ring: Keyring
+    keyring: Keyring
     topics: Topics
     transport: Transport | None = None
     answers: Any = None
@@ -53,7 +53,7 @@ class Liar:
             self.greet()
         elif isinstance(item, Arrived) and not blocks.is_block(item.frame):
             try:
-                header, payload = unseal(item.frame, self.ring, self.keys.receive)
+                header, payload = unseal(item.frame, self.keyring, self.keys.receive)
             except Rejected:
                 return
             self.run, self.epoch = header.run, header.epoch
@@ -88,7 +88,9 @@ class Liar:
             "recipient": COORDINATOR, "round": round, "phase": phase, "base": base,
         }  # fmt: skip
         payload = fields if isinstance(fields, bytes) else msgpack.packb(fields)
-        return seal(Header(**{**honest, **header}), payload, self.keys.sign, self.ring[COORDINATOR].receive)
+        return seal(
+            Header(**{**honest, **header}), payload, self.keys.sign, self.keyring[COORDINATOR].receive
+        )
 
     def say(self, kind: str, fields: Any, *place: Any, **header: Any) -> None:
         self.publish(self.frame(kind, fields, *place, **header))
@@ -136,12 +138,12 @@ def with_table(table: list[Any], raw: bytes = b"") -> bytes:
     return struct.pack("<I", len(packed)) + packed + raw
 
 
-def in_world(run, name: str = "liar", **more: Any) -> Liar:
+def add_liar(run, name: str = "liar", **more: Any) -> Liar:
     """A liar that is enrolled in a simulated run."""
     keys = Keys.new()
-    run.ring[name] = keys.public
-    liar = Liar(name, keys, run.ring, run.topics, **more)
-    liar.transport = run.broker.session(name, liar.take, set(run.topics.device_subscriptions(name)))
+    run.keyring[name] = keys.public
+    liar = Liar(name, keys, run.keyring, run.topics, **more)
+    liar.transport = run.broker.connect(name, liar.take, set(run.topics.device_subscriptions(name)))
     return liar
 
 

@@ -11,7 +11,7 @@ import torch
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.coordinator.observe.rounds_file import RoundsFile
 from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan
 from tests.support.run_policy import RunPolicy
 
@@ -77,6 +77,14 @@ def simulation(
     shards = {f"device-{i}": shard(i) for i in range(3)} | dict(shards or {})
     made = plan(method, policy.rounds, **(hyper or {}))
     return Simulation(made, shards, policy, folder, conditions or NetworkConditions(), seed, **more)
+
+
+def in_blocks(run: Simulation, monkeypatch) -> None:
+    """Honest answers of the tiny network travel as objects too."""
+    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
+    for agent in run.agents.values():
+        agent.link.inline = 64
+        agent.link.adapt = lambda *limits: None
 
 
 def replace_coordinator(run: Simulation, file: RoundsFile) -> None:

@@ -14,7 +14,6 @@ from protofleet.protocol.security.statements import StatementError, from_armour
 from protofleet.protocol.settings.reader import SettingsError
 
 FACTS_SCRIPT: Final = Path(__file__).with_name("facts.sh")
-SERVICE: Final = "protofleet-device.service"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from protofleet.deploy.fleet.settings import KEY_FOLDER, OPTION_PATTERN, Host, S
 from protofleet.edge_client.config import DeviceSettings
 from protofleet.protocol.settings.reader import SettingsError
 
-UNIT_FILE: Final = "/etc/systemd/system/protofleet-device.service"
 SETTINGS_FILE: Final = "/etc/protofleet/device.settings"
 COMMAND: Final = f"/opt/protofleet/current/bin/protofleet device {SETTINGS_FILE} --enrolled {KEY_FOLDER}"
 RESERVED_MEMORY: Final = (

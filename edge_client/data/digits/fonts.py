@@ -34,9 +34,9 @@ TALLEST: Final = 54  # pixels, the highest digit of a font
 WIDEST: Final = 60  # pixels, no digit is wider
 
 
-def draw_glyphs(names: tuple[str, ...] = FONTS) -> Pixels:
+def draw_glyphs() -> Pixels:
     """[fonts, 10, BOX, BOX] of zeros and ones."""
-    return np.stack([_digits(name) for name in names])
+    return np.stack([_digits(name) for name in FONTS])
 
 
 def _digits(name: str) -> Pixels:

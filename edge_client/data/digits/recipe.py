@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from protofleet.edge_client.data.cache import Arrays, checksum
-from protofleet.edge_client.data.digits import drawn, scans
+from protofleet.edge_client.data.digits import scans, synthetic
 from protofleet.edge_client.data.domain import Indices, Labels
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.photos import read_photos
@@ -57,15 +57,17 @@ def _mnistm() -> Arrays:
     # No digit is for training in one domain and for the test in the other.
     train, test = _split("mnist", labels)
     return _arrays(
-        drawn.mnistm(images[train], photos, False, StableRandom("digits", "mnistm", "train")), labels[train],
-        drawn.mnistm(images[test], photos, True, StableRandom("digits", "mnistm", "test")), labels[test],
+        synthetic.mnistm(images[train], photos, False, StableRandom("digits", "mnistm", "train")), labels[train],
+        synthetic.mnistm(images[test], photos, True, StableRandom("digits", "mnistm", "test")), labels[test],
     )  # fmt: skip
 
 
 def _synth() -> Arrays:
     train, test = StableRandom("digits", "synth", "train"), StableRandom("digits", "synth", "test")
     y_train, y_test = train.permutation(TRAIN) % 10, test.permutation(TEST) % 10
-    return _arrays(drawn.synth(y_train, False, train), y_train, drawn.synth(y_test, True, test), y_test)
+    return _arrays(
+        synthetic.synth(y_train, False, train), y_train, synthetic.synth(y_test, True, test), y_test
+    )
 
 
 def _street() -> Arrays:
@@ -73,8 +75,8 @@ def _street() -> Arrays:
     train, test = StableRandom("digits", "street", "train"), StableRandom("digits", "street", "test")
     y_train, y_test = train.permutation(TRAIN) % 10, test.permutation(TEST) % 10
     return _arrays(
-        drawn.street(y_train, photos, False, train), y_train,
-        drawn.street(y_test, photos, True, test), y_test,
+        synthetic.street(y_train, photos, False, train), y_train,
+        synthetic.street(y_test, photos, True, test), y_test,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Pictures in whole numbers: decoded, resized, warped and painted alike on every machine.
+"""Images in integers: decoded, resized and transformed to the same bytes on every machine.
 
 May import: edge_client.data.
 """

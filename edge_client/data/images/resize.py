@@ -1,4 +1,4 @@
-"""Images to another size in whole numbers: the same bytes on every processor and with every library."""
+"""Images to another size in integers: the same bytes on every processor and with every library."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 # Asked of an array, because the module that it lives in differs between releases of NumPy.
 _rebuild: Any = np.zeros(0, np.uint8).__reduce__()[0]
-HARMLESS: Final[dict[tuple[str, str], object]] = {
+ALLOWED: Final[dict[tuple[str, str], object]] = {
     ("numpy.core.multiarray", "_reconstruct"): _rebuild,
     ("numpy._core.multiarray", "_reconstruct"): _rebuild,
     ("numpy", "ndarray"): np.ndarray,
@@ -42,34 +42,34 @@ HARMLESS: Final[dict[tuple[str, str], object]] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
-        if (module, name) not in HARMLESS:
+        if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
-        return HARMLESS[module, name]
+        return ALLOWED[module, name]
 
 
 def _cifar10(folder: Path, domain: str) -> Domain:
     classes = _names10(folder, domain)
-    folder = _inside(folder, "cifar-10-batches-py")
+    folder = _data_folder(folder, "cifar-10-batches-py")
     train = [folder / f"data_batch_{i}" for i in range(1, 6)]
-    return Domain(domain, classes, _held(train, "labels"), _held([folder / "test_batch"], "labels"))
+    return Domain(domain, classes, _load(train, "labels"), _load([folder / "test_batch"], "labels"))
 
 
 def _cifar100(folder: Path, domain: str) -> Domain:
     classes = _names100(folder, domain)
-    folder = _inside(folder, "cifar-100-python")
-    train, test = (_held([folder / name], "fine_labels") for name in ("train", "test"))
+    folder = _data_folder(folder, "cifar-100-python")
+    train, test = (_load([folder / name], "fine_labels") for name in ("train", "test"))
     return Domain(domain, classes, train, test)
 
 
 def _names10(folder: Path, domain: str) -> tuple[str, ...]:
-    return _classes(_inside(folder, "cifar-10-batches-py") / "batches.meta", "label_names")
+    return _classes(_data_folder(folder, "cifar-10-batches-py") / "batches.meta", "label_names")
 
 
 def _names100(folder: Path, domain: str) -> tuple[str, ...]:
-    return _classes(_inside(folder, "cifar-100-python") / "meta", "fine_label_names")
+    return _classes(_data_folder(folder, "cifar-100-python") / "meta", "fine_label_names")
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _data_folder(folder: Path, name: str) -> Path:
     """The archive has a folder of its own; root may be that or the one around it."""
     return folder / name if (folder / name).is_dir() else folder
 
@@ -79,7 +79,7 @@ def _classes(path: Path, key: str) -> tuple[str, ...]:
         return tuple(str(name) for name in unpickled(path)[key])
 
 
-def _held(paths: Sequence[Path], key: str) -> ImagesInMemory:
+def _load(paths: Sequence[Path], key: str) -> ImagesInMemory:
     images, labels = zip(*(_batch(path, key) for path in paths), strict=True)
     return ImagesInMemory(np.concatenate(images), np.concatenate(labels))
 

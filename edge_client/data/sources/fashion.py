@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from protofleet.edge_client.data.domain import Domain, ImagesInMemory, Indices, Labels
-from protofleet.edge_client.data.images.paint import Canvas, blend, to_pixels
 from protofleet.edge_client.data.images.photos import crops, draw_places, read_photos
 from protofleet.edge_client.data.images.resize import Pixels, resize
+from protofleet.edge_client.data.images.transforms import IntPixels, blend, to_pixels
 from protofleet.edge_client.data.sources.idx import read_pair
 from protofleet.edge_client.data.sources.source import Source
 from protofleet.edge_client.data.stable_random import StableRandom
@@ -31,7 +31,7 @@ SIDE: Final = 28
 SCREEN: Final = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])  # Bayer's order
 
 # Grey garments [n, 28, 28, 1], which of the style's they are, how many it has, whether for the test -> coloured.
-Style = Callable[[Canvas, Indices, int, bool], Pixels]
+Style = Callable[[IntPixels, Indices, int, bool], Pixels]
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ def read(folder: Path, domain: str) -> Domain:
     return Domain(domain, CLASSES, _styled(train, domain, False), _styled(test, domain, True))
 
 
-def _styled(held: ImagesInMemory, domain: str, test: bool) -> Styled:
-    mine = slice(list(STYLES).index(domain), None, len(STYLES))
-    return Styled(held.images[mine], held.labels[mine], STYLES[domain], test)
+def _styled(source: ImagesInMemory, domain: str, test: bool) -> Styled:
+    own = slice(list(STYLES).index(domain), None, len(STYLES))
+    return Styled(source.images[own], source.labels[own], STYLES[domain], test)
 
 
-def _plain(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+def _plain(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
     return np.repeat(to_pixels(grey), 3, axis=3)
 
 
-def _photo(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+def _photo(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
     rng = StableRandom("fashion", "photo", test)
     places = draw_places(n, rng)[chosen]
     colour = rng.between(96, 255, n, 1, 1, 3)[chosen].astype(np.int32)
@@ -72,7 +72,7 @@ def _photo(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
     return to_pixels(blend(behind, cloth, np.minimum(grey * 6, 255)))
 
 
-def _sketch(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+def _sketch(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
     rng = StableRandom("fashion", "sketch", test)
     paper = rng.between(200, 255, n, 1, 1, 1)[chosen].astype(np.int32)
     framed = np.pad(grey, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -81,7 +81,7 @@ def _sketch(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
     return np.repeat(to_pixels(np.maximum(paper - edges, 24)), 3, axis=3)
 
 
-def _print(grey: Canvas, chosen: Indices, n: int, test: bool) -> Pixels:
+def _print(grey: IntPixels, chosen: Indices, n: int, test: bool) -> Pixels:
     rng = StableRandom("fashion", "print", test)
     ink = rng.between(0, 128, n, 1, 1, 3)[chosen]
     paper = rng.between(160, 255, n, 1, 1, 3)[chosen]

@@ -1,5 +1,5 @@
 """Data sets that are folders of pictures, `<root>/<domain>/<class>/<picture>`: Office-Caltech-10,
-PACS, and anyone's own, which may have the halves that it was published in, `<root>/<domain>/train/<class>/...`."""
+PACS, and anyone's own, which may be split into training and test already, `<root>/<domain>/train/<class>/...`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protofleet.edge_client.data.domain import Collection, Domain, Indices, take
+from protofleet.edge_client.data.domain import Collection, Domain, Indices, select
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.image_files import class_folders, subfolders
 from protofleet.edge_client.data.sampling import stratified, without
@@ -15,11 +15,11 @@ from protofleet.edge_client.data.sources.source import Source
 from protofleet.edge_client.data.stable_random import StableRandom
 
 WAY_OUT = "pictures are looked for in <root>/<domain>/<class>/, and data.root names the root"
-OWN_WAY_OUT = (
+FOLDERS_WAY_OUT = (
     "pictures are looked for in <root>/<class>/, or <root>/<domain>/<class>/ with data.domain, "
     "or in train/<class>/ and test/<class>/ there"
 )
-HALVES = ({"train", "test"}, {"train", "val"})
+SPLIT_FOLDERS = ({"train", "test"}, {"train", "val"})
 
 
 def _office_caltech(folder: Path, domain: str) -> Domain:
@@ -38,43 +38,43 @@ def _pacs(folder: Path, domain: str) -> Domain:
     )
 
 
-def _own(folder: Path, domain: str) -> Domain:
-    """80/20, or the halves that are there. The domain is a folder in the root, or without one the root itself."""
-    place = _place(folder, domain)
-    if set(found := subfolders(place, OWN_WAY_OUT)) in HALVES:
-        return _halves(domain, *(place / name for name in sorted(found, key="train".__ne__)))
-    classes, pictures = class_folders(place, OWN_WAY_OUT)
+def _folders(folder: Path, domain: str) -> Domain:
+    """80/20, or the split that is there. The domain is a folder in the root, or without one the root itself."""
+    root = _domain_folder(folder, domain)
+    if set(found := subfolders(root, FOLDERS_WAY_OUT)) in SPLIT_FOLDERS:
+        return _existing_split(domain, *(root / name for name in sorted(found, key="train".__ne__)))
+    classes, pictures = class_folders(root, FOLDERS_WAY_OUT)
     n = len(pictures.labels)
     return _split(
         domain, classes, pictures, stratified(pictures.labels, n // 5, StableRandom("folder", domain))
     )
 
 
-def _own_names(folder: Path, domain: str) -> tuple[str, ...]:
-    place = _place(folder, domain)
-    found = subfolders(place, OWN_WAY_OUT)
-    return tuple(subfolders(place / "train", OWN_WAY_OUT) if set(found) in HALVES else found)
+def _folder_names(folder: Path, domain: str) -> tuple[str, ...]:
+    root = _domain_folder(folder, domain)
+    found = subfolders(root, FOLDERS_WAY_OUT)
+    return tuple(subfolders(root / "train", FOLDERS_WAY_OUT) if set(found) in SPLIT_FOLDERS else found)
 
 
-def _place(folder: Path, domain: str) -> Path:
+def _domain_folder(folder: Path, domain: str) -> Path:
     return folder if domain == "folder" else folder / domain
 
 
-def _halves(domain: str, train: Path, test: Path) -> Domain:
-    classes, learnt = class_folders(train, OWN_WAY_OUT)
-    others, tested = class_folders(test, OWN_WAY_OUT)
-    if classes != others:
-        only = sorted(set(classes) ^ set(others))[0]
+def _existing_split(domain: str, train: Path, test: Path) -> Domain:
+    classes, train_images = class_folders(train, FOLDERS_WAY_OUT)
+    test_classes, test_images = class_folders(test, FOLDERS_WAY_OUT)
+    if classes != test_classes:
+        only = sorted(set(classes) ^ set(test_classes))[0]
         raise DataError(
             f"{train} and {test} must have the same folders, and only one has {only!r}; "
             "make an empty one where there is no picture of a class"
         )
-    return Domain(domain, classes, learnt, tested)
+    return Domain(domain, classes, train_images, test_images)
 
 
 def _split(domain: str, classes: tuple[str, ...], pictures: Collection, test: Indices) -> Domain:
     train = without(len(pictures.labels), test)
-    return Domain(domain, classes, take(pictures, train), take(pictures, np.sort(test)))
+    return Domain(domain, classes, select(pictures, train), select(pictures, np.sort(test)))
 
 
 OFFICE_CALTECH = Source(
@@ -90,4 +90,4 @@ PACS = Source(
     ("art_painting", "cartoon", "photo", "sketch"),
     ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
 )
-FOLDER = Source(_own, (), class_names=_own_names)
+FOLDER = Source(_folders, (), class_names=_folder_names)

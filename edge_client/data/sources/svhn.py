@@ -15,10 +15,10 @@ WAY_OUT: Final = "put SVHN's cropped digits (format 2) there, or name their fold
 
 
 def read(folder: Path, domain: str) -> Domain:
-    return Domain(domain, DIGITS, _held(folder / "train_32x32.mat"), _held(folder / "test_32x32.mat"))
+    return Domain(domain, DIGITS, _load(folder / "train_32x32.mat"), _load(folder / "test_32x32.mat"))
 
 
-def _held(path: Path) -> ImagesInMemory:
+def _load(path: Path) -> ImagesInMemory:
     with reading(path, WAY_OUT), path.open("rb") as file:
         try:
             from scipy.io.matlab import MatReadError, loadmat

@@ -21,10 +21,10 @@ WAY_OUT: Final = "put it there as LIBSVM's data page gives it, or name its folde
 
 
 def read(folder: Path, domain: str) -> Domain:
-    return Domain(domain, DIGITS, _held(folder / "usps.bz2"), _held(folder / "usps.t.bz2"))
+    return Domain(domain, DIGITS, _load(folder / "usps.bz2"), _load(folder / "usps.t.bz2"))
 
 
-def _held(path: Path) -> ImagesInMemory:
+def _load(path: Path) -> ImagesInMemory:
     with reading(path, WAY_OUT), bz2.open(path, "rt", encoding="ascii") as file:
         rows = [_row(line) for line in file if line.strip()]
         values = np.array([row[1:] for row in rows], np.float32)

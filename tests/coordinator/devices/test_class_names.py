@@ -218,7 +218,7 @@ def test_where_all_are_waited_for_the_odd_one_is_refused_after_a_while(tmp_path)
     policy = replace(PATIENT, quorum=3, patience_seconds=600.0)
     run = simulation(tmp_path, "fedavg", policy=policy, shards=odd_one())
     run.run(lambda: run.agents["device-2"].finished)
-    assert LISTEN_SECONDS <= run.world.now < 2 * LISTEN_SECONDS
+    assert LISTEN_SECONDS <= run.clock.now < 2 * LISTEN_SECONDS
     assert "its classes have other names" in run.agents["device-2"].view.problem
     assert not any(run.agents[name].finished for name in ("device-0", "device-1"))
 
@@ -263,14 +263,14 @@ def test_who_took_part_before_a_restart_is_not_asked_with_one_that_says_other_na
         run.kill(device)
     run.run(lambda: run.service.run.machine.round == 3)
     run.kill("coordinator")
-    run.broker.sessions["device-0"].close()
+    run.broker.clients["device-0"].close()
     run.class_names = settings
     run.boot_coordinator()
     run.boot_device("device-1")
     run.run(lambda: run.service.run.machine.round == 5)
     run.boot_device("device-0")
-    until = run.world.now + 60.0
-    run.run(lambda: run.world.now >= until or run.service.finished)
+    until = run.clock.now + 60.0
+    run.run(lambda: run.clock.now >= until or run.service.finished)
     assert cohorts.drawn == {("device-0",), ("device-1",)}
     assert run.service.finished is bool(settings), "in a tie both wait"
 

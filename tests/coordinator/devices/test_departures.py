@@ -16,21 +16,21 @@ def said(message, boot, sequence):
 def test_a_leave_of_a_lower_number_than_a_hello_is_overtaken_and_a_will_never():
     departures = Departures()
     assert not departures.is_stale(said(BYE, 5, 1), newest=1)
-    departures.greeted(said(HELLO, 5, 8), newest=8)
+    departures.hello_received(said(HELLO, 5, 8), newest=8)
     assert [departures.is_stale(said(BYE, 5, n), newest=9) for n in (0, 7, 9)] == [False, True, False]
 
 
 def test_a_hello_that_comes_late_takes_no_later_one_back():
     departures = Departures()
-    departures.greeted(said(HELLO, 5, 8), newest=8)
-    departures.greeted(said(HELLO, 5, 3), newest=8)
+    departures.hello_received(said(HELLO, 5, 8), newest=8)
+    departures.hello_received(said(HELLO, 5, 3), newest=8)
     assert departures.is_stale(said(BYE, 5, 7), newest=8)
 
 
 def test_a_later_start_and_one_with_other_keys_begin_their_numbers_anew():
     departures = Departures()
-    departures.greeted(said(HELLO, 5, 8), newest=8)
+    departures.hello_received(said(HELLO, 5, 8), newest=8)
     assert not departures.is_stale(said(BYE, 6, 3), newest=3)
     assert not departures.is_stale(said(BYE, 5, 3), newest=3), "of other keys, under the same boot"
-    departures.greeted(said(HELLO, 5, 2), newest=2)
+    departures.hello_received(said(HELLO, 5, 2), newest=2)
     assert not departures.is_stale(said(BYE, 5, 3), newest=3)

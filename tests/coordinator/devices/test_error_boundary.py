@@ -20,7 +20,7 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import BlockRequest, Task
 from protofleet.runtime.faults import OurFault
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import simulation
+from tests.support.small_federation import in_blocks, simulation
 
 BAD = "device-1"
 POLICY = RunPolicy(rounds=2, quorum=2, patience_seconds=20.0, grace_seconds=1.0, settle_seconds=0.5)
@@ -69,14 +69,6 @@ def asking(monkeypatch):
     monkeypatch.setattr("protofleet.protocol.wire.forms.DEVICE_FORMS", ())
 
 
-def in_blocks(run, monkeypatch):
-    """Honest answers of the tiny network travel as objects too."""
-    monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
-    for agent in run.agents.values():
-        agent.link.inline = 64
-        agent.link.adapt = lambda *limits: None
-
-
 @pytest.mark.parametrize("handler", HANDLERS)
 def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, caplog, handler):
     if handler == "want":
@@ -84,7 +76,7 @@ def test_an_error_with_one_device_is_that_devices_alone(tmp_path, monkeypatch, c
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
     if handler == "bye":
-        run.world.at(1.0, lambda: run.agents[BAD].hold("paused"))
+        run.clock.call_at(1.0, lambda: run.agents[BAD].pause("paused"))
     plant(monkeypatch, *HANDLERS[handler])
     with caplog.at_level(logging.ERROR):
         run.run()
@@ -108,7 +100,7 @@ def test_an_error_in_a_fetch_is_that_of_its_device(tmp_path, monkeypatch, moment
         Fetched.take = lambda fetch, *rest: ({}, False)  # so that it asks again
     plant(monkeypatch, Fetched, moment, times=1)
     monkeypatch.setattr("protofleet.protocol.link.coordinator.Fetch", Fetched)
-    run.world.run(lambda: run.service.context.error_boundary.cut_off > 0, run.world.now + 60)
+    run.clock.run(lambda: run.service.context.error_boundary.cut_off > 0, run.clock.now + 60)
     assert run.service.context.error_boundary.cut_off == 1 and len(run.service.context.bans.ignored) == 1
     assert not run.service.stopped
 
@@ -120,7 +112,7 @@ def test_an_error_with_a_block_at_its_time_is_that_of_who_asked_first(tmp_path, 
     link = run.agents[BAD].link
     send = link.send
     link.send = lambda message: (
-        None if isinstance(message, BlockRequest) and run.world.now < 4.0 else send(message)
+        None if isinstance(message, BlockRequest) and run.clock.now < 4.0 else send(message)
     )
     plant(monkeypatch, CoordinatorLink, "send_block", times=1)
     run.run()

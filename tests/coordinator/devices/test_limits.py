@@ -11,7 +11,7 @@ from protofleet.methods.contract.wants import SLICE, TensorSpec, problem_with
 from protofleet.protocol.wire.arrays import Body, encode
 from protofleet.protocol.wire.reasons import Reason
 from tests.federations.test_malice import METHOD, POLICY, D, good
-from tests.support.lying_device import in_world
+from tests.support.lying_device import add_liar
 from tests.support.small_federation import simulation
 
 
@@ -67,7 +67,7 @@ def test_a_norm_is_taken_over_all_slices_and_compared_with_its_bound():
 
 def test_a_boosted_answer_is_refused_by_the_limit_of_the_settings(tmp_path):
     run = simulation(tmp_path, METHOD, policy=POLICY, limits=Limits(norm=500.0))
-    liar = in_world(run)
+    liar = add_liar(run)
     boosted = good(prototypes=np.full((3, D), 1e3, np.float32))
     liar.answers = lambda liar, place: liar.update(place, boosted)
     run.run()
@@ -108,7 +108,7 @@ def test_the_metrics_of_a_refused_answer_count_nowhere(tmp_path):
             liar.update(place, good(labels=np.array([0, 1, 9])), metrics={"accuracy.test.global": 1.0})
 
     run = simulation(tmp_path, METHOD, policy=POLICY, observers=[Refused()])
-    in_world(run, answers=lie)
+    add_liar(run, answers=lie)
     run.run()
     assert set(told) == {"device-0", "device-1", "device-2"}
 

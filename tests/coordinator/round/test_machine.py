@@ -85,7 +85,7 @@ class AnyWeather(RuleBasedStateMachine):
         self.machine = self.machine_class(self.policy, self.policy.rounds)
         self.thinking = None  # the Advance that the worker has in hand
         self.disk = {"save": None, "closed": {}, "accepted": {}}
-        self.story = []  # (round, attempt, phase, devices) that reached the server half
+        self.history = []  # (round, attempt, phase, devices) that reached the server half
 
     def happen(self, event):
         self.perform(self.machine.handle(event, self.now))
@@ -109,7 +109,7 @@ class AnyWeather(RuleBasedStateMachine):
                     self.disk["accepted"].setdefault((round, phase), {})[device] = self.machine.base
                 case Advance(round, phase, devices):
                     self.thinking = command
-                    self.story.append((round, self.machine.attempt, phase, devices))
+                    self.history.append((round, self.machine.attempt, phase, devices))
 
     @rule(device=st.sampled_from(DEVICES))
     def join(self, device):
@@ -204,14 +204,14 @@ class AnyWeather(RuleBasedStateMachine):
 
     @invariant()
     def the_server_half_hears_sorted_devices_and_never_below_quorum(self):
-        for number, _, phase, devices in self.story:
+        for number, _, phase, devices in self.history:
             assert list(devices) == sorted(set(devices))
             assert phase is None or number > self.policy.rounds or len(devices) >= self.policy.quorum
 
     @invariant()
     def a_phase_of_one_attempt_always_ends_with_the_same_devices(self):
         ended = {}
-        for number, attempt, phase, devices in self.story:
+        for number, attempt, phase, devices in self.history:
             if phase is not None:
                 assert ended.setdefault((number, attempt, phase), devices) == devices
 

@@ -133,8 +133,8 @@ def mutant(old: str, new: str) -> type:
     return machine.RoundMachine
 
 
-def stories():
-    """The tests that tell one story of the machine each, and need nothing for it."""
+def machine_tests():
+    """The tests of the machine that take no fixture."""
     for module in (test_machine, test_bad_weather):
         for name, test in vars(module).items():
             if name.startswith("test_") and not inspect.signature(test).parameters:
@@ -142,11 +142,11 @@ def stories():
 
 
 def is_found(broken: type) -> bool:
-    """By a story, or in any weather."""
+    """By a test of the machine, or by random events."""
     with mock.patch.object(test_machine, "RoundMachine", broken):
         try:
-            for story in stories():
-                story()
+            for machine_test in machine_tests():
+                machine_test()
             run_state_machine_as_test(
                 type("Broken", (AnyWeather,), {"machine_class": broken}), settings=QUICK
             )

@@ -96,7 +96,7 @@ def test_only_most_devices_can_make_the_coordinators_folder_an_older_copy(tmp_pa
         for device in present[:devices]:
             for number in range(100):  # whatever it says, and however often it starts again
                 hello = Hello(device, 3, 10, holds=(bytes([number] * 32),))
-                copies.greeted(hello, number, b"", 3600.0 * hour + number)
+                copies.hello_received(hello, number, b"", 3600.0 * hour + number)
                 copies.answered(device, 2 + 100 * hour + number, 3600.0 * hour + number)
                 copies.verdict([], 0.0)
     copies.verdict(present, 0.0)

@@ -1,10 +1,13 @@
 """What a spool gives back after a restart, a power cut, and a round that began again."""
 
+import sqlite3
+
 import numpy as np
 import pytest
 
 from protofleet.coordinator.spool.spool import Accepted, FencedError, Spool
 from protofleet.methods.contract.base import Member
+from protofleet.protocol.wire.arrays import encode
 from tests.crash.platter import FrailDisk, Platter
 from tests.support.steps import steps_of
 
@@ -32,9 +35,12 @@ def save(spool, round, attempt=0):
     spool.save(round, attempt, DEVICES, MEMBERS, {"w": np.full(3, round)})
 
 
-def accept(spool, device, round, phase="train"):
-    answer = spool.store(device).put({"w": np.full(3, round + 0.5)}).object
+def accept(spool, device, round, phase="train", whole=False):
+    """`whole`: it came in one message."""
+    store, arrays = spool.store(device), {"w": np.full(3, round + 0.5)}
+    answer = store.put_bytes(b"".join(encode(arrays))) if whole else store.put(arrays).object
     spool.accept(round, phase, Accepted(device, BASE, answer, 5, {}))
+    spool.commit()
     return answer
 
 
@@ -52,13 +58,31 @@ def started_again(spool):
         each.close()
 
 
-def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, started_again):
-    answer = accept(spool, "device-0", 1)
+@pytest.mark.parametrize("whole", [True, False], ids=["in a message", "in blocks"])
+def test_an_answer_that_was_accepted_outlasts_a_power_cut(spool, platter, started_again, whole):
+    answer = accept(spool, "device-0", 1, whole=whole)
+    spool.disk.die()
     platter.cut(None)
     again = started_again()
     past, _ = again.recover()
     assert past.accepted == {"train": {"device-0": BASE}} and not again.fallbacks["answer"]
     assert again.store("device-0").has(answer)
+
+
+def test_what_was_accepted_outlasts_a_transaction_that_fails(spool, started_again, monkeypatch):
+    answer = spool.store("device-0").put_bytes(b"".join(encode({"w": np.full(3, 1.5)})))
+    spool.accept(1, "train", Accepted("device-0", BASE, answer, 5, {}))
+
+    def full(db, path, durable):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(sqlite3.OperationalError):
+        patch.setattr(spool.disk, "commit", full)
+        spool.close_phase(1, "train", ["device-0"])
+    assert not spool.answers(1, "train"), "the disk has rolled it back"
+    spool.commit()
+    past, _ = started_again().recover()
+    assert past.accepted == {"train": {"device-0": BASE}} and past.closed == {}
 
 
 @pytest.mark.parametrize("saved", [False, True], ids=["before it is saved", "once it is saved"])

@@ -131,5 +131,5 @@ def test_a_broker_dies_with_its_parent(death, tmp_path, any_broker):
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_broker(broker):
-    assert os.getpgid(broker.group) != os.getpgid(0)
-    assert os.getsid(broker.group) != os.getsid(0)
+    assert os.getpgid(broker.process_group) != os.getpgid(0)
+    assert os.getsid(broker.process_group) != os.getsid(0)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives import serialization as s
 
-from protofleet.deploy.brokers.mosquitto import ListenerSettings, secured_settings
+from protofleet.deploy.brokers.mosquitto import ListenerSettings, tls_settings
 from protofleet.deploy.enrol import disconnect, key_folder, lifecycle
 from protofleet.deploy.enrol.authority import Authority
 from protofleet.deploy.enrol.certificates import PEM, issue_certificate, new_key
@@ -86,7 +86,7 @@ def certificate(standing, folder, since, until, authority=None):
     """Files of d1 with other dates, or of another authority."""
     root = (authority or standing.fleet.authority()).roots[0]
     key, now = new_key(), dt.datetime.now(dt.timezone.utc)
-    cert = issue_certificate(root.tls, key.public_key(), "d1", (), 5, (now + since, now + until))
+    cert = issue_certificate(root.tls_ca, key.public_key(), "d1", (), 5, (now + since, now + until))
     write_private(folder / "key", key)
     write_file(folder / "cert", cert.public_bytes(PEM))
     return replace(standing.fleet.tls("d1"), cert=str(folder / "cert"), key=str(folder / "key"))
@@ -238,9 +238,8 @@ def test_a_revoked_device_is_mute_at_once_cut_off_and_does_not_come_back(secured
     assert coordinator.next(Arrived) == Arrived(topics.up("d2"), b"still here")
     assert_both_say(secured.address("d1"), "has been revoked; enrol again")
     again = secured.fleet.authority()
-    second = disconnect.revoke_and_disconnect(
-        again, "d2", "", secured.fleet.folder_of("broker")
-    )  # within the same second
+    # Within the same second.
+    second = disconnect.revoke_and_disconnect(again, "d2", "", secured.fleet.folder_of("broker"))
     assert second.startswith("d2 is revoked")
     assert_both_say(secured.address("d2"), "has been revoked")
 
@@ -272,11 +271,11 @@ def test_the_rules_alone_silence_a_revoked_device_that_is_still_connected(secure
     coordinator = join_as(COORDINATOR)
     thief = join_as("d1", subscriptions=topics.device_subscriptions("d1"))
     authority = secured.fleet.authority()
-    with disconnect.short_lived_files(authority, "check") as (serial, canary):
+    with disconnect.temporary_certificate(authority, "check") as (serial, test_client):
         lifecycle.revoke(authority, "d1", "", also=[serial])
         disconnect.install_broker(authority, broker)
         disconnect.reload(broker)
-        disconnect.wait_until_refused(replace(secured.broker.address, tls=canary))
+        disconnect.wait_until_refused(replace(secured.broker.address, tls=test_client))
     coordinator.mqtt.publish(topics.down("d1"), b"secret")
     coordinator.mqtt.publish(topics.round, b"secret")
     coordinator.mqtt.close()
@@ -290,7 +289,7 @@ def test_a_renewal_is_used_at_the_next_connection_and_stops_nobody(secured, join
     device = join_as("d1", subscriptions=[topics.round])
     old = key_folder.current_serial(fleet.folder_of("d1"))
     authority = fleet.authority()
-    key_folder.make_request(fleet.folder_of("d1"), secured.federation, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(fleet.folder_of("d1"), secured.federation, "d1", (), new_keys=True, durable=False)
     asked = lifecycle.review_request(
         authority, key_folder.read_armoured("request", fleet.folder_of("d1") / "pending/request")
     )
@@ -321,7 +320,7 @@ def test_files_that_are_replaced_again_and_again_are_always_of_one_set(secured):
     authority = fleet.authority()
     for _ in range(8):
         key_folder.make_request(
-            fleet.folder_of("d1"), secured.federation, "d1", (), fresh=True, durable=False
+            fleet.folder_of("d1"), secured.federation, "d1", (), new_keys=True, durable=False
         )
         data = key_folder.read_armoured("request", fleet.folder_of("d1") / "pending/request")
         approval = lifecycle.approve(authority, lifecycle.review_request(authority, data), replace=True)
@@ -373,8 +372,8 @@ def test_a_device_enrolled_later_needs_no_word_to_the_broker(secured):
 
 
 def test_a_plain_port_is_there_only_where_it_was_asked_for_and_only_on_the_loopback(tmp_path):
-    assert "anonymous true" not in secured_settings(tmp_path, ListenerSettings())
-    asked = secured_settings(tmp_path, ListenerSettings(plain_port=1883))
+    assert "anonymous true" not in tls_settings(tmp_path, ListenerSettings())
+    asked = tls_settings(tmp_path, ListenerSettings(plain_port=1883))
     assert "listener 1883 127.0.0.1\nallow_anonymous true" in asked and "per_listener_settings true" in asked
 
 

@@ -18,7 +18,6 @@ from protofleet.deploy.enrol.request import REQUEST, read_request
 from protofleet.protocol.security.enrolment import (
     LOOK_SECONDS,
     KnownRecords,
-    load_coordinator,
     load_enrolled,
     load_trust,
 )
@@ -80,7 +79,7 @@ def test_a_device_joins_by_a_request_an_approval_and_two_fingerprints(lab, tmp_p
     assert code == 0 and "d1 is enrolled in lab until" in said
     mine = load_enrolled(tmp_path / "d1" / "current", time.time())
     assert (mine.record.name, mine.record.federation, mine.record.role) == ("d1", FEDERATION, "device")
-    assert load_coordinator(tmp_path / "d1" / "current", mine.trust, time.time()).role == "coordinator"
+    assert KnownRecords(tmp_path / "d1" / "current", mine.trust, role="coordinator")["coordinator"]
     assert KnownRecords(tmp_path / "root" / "records", mine.trust)["d1"] == mine.record
     assert not (tmp_path / "d1" / "pending").exists()
 
@@ -285,9 +284,8 @@ def test_a_root_is_replaced_while_both_hold_and_every_party_follows(lab, tmp_pat
     both = load_trust(tmp_path / "coordinator/current")
     assert both.admit(record, now).name == "d1"  # the coordinator believes old and new
     assert why(old.trust.admit, record, now) == StatementFault.UNKNOWN_ROOT
-    assert (
-        lab("install root/approvals/d1.approval --folder d1")[0] == 0
-    )  # no fingerprint: the old root vouches
+    # No fingerprint: the old root vouches.
+    assert lab("install root/approvals/d1.approval --folder d1")[0] == 0
     for name in ("coordinator", "broker"):
         lab(f"renew {name} --root root")
         assert lab(f"install root/approvals/{name}.approval --folder {name}")[0] == 0
@@ -326,9 +324,9 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("approve gone --root root --yes", "there is no file gone"),
         ("approve root/register.json --root root --yes", "is no request"),
         ("approve d1/pending/request --root root --yes --days 0", "--days: it is '0'"),
-        ("approve d1/pending/request --root root --yes --days 9999", "outlive root 1"),
+        ("approve d1/pending/request --root root --yes --days 9999", "more than root 1 has left"),
         ("install gone", "there is no file gone"),
-        ("renew --root root", "say whom to renew"),
+        ("renew --root root", "say what to renew"),
         ("renew d9 --root root", "d9 has never been enrolled here; there are broker, coordinator"),
         ("revoke d9 --root root", "d9 has never been enrolled here"),
         (
@@ -342,7 +340,7 @@ def test_a_device_that_slept_through_a_rotation_can_still_follow(lab, tmp_path):
         ("fleet f", "no device is named"),
         ("coordinator --root root --folder coordinator", "holds enrolled keys already"),
         ("rotate --root root --force", "--force goes with --finish"),
-        ("rotate --root root --finish --years 3", "--years is of a new root; --finish makes none"),
+        ("rotate --root root --finish --years 3", "--years is for a new root; --finish makes none"),
     ],
 )
 def test_a_mistake_is_one_line(lab, line, words):
@@ -352,7 +350,7 @@ def test_a_mistake_is_one_line(lab, line, words):
 
 
 def test_nothing_prints_a_private_key(tmp_path):
-    request, _ = key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True)
+    request, _ = key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True)
     keys = key_folder.load_keys(tmp_path / "pending")
     for key in (keys.identity, keys.receive, keys.tls):
         body = b"".join(private_pem(key).splitlines()[1:-1]).decode()

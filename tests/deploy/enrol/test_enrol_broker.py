@@ -75,7 +75,7 @@ def test_where_nothing_was_said_of_it_a_later_word_still_gets_into_the_settings(
     kept = [line for line in conf(lab) if not line.startswith("user")]
     (lab / "broker" / "mosquitto.conf").write_text("\n".join(kept) + "\n")  # as those of earlier versions
     said = enrol_in(lab, f"{install} --port {port} --user {me}")
-    assert "start it again: it does not take this at a reload" in said
+    assert "restart it: a reload does not change its listeners" in said
     assert conf(lab)[0] == f"user {me}" and f"listener {port} 0.0.0.0" in conf(lab)
     assert answers(lab, port) is None
     assert "start it again" not in enrol_in(lab, f"{install} --port {port}"), "it says so already"
@@ -104,7 +104,7 @@ def test_what_is_said_of_a_broker_to_a_device_is_refused_before_anything_is_inst
     install = asked(lab)
     said = enrol_in(lab, f"{install} {options}", code=2).splitlines()
     assert len(said) == 1 and said[0].startswith(f"protofleet: {options.split()[0]}")
-    assert "d1 is a device; where its broker is stands in its settings: [broker] host and port" in said[0]
+    assert "d1 is a device; its settings say where its broker is: [broker] host and port" in said[0]
     assert not (lab / "d1" / "current").exists()
     enrol_in(lab, install)
 
@@ -146,7 +146,7 @@ def test_who_is_not_root_is_told_that_another_user_is_not_his_to_name(lab, monke
 def test_a_folder_that_mosquitto_cannot_get_at_is_named_with_the_way_out(lab):
     (lab / "closed").mkdir(mode=0o700)
     said = enrol_in(lab, "broker localhost --root root --folder closed/broker")
-    assert f"mosquitto, which may not enter {lab / 'closed'} (mode 0700): let it in (chmod o+x" in said
+    assert f"mosquitto, which may not enter {lab / 'closed'} (mode 0700): allow it (chmod o+x" in said
 
 
 def test_a_broker_of_another_user_is_not_reloaded_and_that_is_said(lab, monkeypatch):

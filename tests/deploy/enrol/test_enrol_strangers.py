@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     enrol(authority, tmp_path / "coordinator", "coordinator", 30)
-    key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), new_keys=True, durable=False)
     return tmp_path
 
 
@@ -96,7 +96,7 @@ def request_of(folder, **other):
 
 @pytest.mark.parametrize("key", RECEIVE, ids=bytes.hex)
 def test_a_request_with_a_receive_key_of_small_order_is_refused(tmp_path, key):
-    key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True, durable=False)
     body, identity = request_of(tmp_path, receive=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     assert (
@@ -107,7 +107,7 @@ def test_a_request_with_a_receive_key_of_small_order_is_refused(tmp_path, key):
 
 @pytest.mark.parametrize("key", SIGN, ids=bytes.hex)
 def test_a_request_that_anybody_could_have_signed_is_refused(tmp_path, key):
-    key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True, durable=False)
     body, _ = request_of(tmp_path, sign=key)
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     said = why(lifecycle.review_request, authority, signed_by_nobody(REQUEST, body, key))
@@ -145,11 +145,11 @@ def test_who_was_enrolled_with_such_a_key_before_keeps_nobody_else_from_anything
     lab("request d2 --federation lab --folder d2")
     lab("approve d2/pending/request --root root --yes --days 20")
     said = lab("renew --due 400 --root root", code=1)
-    assert "d1 is not renewed: a request that cannot be" in said
+    assert "d1 is not renewed: an invalid request" in said
     assert "approvals/d2.approval (send it back)" in said
     lab("rotate --root root")
     lab("rotate --finish --force --root root")
-    assert "d1 gets no new approval: a request that cannot be" in caplog.text
+    assert "d1 gets no new approval: an invalid request" in caplog.text
     lab("install root/approvals/d2.approval --folder d2 --yes")
     lab("request d1 --federation lab --folder d1 --new-keys")
     assert "enrolled with other keys" in lab("approve d1/pending/request --root root --yes", code=2)
@@ -175,11 +175,11 @@ def csr_of(key, version=0):
             ),
             "cannot be used",
         ),
-        (lambda: b"", "cannot be"),
+        (lambda: b"", "invalid request"),
     ],
 )
 def test_a_tls_part_that_is_none_is_one_line(tmp_path, make, words):
-    key_folder.make_request(tmp_path, FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path, FEDERATION, "d1", (), new_keys=True, durable=False)
     body, identity = request_of(tmp_path, csr=make())
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     with pytest.raises(StatementError, match=words):
@@ -230,7 +230,7 @@ def stranger(tmp_path, keys_of, signed_by, approved_by):
     both = {"honest": honest.roots[0], "evil": evil.roots[0]}
     roots = Roots(
         FEDERATION, 2, tuple(both[w].public for w in keys_of),
-        tuple(both[w].tls.cert.public_bytes(Encoding.DER) for w in keys_of),
+        tuple(both[w].tls_ca.cert.public_bytes(Encoding.DER) for w in keys_of),
     )  # fmt: skip
     told = issue_roots(roots, [both[w].key for w in signed_by])
     forged = Approval(

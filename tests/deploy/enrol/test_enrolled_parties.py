@@ -94,7 +94,7 @@ def test_a_revocation_that_is_installed_beside_a_running_coordinator_holds_withi
 class Silence:
     """A transport by which nothing goes."""
 
-    def publish(self, topic, frame, retain=False):
+    def publish(self, topic, frame, retain=False, qos=1):
         raise AssertionError(f"nothing is to be said on {topic}")
 
 
@@ -105,7 +105,9 @@ def renewed(fleet, name):
 def enrolled_anew(fleet, name):
     authority = fleet.authority()
     revoke(authority, name, "stolen")
-    _, data = make_request(fleet.folder_of(name), authority.federation, name, (), fresh=True, durable=False)
+    _, data = make_request(
+        fleet.folder_of(name), authority.federation, name, (), new_keys=True, durable=False
+    )
     return approve(authority, review_request(authority, data, name))
 
 
@@ -139,7 +141,7 @@ def test_what_a_device_says_by_a_new_record_is_not_rejected_by_the_old_one_that_
 def test_a_device_whose_enrolment_ends_is_in_no_later_cohort_and_the_run_goes_on(tmp_path, method):
     run = simulation(tmp_path, method, policy=replace(POLICY, quorum=2))
     run.run(until=lambda: run.service.run.machine.round == 2)
-    del run.ring["device-2"]
+    del run.keyring["device-2"]
     run.run()
     assert run.service.finished and not run.service.stopped
     assert (

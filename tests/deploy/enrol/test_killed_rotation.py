@@ -98,9 +98,8 @@ def installing(*names):
 def test_a_rotation_that_was_killed_anywhere_is_completed_by_the_next_one(lab):
     next_ones = ["rotate --root root", *installing("broker", "coordinator")]
     folders = killed_at_each_step(lab, "rotate --root root", *next_ones)
-    assert (
-        len(folders) > 20
-    )  # three files of the root, register, statements, two approvals: each part and rename
+    # Three files of the root, register, statements, two approvals: each part and rename.
+    assert len(folders) > 20
     for folder in folders:
         assert "root 2 is introduced" in (folder / "said").read_text()
         assert len(trusted(folder, "coordinator")) == 2

@@ -27,7 +27,7 @@ def folder(tmp_path):
     """With a root, a coordinator and a request of d1."""
     authority = make_authority(tmp_path / "root", FEDERATION, 1, durable=False)
     enrol(authority, tmp_path / "coordinator", "coordinator", 30)
-    key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), fresh=True, durable=False)
+    key_folder.make_request(tmp_path / "d1", FEDERATION, "d1", (), new_keys=True, durable=False)
     return tmp_path
 
 
@@ -76,13 +76,13 @@ class Years:
 
     def revoke(self, canary):
         authority = self.opened()
-        name = next((e.name for e in authority.register.holding(self.now)), None)
+        name = next((e.name for e in authority.register.current_entries(self.now)), None)
         if name is None:
             return
         also = []
         if canary:
             key = key_folder.load_keys(self.folder.parent / name / "current").tls.public_key()
-            also = [authority.issue_check("check", key, 600)[0]]
+            also = [authority.issue_check_certificate("check", key, 600)[0]]
             authority.save()
         lifecycle.revoke(authority, name, "", also)
 

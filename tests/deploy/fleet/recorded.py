@@ -74,7 +74,7 @@ class RecordedBoard:
                 self.facts["complete"] = arguments[0]
             case "request":
                 made = key_folder.make_request(
-                    self.folder, arguments[2], arguments[1], (), fresh=True, durable=False
+                    self.folder, arguments[2], arguments[1], (), new_keys=True, durable=False
                 )
                 assert made[0].name == arguments[1]
                 return (self.folder / "pending" / "request").read_text()

@@ -53,7 +53,7 @@ done
 
 def asked(folder, name, hosts=(), receive=b""):
     """A request as a board whose process was taken over makes it: for anything, with its own keys."""
-    made, _ = key_folder.make_request(folder, "lab", name, tuple(hosts), fresh=True, durable=False)
+    made, _ = key_folder.make_request(folder, "lab", name, tuple(hosts), new_keys=True, durable=False)
     if not receive:
         return (folder / "pending/request").read_text()
     keys = key_folder.load_keys(folder / "pending")

@@ -63,8 +63,8 @@ def test_nobody_is_waited_for_in_vain():
     """A [policy] without a quorum would go on with the first answer."""
     for path in FILES:
         experiment = read(path)
-        asked = experiment.rules.cohort or len(experiment.shards)
-        assert experiment.rules.quorum == asked, path
+        asked = experiment.effective_policy.cohort or len(experiment.shards)
+        assert experiment.effective_policy.quorum == asked, path
 
 
 def root_of(path: Path) -> Path:
@@ -80,7 +80,7 @@ def test_rows_of_a_table_differ_in_nothing_but_the_method_and_its_network(folder
         table = root_of(path) if path.stem.endswith("-digits") else path.stem.rpartition("-")[0]
         rows[table].append(read(path))
     for table, experiments in rows.items():
-        shared = [(e.shards, e.rounds, e.seed, e.rules) for e in experiments]
+        shared = [(e.shards, e.rounds, e.seed, e.effective_policy) for e in experiments]
         assert all(one == shared[0] for one in shared), table
         assert len({e.devices.networks for e in experiments} - {()}) <= 1, table
 
@@ -148,14 +148,14 @@ def test_what_the_command_line_sets_is_on_top(write):
 def test_bases_in_a_circle_are_refused(write):
     first = write("first.toml", 'base = "second.toml"')
     write("second.toml", 'base = "./first.toml"')
-    with pytest.raises(SettingsError, match="circle: first.toml -> second.toml -> first.toml"):
+    with pytest.raises(SettingsError, match="circular base: first.toml -> second.toml -> first.toml"):
         read_experiment(first, [])
 
 
 @pytest.mark.parametrize("base", ["7", '"none.toml"', '""', '["a.toml"]', "{ a = 1 }"])
 def test_a_base_that_is_no_file_is_refused(write, base):
     path = write("row.toml", f"base = {base}\nrounds = 1")
-    with pytest.raises(SettingsError, match=r"row.toml: base is .*, it must be a TOML file's path"):
+    with pytest.raises(SettingsError, match=r"row.toml: base is .*, it must be the path of a TOML file"):
         read_experiment(path, [])
 
 
@@ -188,7 +188,7 @@ def test_the_shards_and_the_plan_of_an_experiment_are_computed_once(write, monke
     for name in experiment.shards:
         device_settings(experiment, name, BrokerAddress(), Path("runs"))
     assert experiment.plan.variant.reports == experiment.reports
-    assert experiment.rules.quorum == len(experiment.devices_by_domain["digits"]) == 20
+    assert experiment.effective_policy.quorum == len(experiment.devices_by_domain["digits"]) == 20
     assert (len(shards), len(plans)) == (20 + own, stated)
 
 

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 from protofleet.deploy.cli.main import main
-from protofleet.deploy.local.many_devices import FIRST_BACKOFF, LONGEST_BACKOFF, STABLE_SECONDS, DeviceProcess
+from protofleet.deploy.local.many_devices import DeviceProcess
+from protofleet.runtime.children import Interpreters
+from protofleet.runtime.restart_backoff import FIRST_SECONDS, LONGEST_SECONDS, STABLE_SECONDS
+from tests.deploy.local.test_resume import alive, descendants, wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,23 +37,50 @@ def test_a_device_that_ends_in_error_is_restarted_and_all_end_with_a_signal(tmp_
     assert any("strange" in line for line in seen), "what a device says is heard"
 
 
+def test_a_device_that_is_killed_is_forked_again_and_none_outlives_a_fleet_that_is_killed(tmp_path):
+    members(tmp_path, "d1", "d2")
+    for name in ("d1", "d2"):  # it opens its settings, which nobody writes
+        (tmp_path / name / "settings.toml").unlink()
+        (tmp_path / name / "settings.toml").symlink_to(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe")
+    program = "from protofleet.deploy.local import many_devices; many_devices.compute = lambda path: 'cpu'; "
+    program += "many_devices.data_of = lambda settings: {}; "
+    program += f"from protofleet.deploy.cli.main import main; main(['fleet', {str(tmp_path)!r}])"
+    fleet = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def pid(name):
+        found = [p for p in descendants(fleet.pid) if (Path(f"/proc/{p}/comm").read_text() == f"{name}\n")]
+        return found[0] if found else 0
+
+    assert wait_until(lambda: pid("d1") and pid("d2"), 60)
+    first, other = pid("d1"), pid("d2")
+    os.kill(first, signal.SIGKILL)
+    assert fleet.stderr.readline() == "protofleet: d1 ended with exit code -9; restart in 1.0 s\n"
+    assert wait_until(lambda: pid("d1") not in (0, first)) and pid("d2") == other
+    assert "libtorch" in Path(f"/proc/{pid('d1')}/maps").read_text()
+    family = descendants(fleet.pid)
+    fleet.kill()
+    assert wait_until(lambda: not any(alive(p) for p in family))
+    fleet.communicate()
+
+
 def test_backoff_grows_and_is_reset_by_a_stable_run(tmp_path):
     class Ended:
         def poll(self):
             return 1
 
-    device, backoffs = DeviceProcess(tmp_path / "d" / "settings.toml"), []
+    device, backoffs = DeviceProcess((tmp_path / "d" / "settings.toml",), Interpreters()), []
     for _ in range(9):
         device.process, device.started_at = Ended(), 0.0
         assert "; restart in " in device.poll(1.0)
-        backoffs.append(device.backoff)
+        backoffs.append(device.backoff.seconds)
         assert device.poll(device.restart_at - 0.01) == "" and device.process is None
     assert (
-        backoffs[0] == 2 * FIRST_BACKOFF and backoffs[-1] == LONGEST_BACKOFF and backoffs == sorted(backoffs)
+        backoffs[0] == 2 * FIRST_SECONDS and backoffs[-1] == LONGEST_SECONDS and backoffs == sorted(backoffs)
     )
     device.process = Ended()
     device.poll(STABLE_SECONDS + 1)
-    assert device.backoff == FIRST_BACKOFF
+    assert device.backoff.seconds == FIRST_SECONDS
 
 
 def test_a_folder_without_devices_is_a_mistake_in_one_line(tmp_path, capsys):

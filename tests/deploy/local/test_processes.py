@@ -1,20 +1,47 @@
-"""What a run says of its processes when they fail: the last line of a log, and a full disk before anything else."""
+"""What a run says of its processes when they fail: the last line of a log, and a full disk before anything else.
+
+Whether they are forked or interpreters of their own makes no difference.
+"""
 
 import subprocess
-import sys
+from dataclasses import dataclass, replace
 
 import pytest
 
 from protofleet.deploy.local.processes import Processes
-from protofleet.protocol.storage.disk import PAUSED
-from protofleet.runtime import children
+from protofleet.protocol.storage.full_disk import PAUSED
+from protofleet.runtime.children import Interpreters, Starter
+from protofleet.runtime.launcher import Launcher
+from tests.rooms import ROOT
+
+SOURCE = "tests.support.source"
+SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
+
+
+@dataclass
+class Sources:
+    """Starts the source that it is given in the place of a command of ours."""
+
+    starter: Starter
+    problem = ""
+
+    def start(self, program, stdout, stderr):
+        return self.starter.start(replace(program, module=SOURCE), stdout, stderr)
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def starter(request, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    if request.param == "spawn":
+        yield Sources(Interpreters())
+        return
+    with Launcher(()) as launcher:
+        yield Sources(launcher)
 
 
 @pytest.fixture
-def processes(tmp_path, monkeypatch):
-    """Their commands are Python programs of the test's own."""
-    monkeypatch.setattr(children, "command", lambda module, source: [sys.executable, "-c", source])
-    with Processes(tmp_path) as processes:
+def processes(tmp_path, starter):
+    with Processes(tmp_path, starter) as processes:
         yield processes
 
 
@@ -27,8 +54,18 @@ def ended(processes, name, source):
 def test_the_reason_of_a_failure_is_the_last_line_of_the_log(processes):
     ended(processes, "one", "import sys; print('first'); print(); sys.exit('protofleet: no key')")
     ended(processes, "two", "import sys; sys.exit(3)")
+    ended(processes, "three", "raise ValueError('none')")
     ended(processes, "well", "print('done')")
-    assert processes.failed() == {"one": "no key", "two": "its log is empty"}
+    assert processes.failed() == {
+        "one": "no key",
+        "two": "its log is empty",
+        "three": "ValueError: none",
+    }
+
+
+def test_a_module_that_cannot_be_imported_is_the_reason_in_one_line(processes):
+    ended(processes, "one", "import protofleet.nowhere")
+    assert processes.failed() == {"one": "ModuleNotFoundError: No module named 'protofleet.nowhere'"}
 
 
 def test_a_process_that_waits_for_room_on_its_disk_is_the_reason_of_all(processes, tmp_path):
@@ -40,10 +77,9 @@ def test_a_process_that_waits_for_room_on_its_disk_is_the_reason_of_all(processe
     }
 
 
-def test_processes_are_stopped_when_their_run_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "command", lambda module, source: [sys.executable, "-c", source])
-    with Processes(tmp_path) as processes:
-        child = processes.start("one", "import time; print('up', flush=True); time.sleep(600)", piped=True)
+def test_processes_are_stopped_when_their_run_ends(tmp_path, starter):
+    with Processes(tmp_path, starter) as processes:
+        child = processes.start("one", SLEEPS, piped=True)
         assert child.stdout.readline() == "up\n"
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.1)

@@ -17,9 +17,8 @@ from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, prot
 
 __all__ = ["place"]  # a fixture
 ROUNDS = 10
-SEED = int(
-    os.environ.get("PROTOFLEET_TEST_SEED", time.time_ns() % 100_000)
-)  # another moment in every session
+# Another moment in every session.
+SEED = int(os.environ.get("PROTOFLEET_TEST_SEED", time.time_ns() % 100_000))
 
 
 def bits(folder):
@@ -34,11 +33,15 @@ def bits(folder):
     }
 
 
-def children(pid):
-    found = subprocess.run(
-        ["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True
-    ).stdout.split()
-    return [int(child) for child in found]
+def descendants(pid, levels=9):
+    """Children, their children and so on."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, listed.splitlines())}
+    found, last = set[int](), {pid}
+    for _ in range(levels):
+        last = {child for child, parent in parents.items() if parent in last}
+        found |= last
+    return found
 
 
 @pytest.mark.slow
@@ -65,14 +68,15 @@ def test_a_run_that_is_killed_at_a_random_moment_resumes_to_the_same_bits(place)
     dice = random.Random(SEED)
     wait_for_rounds(place, dice.randrange(1, 5))
     time.sleep(dice.random() * a_rounds_seconds(place / "whole" / "small"))  # to meet any moment of a round
-    family = children(run.pid)
+    family = descendants(run.pid)
     run.send_signal(signal.SIGKILL)
     run.wait()
     assert wait_until(lambda: not any(alive(child) for child in family)), "its processes end with it"
     again = protofleet(*arguments, "--resume", cwd=place, timeout=200)
     assert "is finished" not in again.stderr, f"it was over before it was killed; PROTOFLEET_TEST_SEED={SEED}"
     assert again.returncode == 0 and "continuing the unfinished run" in again.stdout, again.stderr
-    assert lines(place)[-1]["round"] == ROUNDS + 1 and any(line["resumed"] for line in lines(place))
+    # No round need say that it was resumed: the line of the last one may stand, and the next one not be begun.
+    assert "resuming in round" in (place / "runs" / "small" / "logs" / "coordinator.log").read_text()
     assert bits(place / "runs" / "small") == bits(place / "whole" / "small"), f"PROTOFLEET_TEST_SEED={SEED}"
     assert [line["round"] for line in lines(place)] == list(range(1, ROUNDS + 2))
     for one, other in zip(lines(place), read_rounds(place / "whole" / "small" / "rounds.jsonl"), strict=True):

@@ -127,7 +127,7 @@ def test_control_c_ends_a_run_cleanly_and_the_same_command_continues_it(place):
     wait_for_rounds(place, 3)
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=40)
-    assert first.returncode == 1 and "continues" in err and "Traceback" not in err
+    assert first.returncode == 1 and "resumes" in err and "Traceback" not in err
     before = len(lines(place))
     assert 3 <= before < 41
     second = start(place)
@@ -181,6 +181,27 @@ def test_a_mistake_is_one_clear_line_with_its_exit_code(place, mistake):
     assert words.replace("{empty}", str(empty)) in said, said
     assert "Traceback" not in said
     assert len([line for line in done.stderr.splitlines() if line.startswith("protofleet: ")]) == 1
+
+
+@pytest.mark.slow
+def test_where_a_thread_runs_as_python_starts_a_run_says_so_and_spawns_when_it_is_told(place):
+    (place / "sitecustomize.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{place}"}
+
+    def run(*arguments):
+        return subprocess.run(
+            command("run", "small.toml", *arguments), cwd=place, env=environment, capture_output=True, text=True,
+            timeout=120,
+        )  # fmt: skip
+
+    done = run()
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert "protofleet: 2 threads run in the process that forks, it must be 1: " in done.stderr
+    assert "devices.start=spawn" in done.stderr
+    spawned = run("--set", "devices.start=spawn", "--fresh")
+    assert spawned.returncode == 0, spawned.stderr
 
 
 DEVICE = """

@@ -6,7 +6,7 @@ import pytest
 
 from protofleet.deploy.enrol.local_federation import enrol_federation
 from protofleet.deploy.local.experiment import Experiment
-from protofleet.deploy.local.run import broker_of_run, claim_folder
+from protofleet.deploy.local.run import broker_of_run, prepare_folder
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, write_toml
 from protofleet.protocol.transport.address import preflight
 
@@ -63,7 +63,7 @@ def test_a_run_that_an_earlier_version_began_is_gone_on_with(tmp_path, capsys):
     lines = write_toml(encode(experiment())).splitlines()
     earlier = "\n".join(line for line in lines if not line.startswith("metrics_host"))
     (folder / "experiment.toml").write_text(earlier)
-    claim_folder(experiment(), tmp_path, fresh=False)
+    prepare_folder(experiment(), tmp_path, fresh=False)
     assert "continuing the unfinished run" in capsys.readouterr().out
     with pytest.raises(SettingsError, match="unfinished run with other settings"):
-        claim_folder(replace(experiment(), rounds=2), tmp_path, fresh=False)
+        prepare_folder(replace(experiment(), rounds=2), tmp_path, fresh=False)

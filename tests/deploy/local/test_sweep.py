@@ -22,7 +22,7 @@ def started(monkeypatch):
     """Runs that end at once; the real ones are in test_run."""
     names = []
 
-    def run(experiment, runs):
+    def run(experiment, runs, launcher):
         names.append(experiment.name)
         if experiment.name == "one-s2":
             raise RunError("the broker is gone")

@@ -168,7 +168,7 @@ def test_every_alert_says_what_it_means_and_what_to_do():
 
 
 def test_the_page_of_operations_has_the_alerts_as_the_rules_say_them():
-    assert alerts.written(alerts.PAGE.read_text()) == alerts.PAGE.read_text(), (
+    assert alerts.generate(alerts.PAGE.read_text()) == alerts.PAGE.read_text(), (
         "run python -m protofleet.deploy.pages.alerts"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.deploy.monitoring.__main__ import FOLDER, written
+from protofleet.deploy.monitoring.__main__ import FOLDER, generate
 from protofleet.deploy.monitoring.dashboards import DASHBOARDS
 from tests.deploy.pages.test_metrics_document import DOCUMENTED
 
@@ -48,7 +48,7 @@ def test_grafanas_own_types_know_every_word_of_a_dashboard(name):
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     register_default_plugins()
-    ours = json.loads(written()[f"{name}.json"])
+    ours = json.loads(generate()[f"{name}.json"])
     again = encoder.JSONEncoder(sort_keys=True).encode(Dashboard.from_json(ours))
     assert missing(ours, json.loads(again)) == []
 
@@ -70,7 +70,7 @@ def test_a_word_that_grafana_does_not_know_is_found():
 
 def test_the_files_are_those_that_the_source_writes():
     """If not: python -m protofleet.deploy.monitoring"""
-    assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == written()
+    assert {path.name: path.read_text() for path in FOLDER.glob("*.json")} == generate()
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

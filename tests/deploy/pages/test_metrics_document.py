@@ -9,7 +9,9 @@ import pytest
 from protofleet.coordinator.observe.metrics import Metrics
 from protofleet.coordinator.observe.observers import keep_journal
 from protofleet.deploy.enrol.local_federation import enrol_federation
-from protofleet.deploy.pages.metrics import PAGE, meaning, written
+from protofleet.deploy.pages.metrics import PAGE, generate, meaning
+from protofleet.edge_client.gpu.admission import Usage
+from protofleet.edge_client.gpu.metrics import UsageCollector
 from protofleet.edge_client.host.sensors import Sensors
 from protofleet.edge_client.metrics import DeviceMetrics
 from protofleet.protocol.transport.address import BrokerAddress
@@ -37,6 +39,7 @@ def shown(tmp_path_factory):
     keep_journal(run.service.run, [metrics])
     run.run()
     tls = enrol_federation(folder / "enrolled", "metrics", ["d"]).tls("d")
+    device.registry.register(UsageCollector(Usage()))
     metrics.registry.register(HostMetrics("1.0", "coordinator", folder, BrokerAddress(tls=tls)))
     return {"coordinator": [*metrics.registry.collect()], "device": [*device.registry.collect()]}
 
@@ -48,7 +51,7 @@ def named(families):
 
 def test_the_page_is_the_one_that_the_source_writes():
     """If not: python -m protofleet.deploy.pages.metrics"""
-    assert PAGE.read_text() == written()
+    assert PAGE.read_text() == generate()
 
 
 def test_every_metric_that_is_shown_is_on_the_page_with_its_type_labels_and_meaning(shown):

@@ -10,10 +10,10 @@ import pytest
 
 from protofleet.deploy.cli.main import main
 from protofleet.deploy.errors import RunError
-from protofleet.deploy.report.charts import Frame, Line, end_labels, lines
-from protofleet.deploy.report.comparison import goal_of, label_of, read_groups
+from protofleet.deploy.report.charts import Axes, Line, end_labels, line_chart
+from protofleet.deploy.report.comparison import accuracy_target, name_without_seed, read_groups
 from protofleet.deploy.report.comparison_page import comparison_page
-from protofleet.deploy.report.comparison_tables import spread, tables
+from protofleet.deploy.report.comparison_tables import mean_and_deviation, tables
 from protofleet.deploy.report.numbers import human_bytes
 
 DOMAINS = ("mnist", "street")
@@ -67,7 +67,7 @@ def runs(tmp_path):
 
 def rows_of(runs, index=0, baseline="", share=0.9, view="reports"):
     groups = read_groups(runs, view)
-    shown = tables(groups, goal_of(groups, baseline, share), share)[index]
+    shown = tables(groups, accuracy_target(groups, baseline, share), share)[index]
     return [dict(zip(shown.head, row, strict=True)) for row in shown.rows]
 
 
@@ -83,15 +83,15 @@ LABELS = {
 
 @pytest.mark.parametrize(("name", "label"), LABELS.items())
 def test_a_label_is_the_name_without_its_seed(name, label):
-    assert label_of(name) == label
+    assert name_without_seed(name) == label
 
 
 def test_seeds_are_one_row_with_their_mean_and_sample_deviation(runs):
     avg, proto = rows_of(runs)
     assert (avg["run"], avg["method"], avg["view"], avg["seeds"]) == ("avg", "fedavg", "global", "3")
-    finals = [0.80, 0.82, 0.78]
-    assert avg["mean"] == f"{100 * mean(finals):.1f} ± {100 * stdev(finals):.1f}"
-    street = [f - 0.05 for f in finals]
+    final_points = [0.80, 0.82, 0.78]
+    assert avg["mean"] == f"{100 * mean(final_points):.1f} ± {100 * stdev(final_points):.1f}"
+    street = [f - 0.05 for f in final_points]
     assert avg["street"] == f"{100 * mean(street):.1f} ± {100 * stdev(street):.1f}"
     assert (proto["run"], proto["view"], proto["seeds"], proto["mean"]) == ("proto", "personal", "1", "65.0")
 
@@ -149,24 +149,24 @@ def test_the_last_evaluation_is_no_round_of_training(tmp_path):
 
 
 def test_a_baseline_can_be_named_and_an_unknown_one_names_the_choices(runs):
-    note = tables(read_groups(runs), goal_of(read_groups(runs), "proto", 0.5), 0.5)[2].note
+    note = tables(read_groups(runs), accuracy_target(read_groups(runs), "proto", 0.5), 0.5)[2].note
     assert "32.5%, which is 50% of what proto ends with (65.0%)" in note
-    assert goal_of(read_groups(runs), "avg-s2", 0.9).baseline.name == "avg"
+    assert accuracy_target(read_groups(runs), "avg-s2", 0.9).baseline.name == "avg"
     with pytest.raises(RunError, match="no group is called 'nix'; there are avg, proto"):
-        goal_of(read_groups(runs), "nix", 0.9)
+        accuracy_target(read_groups(runs), "nix", 0.9)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.1, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(runs, share):
     with pytest.raises(RunError, match="--share is"):
-        goal_of(read_groups(runs), "", share)
+        accuracy_target(read_groups(runs), "", share)
 
 
 def test_without_one_fedavg_there_is_no_baseline_and_the_table_says_how_to_name_one(runs, tmp_path):
     more = [*runs, finished(tmp_path / "more", "more", [0.1, 0.9])]
     for chosen in (runs[3:], more):
         groups = read_groups(chosen)
-        assert goal_of(groups, "", 0.9) is None
+        assert accuracy_target(groups, "", 0.9) is None
         assert "--baseline" in tables(groups, None, 0.9)[2].note
         assert {row["tensors to 90%"] for row in rows_of(chosen, 2)} == {"-"}
 
@@ -266,9 +266,9 @@ def test_an_unfinished_or_broken_run_is_one_clear_line(runs, tmp_path):
 
 def test_a_spread_needs_two_values():
     assert (
-        spread([], str) == "-"
-        and spread([0.25], str) == "0.25"
-        and spread([1, 3], "{:.2f}".format) == "2.00 ± 1.41"
+        mean_and_deviation([], str) == "-"
+        and mean_and_deviation([0.25], str) == "0.25"
+        and mean_and_deviation([1, 3], "{:.2f}".format) == "2.00 ± 1.41"
     )
 
 
@@ -277,8 +277,8 @@ def test_a_spread_needs_two_values():
 
 def test_plain_text_stands_in_columns(runs):
     groups = read_groups(runs)
-    for shown in tables(groups, goal_of(groups, "", 0.9), 0.9):
-        title, *rows = shown.plain().splitlines()[: len(shown.rows) + 2]
+    for shown in tables(groups, accuracy_target(groups, "", 0.9), 0.9):
+        title, *rows = shown.text().splitlines()[: len(shown.rows) + 2]
         assert title == shown.title and len({len(row) for row in rows}) == 1
 
 
@@ -297,7 +297,7 @@ def pictures_of(html):
 
 def page_of(runs):
     groups = read_groups(runs)
-    return comparison_page(groups, tables(groups, goal_of(groups, "", 0.9), 0.9))
+    return comparison_page(groups, tables(groups, accuracy_target(groups, "", 0.9), 0.9))
 
 
 def test_the_page_stands_alone_with_curves_over_rounds_and_bytes(runs):
@@ -363,18 +363,18 @@ def test_the_command_prints_tables_and_writes_both_files(runs, tmp_path, capsys)
 
 
 def test_axes_count_in_round_numbers():
-    assert Frame(1, 15, 0, 1).x_ticks(12) == [2, 4, 6, 8, 10, 12, 14]
-    assert Frame(0, 100, 0, 1).x_ticks(12) == list(range(0, 101, 10))
-    assert Frame(0, 9, 0, 1).x_ticks(12) == list(range(10))
-    assert Frame(0, 3.3e6, 0, 1).x_ticks(6) == [0, 1e6, 2e6, 3e6]
-    assert Frame(150, 2.1e4, 0, 1, log_x=True).x_ticks(6) == pytest.approx(
+    assert Axes(1, 15, 0, 1).x_ticks(12) == [2, 4, 6, 8, 10, 12, 14]
+    assert Axes(0, 100, 0, 1).x_ticks(12) == list(range(0, 101, 10))
+    assert Axes(0, 9, 0, 1).x_ticks(12) == list(range(10))
+    assert Axes(0, 3.3e6, 0, 1).x_ticks(6) == [0, 1e6, 2e6, 3e6]
+    assert Axes(150, 2.1e4, 0, 1, log_x=True).x_ticks(6) == pytest.approx(
         [200, 500, 1000, 2000, 5000, 1e4, 2e4]
     )
-    assert Frame(150, 2.1e7, 0, 1, log_x=True).x_ticks(6) == pytest.approx([1e3, 1e4, 1e5, 1e6, 1e7])
+    assert Axes(150, 2.1e7, 0, 1, log_x=True).x_ticks(6) == pytest.approx([1e3, 1e4, 1e5, 1e6, 1e7])
 
 
 def test_a_logarithmic_axis_gives_equal_room_to_equal_ratios():
-    frame = Frame(1, 10_000, 0, 1, log_x=True)
+    frame = Axes(1, 10_000, 0, 1, log_x=True)
     places = [frame.x(10**i) for i in range(5)]
     assert np.allclose(np.diff(places), places[1] - places[0])
 
@@ -389,4 +389,5 @@ def test_names_at_the_ends_of_lines_keep_apart_and_inside():
 def test_curves_survive_few_points(log):
     for points in ([], [(3.0, 0.5)], [(3.0, 0.5), (3.0, 0.6)]):
         band = [(x, y - 0.1, y + 2.0) for x, y in points]
-        ET.fromstring(lines([Line("a", points, "#000", band=band, dash="2 3")], str, "x", "y", log_x=log))
+        chart = line_chart([Line("a", points, "#000", band=band, dash="2 3")], str, "x", "y", log_x=log)
+        assert ET.fromstring(chart).tag.endswith("svg")

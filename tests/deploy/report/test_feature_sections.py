@@ -13,18 +13,18 @@ from protofleet.deploy.report import feature_sections as sections
 from protofleet.deploy.report.charts import COLOURS, LEFT
 from protofleet.deploy.report.margins import class_margins, class_means, local_margins, margins_of_run
 from protofleet.deploy.report.plot_style import PlotStyle
-from protofleet.deploy.report.projection import evenly_spaced, lay_out, project, subsample
+from protofleet.deploy.report.projection import evenly_spaced, project, project_snapshots, subsample
 from protofleet.deploy.report.scatter import (
     DOT_SHAPES,
     SHAPES,
-    TITLE,
+    TITLE_HEIGHT,
     Dots,
     LegendEntry,
     Mark,
     Panel,
-    Square,
+    PanelScale,
     outline,
-    scatter,
+    scatter_plot,
 )
 from protofleet.deploy.report.snapshots import (
     ANCHOR,
@@ -306,7 +306,7 @@ def test_a_layout_is_one_projection_of_features_and_marks_with_a_limit_to_points
     odd = snapshot(*features(9, size=7), "odd")
     class_points = ClassPoints(ANCHOR, np.eye(3, SIZE), np.arange(3), np.ones(3))
     other = ClassPoints(GLOBAL, np.eye(3, 7), np.arange(3), np.ones(3))
-    layout = lay_out([a, odd, b], [class_points, other], most=20)
+    layout = project_snapshots([a, odd, b], [class_points, other], limit=20)
     assert [s.device for s in layout.snapshots] == ["a", "b"] and layout.class_points == [class_points]
     assert [len(positions) for positions in layout.sample_positions] == [15, 5] and len(
         layout.class_positions[0]
@@ -315,7 +315,7 @@ def test_a_layout_is_one_projection_of_features_and_marks_with_a_limit_to_points
     assert np.array_equal(
         project(together), np.concatenate([*layout.sample_positions, *layout.class_positions])
     )
-    assert lay_out([snapshot(np.zeros((0, 0)), [])], [class_points]) is None
+    assert project_snapshots([snapshot(np.zeros((0, 0)), [])], [class_points]) is None
 
 
 # Sections
@@ -386,10 +386,10 @@ def test_of_many_classes_as_many_are_drawn_as_there_are_colours(tmp_path):
 def test_every_class_is_numbered_once_in_a_panel():
     style = PlotStyle.of([snapshot(X, Y)])
     class_points = ClassPoints(GLOBAL, np.eye(4), np.array([0, 1, 1, 2]), np.ones(4))
-    layout = lay_out([snapshot(X, Y)], [class_points])
+    layout = project_snapshots([snapshot(X, Y)], [class_points])
     assert [m.tag for m in style.class_marks(layout)] == ["0", "1", "", "2"]
     assert style.class_tags(layout) == []
-    bare = lay_out([snapshot(*features(30))], [])
+    bare = project_snapshots([snapshot(*features(30))], [])
     assert sorted(words for _, words in style.class_tags(bare)) == ["0", "1", "2"]
 
 
@@ -406,7 +406,7 @@ def test_prototypes_of_class_0_are_drawn_by_samples_and_by_share(clusters):
 def test_the_area_of_a_mark_goes_with_its_size():
     found = snapshot(X, Y, "a")
     class_points = ClassPoints(LOCAL, X[:3], np.zeros(3, int), np.array([100.0, 25.0, 0.0]), "a")
-    layout = lay_out([found], [class_points])
+    layout = project_snapshots([found], [class_points])
     large, quarter, none = PlotStyle.of([found]).sized_marks(layout, LOCAL, [found])
     assert large.size == pytest.approx(2 * quarter.size) and quarter.size > none.size > 0
     assert large.colour == COLOURS[0] and large.tag == "100"
@@ -448,12 +448,12 @@ def test_a_shape_is_drawn_around_its_place(shape):
 
 
 def test_a_panel_is_as_wide_as_high_in_the_data_and_holds_all_its_points():
-    square = Square.around([(0, 0), (10, 0), (5, 2)], 100.0)
+    square = PanelScale.around([(0, 0), (10, 0), (5, 2)], 100.0)
     positions = [square.position(p) for p in [(0, 0), (10, 0), (0, 10)]]
     assert positions[1][0] - positions[0][0] == pytest.approx(positions[0][1] - positions[2][1])
     assert all(0 < square.position(p)[0] < 100 for p in [(0, 0), (10, 0)])
-    high = Square.around([(0, 0), (1, 50)], 100.0)
-    assert all(TITLE < high.position(p)[1] < 100 + TITLE for p in [(0, 0), (1, 50)])
+    high = PanelScale.around([(0, 0), (1, 50)], 100.0)
+    assert all(TITLE_HEIGHT < high.position(p)[1] < 100 + TITLE_HEIGHT for p in [(0, 0), (1, 50)])
 
 
 @pytest.mark.parametrize("panels", range(7))
@@ -462,7 +462,7 @@ def test_panels_and_legends_of_any_number_are_whole_pictures(panels):
     marks = [Mark((1, 1), "#000", "star", "b & c", tag="<1>")]
     names = [LegendEntry(f"a long name, number {i}", "#000", "bar") for i in range(20)]
     legend = [LegendEntry("what"), *names, LegendEntry("more")]
-    picture = ET.fromstring(scatter([Panel(f"p{i}", dots, marks) for i in range(panels)], legend, "x"))
+    picture = ET.fromstring(scatter_plot([Panel(f"p{i}", dots, marks) for i in range(panels)], legend, "x"))
     *_, width, height = map(float, picture.get("viewBox").split())
     for node in picture.findall("{*}text"):
         assert float(node.get("x")) + 6 * len(node.text) < width + 20 and float(node.get("y")) < height

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from protofleet.deploy.errors import RunError
 from protofleet.deploy.local.progress import Progress, RunState
-from protofleet.deploy.report.charts import Bar, Line, bars, lines, round_up
+from protofleet.deploy.report.charts import Bar, Line, bar_chart, line_chart, round_axis_end
 from protofleet.deploy.report.numbers import human_bytes
 from protofleet.deploy.report.run_page import final_table, write_report
 
@@ -95,11 +95,11 @@ def test_a_folder_without_a_finished_run_is_said_to_be_one(tmp_path):
 
 def test_pictures_survive_empty_and_constant_data():
     for points in ([], [(1, 0.5)], [(1, 0.5), (2, 0.5)]):
-        ET.fromstring(lines([Line("a", points, "#000")], str, "x", "y"))
-        ET.fromstring(lines([Line("a", points, "#000")], str, "x", "y", from_zero=False))
-    ET.fromstring(bars([], {"a": "#000"}, str, "x", "y"))
-    ET.fromstring(bars([Bar(1, [("a", 0)], 0.4)], {"a": "#000"}, str, "x", "y"))
-    assert [round_up(v) for v in (0, 0.93, 1.1, 7)] == [1.0, 1.0, 1.2, 8.0]
+        ET.fromstring(line_chart([Line("a", points, "#000")], str, "x", "y"))
+        ET.fromstring(line_chart([Line("a", points, "#000")], str, "x", "y", from_zero=False))
+    ET.fromstring(bar_chart([], {"a": "#000"}, str, "x", "y"))
+    ET.fromstring(bar_chart([Bar(1, [("a", 0)], 0.4)], {"a": "#000"}, str, "x", "y"))
+    assert [round_axis_end(v) for v in (0, 0.93, 1.1, 7)] == [1.0, 1.0, 1.2, 8.0]
 
 
 EVENTS = [
@@ -123,9 +123,9 @@ def shown(width=None):
     console = Console(record=True, width=width or 100, force_terminal=False, file=io.StringIO())
     with Progress(4, console) as progress:
         for event in EVENTS:
-            progress.line(json.dumps(event))
-        progress.line("Traceback? no: a plain line")
-        progress.line("[1, 2]")
+            progress.handle_line(json.dumps(event))
+        progress.handle_line("Traceback? no: a plain line")
+        progress.handle_line("[1, 2]")
     return console.export_text()
 
 
@@ -141,11 +141,27 @@ def test_without_a_terminal_there_is_a_plain_line_for_each_step():
 def test_the_live_display_shows_who_has_answered_and_how_far_it_is():
     progress = Progress(4, Console(file=io.StringIO()))
     for event in EVENTS[:-1]:
-        progress.line(json.dumps(event))
+        progress.handle_line(json.dumps(event))
     console = Console(record=True, width=100, file=io.StringIO())
     console.print(progress.render())
     text = console.export_text()
     assert "round 1 of 4, train" in text and "✓ a" in text and "· b" in text and "tensors up 10 B" in text
+
+
+def test_an_answer_that_takes_long_says_how_long_it_will_take():
+    transfer = {"event": "transfer", "device": "b", "bytes": 400_000, "size": 1_000_000}
+    transfer |= {"bytes_per_second": 31_250, "seconds_left": 19.2}
+    words = "400.0 kB of 1.0 MB are here, 31.2 kB/s, about 19 s to go"
+    console = Console(record=True, width=200, file=io.StringIO())
+    progress = Progress(4, console)
+    asked = next(event for event in EVENTS if event["event"] == "asked")
+    for event in (asked, transfer):
+        progress.handle_line(json.dumps(event))
+    console.print(progress.render())
+    progress.handle_line(json.dumps({"event": "answered", "device": "b"}))
+    console.print(progress.render())
+    text = console.export_text()
+    assert f"b: {words}" in text and text.count(f"· b  ({words})") == 1 and "✓ b" in text
 
 
 def test_sizes_have_units_of_powers_of_ten():

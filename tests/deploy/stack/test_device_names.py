@@ -101,7 +101,7 @@ def test_a_device_with_the_name_of_another_part_of_the_stack_is_refused(tmp_path
 @pytest.mark.parametrize(("run", "domain"), [("a.b", "a"), ("a", "a.b")])
 def test_a_name_with_a_dot_is_refused_over_rabbitmq_alone(tmp_path, run, domain):
     made = of_domains(domain, name=run)
-    with pytest.raises(SettingsError, match=r"'a\.b' over RabbitMQ"):
+    with pytest.raises(SettingsError, match=r"'a\.b' cannot be used over RabbitMQ"):
         prepare(Stack(tmp_path / "s", made, cluster=True))
     prepare(Stack(tmp_path / "s", made))
 

@@ -1,11 +1,18 @@
 """When a hello is sent, and which refusal ends a device."""
 
+from collections import Counter
+
 import pytest
 
 from protofleet.edge_client.conversation.hello_exchange import NEVER
-from protofleet.edge_client.conversation.hello_timer import HEARD_SECONDS, HELLO_SECONDS
+from protofleet.edge_client.conversation.hello_timer import (
+    HEARD_SECONDS,
+    HELLO_SECONDS,
+    QUIET_SECONDS,
+    SPREAD_SECONDS,
+)
 from protofleet.edge_client.conversation.old_messages import CONFIRM_SECONDS
-from protofleet.protocol.wire.messages import HERE, Receipt, Refusal, RoundStatus, State, Welcome
+from protofleet.protocol.wire.messages import HERE, Receipt, Refusal, RoundStatus, State, Task, Welcome
 from tests.edge_client.agent_parts import BOOT, EPOCH, AgentParts
 
 HERE_NOW = State(True, HERE, now=RoundStatus(1, "train", 0, ()))
@@ -29,23 +36,96 @@ def test_a_connection_is_announced_and_greeted_and_its_loss_ends_the_hellos(tmp_
 
 
 @pytest.mark.parametrize(
-    ("heard", "pause"),
+    ("heard", "least", "most"),
     [
-        ([], HELLO_SECONDS),
-        ([Welcome(b"")], HELLO_SECONDS),
-        ([Welcome(b""), HERE_NOW], HEARD_SECONDS),
-        ([Welcome(b""), HERE_NOW, State(True)], HELLO_SECONDS),
-        ([HERE_NOW], HELLO_SECONDS),
+        ([], HELLO_SECONDS / 2, HELLO_SECONDS),
+        ([Welcome(b"")], HELLO_SECONDS / 2, HELLO_SECONDS),
+        ([Welcome(b""), HERE_NOW], HEARD_SECONDS, HEARD_SECONDS),
+        ([Welcome(b""), HERE_NOW, State(True)], HELLO_SECONDS / 2, HELLO_SECONDS),
+        ([HERE_NOW], HELLO_SECONDS / 2, HELLO_SECONDS),
+        ([Welcome(b""), State(True, HERE)], HELLO_SECONDS, HELLO_SECONDS),
     ],
 )
 def test_hellos_are_seldom_only_where_the_coordinator_knows_the_device_and_says_whom_it_misses(
-    parts, heard, pause
+    parts, heard, least, most
 ):
     parts.hellos.received(State(True), EPOCH)
     parts.hellos.send()
     for message in heard:
         parts.hellos.received(message, EPOCH)
-    assert parts.hellos.next_at == 100.0 + pause
+    assert 100.0 + least <= parts.hellos.next_at <= 100.0 + most
+
+
+def pauses(parts, number):
+    """Between hellos that nobody answers."""
+    found = []
+    for _ in range(number):
+        before, parts.context.now = parts.context.now, parts.hellos.next_at
+        parts.hellos.send()
+        found.append(parts.context.now - before)
+    return found
+
+
+def test_hellos_that_nobody_answers_are_said_ever_more_seldom(parts):
+    for number, pause in enumerate(pauses(parts, 9)):
+        longest = min(HELLO_SECONDS * 2**number, QUIET_SECONDS)
+        assert longest / 2 <= pause <= longest
+
+
+@pytest.mark.parametrize("message", [State(True), Task(1, "train", None, 0.0), Refusal("no")])
+def test_after_a_birth_a_task_or_a_refusal_the_pauses_are_short_again(parts, message):
+    parts.hellos.received(State(True), EPOCH)
+    assert pauses(parts, 6)[-1] > 2 * HELLO_SECONDS
+    parts.hellos.received(message, EPOCH)
+    assert parts.hellos.next_at <= parts.context.now + HELLO_SECONDS
+
+
+def test_no_other_message_makes_the_pauses_short_again(parts):
+    parts.hellos.received(State(True), EPOCH)
+    pauses(parts, 6)
+    due = parts.hellos.next_at
+    for message in (HERE_NOW, Receipt(1, "train", "accepted")):
+        parts.hellos.received(message, EPOCH)
+    assert parts.hellos.next_at == due
+
+
+def reconnected(folder, number, waited_for, welcomed=True):
+    """When a device that had said hello before says it over a new connection, to the coordinator of before."""
+    parts = AgentParts(folder / str(number), f"device-{number}")
+    parts.hellos.received(State(True), EPOCH)
+    parts.hellos.connected(waited_for=False)
+    assert parts.hellos.next_at > 0.0 and parts.link.kinds() == ["State", "Hello"], "the first at once"
+    if welcomed:
+        parts.hellos.received(Welcome(b""), EPOCH)
+    parts.hellos.disconnected()
+    parts.context.now = 100.0
+    parts.hellos.connected(waited_for=waited_for)
+    parts.hellos.coordinator_came(waited_for=waited_for)
+    parts.hellos.missed(by_name=False)
+    if "Hello" in parts.link.kinds():
+        return 100.0
+    parts.hellos.received(Welcome(b""), EPOCH)
+    parts.hellos.send()
+    assert not parts.link.kinds(), "whatever is heard, not before its turn"
+    parts.context.now = due = parts.hellos.next_at
+    parts.hellos.send()
+    assert parts.link.kinds() == ["Hello"]
+    return due
+
+
+def test_a_device_whose_hello_may_be_lost_says_it_at_once_over_a_new_connection(tmp_path):
+    assert {reconnected(tmp_path, number, False, welcomed=False) for number in range(10)} == {100.0}
+
+
+def test_after_a_broker_lost_all_connections_the_hellos_of_a_fleet_are_spread_over_seconds(tmp_path):
+    """And no second of them has most."""
+    times = sorted(reconnected(tmp_path, number, waited_for=False) for number in range(60))
+    assert times[-1] - times[0] > 0.8 * SPREAD_SECONDS and times[-1] <= 100.0 + SPREAD_SECONDS
+    assert max(Counter(int(at) for at in times).values()) < 40
+
+
+def test_a_device_whose_work_is_waited_for_says_hello_as_soon_as_it_is_connected_again(tmp_path):
+    assert reconnected(tmp_path, 0, waited_for=True) == 100.0
 
 
 def test_a_coordinator_that_is_heard_for_the_first_time_is_greeted_at_once(parts):
@@ -55,16 +135,16 @@ def test_a_coordinator_that_is_heard_for_the_first_time_is_greeted_at_once(parts
     assert parts.hellos.next_at == 100.0
 
 
-def test_on_hold_no_hello_is_sent_and_one_is_due_as_soon_as_work_is_taken_again(parts):
+def test_while_paused_no_hello_is_sent_and_one_is_due_as_soon_as_work_is_taken_again(parts):
     parts.run.welcomed(EPOCH)
-    parts.hellos.hold("too hot")
-    parts.hellos.hold("too hot")
+    parts.hellos.pause("too hot")
+    parts.hellos.pause("too hot")
     assert parts.link.kinds() == ["Bye"], "said once"
     parts.hellos.send()
     assert parts.link.kinds() == [] and parts.hellos.next_at == NEVER
     parts.context.now = 200.0
     parts.hellos.resume()
-    assert parts.hellos.next_at == 200.0 and not parts.run.is_welcome(parts.run.name, EPOCH)
+    assert parts.hellos.next_at == 200.0 and not parts.run.was_welcomed_by(parts.run.name, EPOCH)
     parts.hellos.send()
     assert parts.link.kinds() == ["Hello"]
 

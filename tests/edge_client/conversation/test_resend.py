@@ -5,6 +5,8 @@ import numpy as np
 from protofleet.edge_client.conversation.answer_delivery import LONGEST_RESEND_SECONDS, PendingAnswer
 from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
+from protofleet.protocol.wire.messages import Receipt
+from tests.edge_client.agent_parts import AgentParts
 from tests.support.small_federation import assert_same, simulation
 
 
@@ -17,6 +19,15 @@ def test_an_answer_is_said_again_ever_more_rarely():
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, LONGEST_RESEND_SECONDS]
 
 
+def test_after_a_late_receipt_the_next_answer_waits_four_times_as_long_before_it_is_said_again(tmp_path):
+    parts, answer = AgentParts(tmp_path), Answer("", 1, "train", "", "", 5, {})
+    for seconds, pause in ((0.1, 5.0), (8.0, 5.0), (1.0, 32.0), (20.0, 5.0), (0.1, LONGEST_RESEND_SECONDS)):
+        parts.tasks.delivery.start(answer, 100.0)
+        parts.tasks.delivery.send(plan_is_known=True, now=100.0)
+        assert parts.tasks.delivery.wake_at == 100.0 + pause
+        parts.tasks.delivery.received(Receipt(1, "train", "accepted"), 100.0 + seconds)
+
+
 def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_asks(tmp_path):
     """The next hello would bring the task again, 15 s after the last word that was heard; this is sooner."""
     honest = simulation(tmp_path / "honest", "fedavg").run()
@@ -26,7 +37,7 @@ def test_an_answer_that_the_broker_took_and_lost_is_said_again_before_anybody_as
     def losing(topic, frame, retain):
         kind = run.agents["device-1"].link.kind_of(frame)
         if topic.endswith("up/device-1") and kind in ("update", "hello"):
-            said.append((kind, run.world.now))
+            said.append((kind, run.clock.now))
             if kind == "update" and sum(k == "update" for k, _ in said) == 1:
                 return
         publish(topic, frame, retain)
@@ -44,6 +55,6 @@ def test_a_question_that_comes_again_finds_its_answer_also_after_a_reboot(tmp_pa
     state = DeviceState(tmp_path, durable=False)
     state.begin("spring", "ab" * 32)
     answer = Answer(question, 1, "train", "ab" * 32, state.store.put({"w": np.ones(3)}).object.hex(), 5, {})
-    state.remember(answer, {})
+    state.save_answer(answer, {})
     for known in (state, DeviceState(tmp_path, durable=False)):
         assert known.answer_to(question) == answer and known.answer_to(other) is None

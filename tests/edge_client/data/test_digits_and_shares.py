@@ -1,15 +1,17 @@
 """The six-domain digits come out the same everywhere, and shares are disjoint, covering and repeatable."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protofleet.edge_client.data import shard
 from protofleet.edge_client.data.catalog import domains
 from protofleet.edge_client.data.settings import DataSettings
-from protofleet.edge_client.data.shard import load_shard
+from protofleet.edge_client.data.shard import Shards, load_shard
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +41,24 @@ def test_a_damaged_file_in_the_cache_is_noticed_and_built_again(cache):
     path.write_bytes(bytes(data))
     assert torch.equal(digits(cache, "optdigits").train.x, first.train.x)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("split", ["domain", "iid", "dirichlet"])
+def test_a_share_of_what_was_loaded_before_has_the_bits_of_one_that_is_loaded_alone(
+    cache, split, monkeypatch
+):
+    data = DataSettings(root=str(cache), domain="mfeat", split=split, parts=3, test_samples=50)
+    before = Shards()
+    before.load_common(data)
+    alone = [load_shard(replace(data, part=part)) for part in range(3)]
+    monkeypatch.setattr(shard, "find", None)  # nothing is read again
+    shared = [Shards(before).load(replace(data, part=part)) for part in range(3)]
+    for one, other in zip(alone, shared, strict=True):
+        for split in ("train", "validation", "test"):
+            ours, theirs = getattr(one, split), getattr(other, split)
+            assert torch.equal(ours.x, theirs.x) and torch.equal(ours.y, theirs.y)
+    if data.split != "dirichlet":
+        assert len({found.test.x.data_ptr() for found in shared}) == 1
 
 
 def keys(part):

@@ -11,7 +11,7 @@ import torch
 
 from protofleet.edge_client.data.cache import checksum
 from protofleet.edge_client.data.catalog import domains
-from protofleet.edge_client.data.digits import drawn, fonts, recipe, scans
+from protofleet.edge_client.data.digits import fonts, recipe, scans, synthetic
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.images.photos import crops, read_photos
 from protofleet.edge_client.data.settings import DataSettings
@@ -76,7 +76,7 @@ def test_what_is_learnt_in_one_domain_is_worth_less_in_another(all_digits):
 
 
 def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training():
-    train, test = ({glyph.tobytes() for glyph in drawn.read_glyphs(test)} for test in (False, True))
+    train, test = ({glyph.tobytes() for glyph in synthetic.read_glyphs(test)} for test in (False, True))
     assert len(train) == 16 and len(test) == 5 and not train & test
     photo = np.zeros((40, 100, 3), np.uint8)
     photo[:] = np.arange(100)[None, :, None]  # a pixel says where it lies
@@ -88,7 +88,7 @@ def test_the_drawn_domains_leave_the_test_fonts_and_photo_areas_out_of_training(
 def test_mnistm_is_the_difference_of_a_photograph_and_the_same_digit(all_digits):
     images, labels = scans.mnist()
     digits = images[:50]
-    painted = drawn.mnistm(digits, read_photos(), False, StableRandom("m")).astype(int)
+    painted = synthetic.mnistm(digits, read_photos(), False, StableRandom("m")).astype(int)
     behind = crops(read_photos(), StableRandom("m").below(1 << 20, 50, 4), 32, False).astype(int)
     assert (painted == np.abs(behind - digits)).all()
     assert sorted(shard(all_digits, "mnistm").train.y.tolist()) == sorted(
@@ -173,11 +173,11 @@ def test_every_package_that_is_read_is_pinned():
 def test_the_kept_glyphs_are_those_of_matplotlibs_fonts():
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("the fonts come with matplotlib")
-    with np.load(drawn.GLYPHS) as file:
+    with np.load(synthetic.GLYPHS) as file:
         assert tuple(file["names"]) == fonts.FONTS
         bits = np.unpackbits(file["bits"], axis=-1)
     again = fonts.draw_glyphs()
-    assert bits.shape == again.shape == (len(fonts.FONTS), 10, drawn.BOX, drawn.BOX)
+    assert bits.shape == again.shape == (len(fonts.FONTS), 10, synthetic.BOX, synthetic.BOX)
     assert (bits != again).mean() < 0.01  # FreeType's releases differ at the edges
 
 

@@ -33,9 +33,8 @@ def test_thirty_of_a_hundred_pacs_pictures_rounded_up_are_for_the_test(tmp_path,
     found = shard("pacs", tmp_path, domain="photo", classes=("dog", "horse"), seed=0)
     assert len(found.test.y) == math.ceil(0.3 * sum(sizes))
     again = shard("pacs", tmp_path, domain="photo", classes=("dog", "horse"), seed=9)
-    assert sorted(colours(again.test)) == sorted(
-        colours(found.test)
-    )  # a seed shares out, it does not redefine
+    # A seed shares out, it does not redefine.
+    assert sorted(colours(again.test)) == sorted(colours(found.test))
 
 
 def test_classes_count_in_the_order_in_which_they_are_asked_for(tmp_path):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from protofleet.edge_client.data.images.paint import ONE, AffineLimits, affine_maps, blend, blurred, warped
 from protofleet.edge_client.data.images.resize import resize
+from protofleet.edge_client.data.images.transforms import ONE, AffineLimits, affine_maps, blend, blur, warp
 from protofleet.edge_client.data.stable_random import StableRandom
 
 
@@ -40,7 +40,7 @@ def test_more_images_than_a_chunk_resize_like_one_by_one():
 
 def test_an_unmoved_warp_is_the_mean_of_four_pixels():
     images = pictures(4, 64, 64)
-    still = warped(images, AffineLimits(turn=0, shear=0, scale=(1000, 1000), shift=0), StableRandom("still"))
+    still = warp(images, AffineLimits(turn=0, shear=0, scale=(1000, 1000), shift=0), StableRandom("still"))
     means = images.reshape(4, 32, 2, 32, 2).astype(int).sum((2, 4))
     assert (still == (means + 2) // 4).all()
 
@@ -50,7 +50,7 @@ def test_a_warp_reads_where_the_map_points():
     plain = np.stack(
         [naive_warp(*each) for each in zip(images, *affine_maps(3, slant, StableRandom("warp")), strict=True)]
     )
-    difference = np.abs(warped(images, slant, StableRandom("warp")) - plain)
+    difference = np.abs(warp(images, slant, StableRandom("warp")) - plain)
     assert difference.max() < 3  # 1/256 of a pixel between black and white, and rounding
 
 
@@ -98,7 +98,7 @@ def test_a_mask_decides_what_is_seen():
 def test_a_full_blur_is_the_binomial_mean_and_none_leaves_the_image():
     image = np.pad(pictures(1, 6, 6, 1), ((0, 1), (0, 0), (0, 0), (0, 0))).astype(np.int32)
     image[1] = image[0]
-    soft = blurred(image, np.array([16, 0]))
+    soft = blur(image, np.array([16, 0]))
     weights = np.outer([1, 2, 1], [1, 2, 1])
     for i in range(1, 5):
         for j in range(1, 5):

@@ -90,9 +90,8 @@ def test_dirichlet_shares_have_the_mean_and_the_spread_of_the_distribution():
         for mine, _ in shares_of("dirichlet", labels, labels, parts, beta, seed)
     ]
     assert np.mean(shares) == pytest.approx(1 / parts)
-    variance = (
-        (1 / parts) * (1 - 1 / parts) / (parts * beta + 1)
-    )  # of one component of Dirichlet(beta, ..., beta)
+    # Of one component of Dirichlet(beta, ..., beta).
+    variance = (1 / parts) * (1 - 1 / parts) / (parts * beta + 1)
     assert np.var(shares) == pytest.approx(variance, rel=0.2)
 
 

@@ -68,7 +68,7 @@ def test_a_process_that_is_started_again_follows_it_for_the_rest_of_its_time(lab
     assert len(lab.seen) == 2, "its time is over"
 
 
-def test_a_later_word_replaces_an_earlier_one_and_never_the_other_way_round(lab, caplog):
+def test_a_later_version_replaces_an_earlier_one_and_never_the_other_way_round(lab, caplog):
     overrides_file = lab.overrides_file()
     lab.write("paused = true\n", version=6)
     overrides_file.check()
@@ -102,7 +102,7 @@ def test_what_is_not_good_changes_nothing_and_is_said_once(lab, caplog, change, 
     assert lab.seen == [] and caplog.text.count("is not followed") == 1 and words in caplog.text
 
 
-def test_another_root_s_word_is_nothing(lab, tmp_path, caplog):
+def test_overrides_of_another_root_are_not_followed(lab, tmp_path, caplog):
     lab.write(by=enrol_federation(tmp_path / "other", "lab", ["a"]))
     lab.overrides_file().check()
     assert lab.seen == [] and "signed by root" in caplog.text
@@ -128,12 +128,12 @@ def test_a_paused_device_finishes_what_it_has_in_hand_and_comes_back(tmp_path):
     supervisor.check()
     sim.run(until=lambda: agent.view.receipts["accepted"] == 2)
     assert sim.service.context.departures[DisconnectReason.PAUSED] == 1
-    before = sim.world.now
-    sim.run(until=lambda: sim.world.now > before + 200)
+    before = sim.clock.now
+    sim.run(until=lambda: sim.clock.now > before + 200)
     assert agent.view.receipts["accepted"] == 2 and not agent.view.working, "it takes no new work"
     supervisor.apply(Overrides())
     supervisor.check()
-    agent.wake(sim.world.now)
+    agent.wake(sim.clock.now)
     sim.run(until=lambda: agent.view.receipts["accepted"] == 3)
 
 
@@ -142,12 +142,12 @@ def test_a_board_that_is_too_hot_takes_no_work_until_it_is_well_below(tmp_path):
     zone = root / "sys/class/thermal/thermal_zone0/temp"
     agent = simulation(tmp_path / "run", "fedavg").agents["device-0"]
     supervisor, _ = supervised(agent, root, hottest_celsius=80.0)
-    resting = []
+    paused = []
     for heat in (70, 81, 78, 76, 74, 79, 90):
         zone.write_text(f"{heat * 1000}\n")
         supervisor.check()
-        resting.append(agent.view.on_hold)
-    assert resting == [False, True, True, True, False, False, True]
+        paused.append(agent.view.paused)
+    assert paused == [False, True, True, True, False, False, True]
 
 
 def test_limits_of_training_and_the_log_follow(tmp_path):

@@ -87,7 +87,7 @@ def test_a_device_that_is_drained_ends_between_two_questions(tmp_path):
     sim = simulation(tmp_path / "run", "fedavg")
     agent = sim.agents["device-1"]
     sim.run(until=lambda: agent.view.working and agent.view.receipts["accepted"] == 1)
-    agent.take(Done(agent.drain), sim.world.now)
+    agent.take(Done(agent.drain), sim.clock.now)
     assert not agent.finished, "there is work in hand"
     sim.run(until=lambda: agent.finished)
     assert agent.view.problem == "" and agent.state.last_round == 2

@@ -5,15 +5,15 @@ import pytest
 from protofleet.edge_client.host.version_file import VersionFile
 
 
-def test_a_version_that_was_noted_is_read_by_the_next_process(tmp_path):
+def test_a_version_that_was_stored_is_read_by_the_next_process(tmp_path):
     path = tmp_path / "settings.version"
     assert VersionFile(path).highest() == 0
-    VersionFile(path).note(12)
+    VersionFile(path).store(12)
     assert VersionFile(path).highest() == 12 and path.read_text() == "12\n"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "-1", "1.5", "twelve"])
-def test_what_is_no_version_binds_nobody(tmp_path, text):
+def test_a_file_that_holds_no_version_counts_as_version_0(tmp_path, text):
     path = tmp_path / "settings.version"
     path.write_text(text)
     assert VersionFile(path).highest() == 0

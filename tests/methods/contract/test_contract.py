@@ -7,7 +7,7 @@ import pytest
 
 from protofleet import methods
 from protofleet.coordinator.observe.measured import names_of
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.catalog import load, names
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import POLICY, assert_same, final_state, simulation
@@ -79,7 +79,7 @@ def test_finishes_with_the_same_bits_when_frames_are_lost(unbroken, tmp_path, se
 def test_a_crashed_coordinator_ends_where_an_unbroken_one_does(unbroken, tmp_path, when):
     method, run = unbroken
     broken = simulation(tmp_path, method)
-    broken.world.at(when, broken.boot_coordinator)
+    broken.clock.call_at(when, broken.boot_coordinator)
     broken.run()
     assert broken.service.finished and broken.boots == 2
     assert_same(run, broken)
@@ -92,9 +92,9 @@ def test_a_rebooted_device_gives_the_answer_it_would_have_given(unbroken, tmp_pa
 
     def reboot():
         broken.kill("device-1")
-        broken.world.at(broken.world.now + 1.0, lambda: broken.boot_device("device-1"))
+        broken.clock.call_at(broken.clock.now + 1.0, lambda: broken.boot_device("device-1"))
 
-    broken.world.at(when, reboot)
+    broken.clock.call_at(when, reboot)
     broken.run()
     assert broken.service.finished
     assert_same(run, broken)
@@ -150,14 +150,14 @@ class Spoiler:
 def test_the_same_seed_is_the_same_history(tmp_path):
     a = simulation(tmp_path / "a", "fedavg", LOSSY, 3).run()
     b = simulation(tmp_path / "b", "fedavg", LOSSY, 3).run()
-    assert a.world.now == b.world.now and a.broker.published == b.broker.published
+    assert a.clock.now == b.clock.now and a.broker.bytes_received == b.broker.bytes_received
     assert_same(a, b)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
     run = simulation(tmp_path, method).run()
-    run.world.run(lambda: False, run.world.now + 10)  # let the last words arrive
+    run.clock.run(lambda: False, run.clock.now + 10)  # let the last words arrive
     coordinator = run.meters["coordinator"]
     devices = [run.meters[d] for d in run.agents]
     up = sum((m.payload for m in devices), start=type(coordinator.payload)())
@@ -166,7 +166,7 @@ def test_bytes_are_the_same_at_both_ends_and_add_up(method, tmp_path):
             assert coordinator.payload["up", kind] == size
     assert (
         sum(coordinator.frames.values()) - coordinator.frames["up"] + sum(m.frames["up"] for m in devices)
-        <= run.broker.published
+        <= run.broker.bytes_received
     )
     wire = sum(n for (d, _), n in coordinator.wire.items() if d == "up")
     assert wire >= sum(n for (d, _), n in coordinator.payload.items() if d == "up")

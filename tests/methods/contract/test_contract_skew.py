@@ -5,7 +5,7 @@ import torch
 
 from protofleet.coordinator.round.events import Drop
 from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.catalog import names
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import final_state, plan, shard, simulation
@@ -48,7 +48,7 @@ def test_two_samples_are_enough(method, tmp_path):
 def test_a_device_that_comes_late_takes_part_from_then_on(method, tmp_path):
     run = world(tmp_path, method, {f"device-{i}": shard(i) for i in range(3)})
     run.kill("device-2")
-    run.world.at(2.2, lambda: run.boot_device("device-2"))
+    run.clock.call_at(2.2, lambda: run.boot_device("device-2"))
     run.run()
     assert_numbers(run)
     assert run.agents["device-2"].state.saved.answers[-1].phase == "evaluate"

@@ -41,15 +41,15 @@ def played(plan, rounds):
             Member(n, len(p.y), tuple(p.y.bincount(minlength=3).tolist())) for n, p in sorted(data.items())
         ]
         server.begin(number, members)
-        story, up, down = server.round(), {n: Counter() for n in clients}, Counter()
-        ask = next(story)
+        server_round, up, down = server.round(), {n: Counter() for n in clients}, Counter()
+        ask = next(server_round)
         while ask:
             down.update(counted(ask.payload))
             sent = {n: answer(client, ask, number) for n, client in sorted(clients.items())}
             for n, payload in sent.items():
                 up[n].update(counted(payload))
             try:
-                ask = story.send([Reply(n, len(data[n].y), p) for n, p in sent.items()])
+                ask = server_round.send([Reply(n, len(data[n].y), p) for n, p in sent.items()])
             except StopIteration:
                 ask = None
         for n, client in clients.items():

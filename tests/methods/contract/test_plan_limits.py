@@ -103,10 +103,10 @@ def test_limits_are_a_table_of_the_device_s_settings():
 
 def test_work_is_ended_at_the_next_step_that_it_makes_and_only_then():
     now = [0.0]
-    deadline = Deadline(5.0, lambda: now[0])
+    deadline = Deadline(lambda: now[0])
 
     def work(seconds):
-        with deadline.running():
+        with deadline.running(5.0):
             now[0] += seconds
             deadline.check()
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protofleet.deploy.pages.arrays import least, quick
+from protofleet.deploy.pages.arrays import cheap_settings, smallest_answer
 from protofleet.methods.contract.base import Member, Reply
 from protofleet.methods.contract.catalog import names
 from protofleet.methods.contract.plan import Network, Plan
@@ -38,12 +38,14 @@ def rounds_of(plan):
             while True:
                 ask = next(story) if replies is None else story.send(replies)
                 yield ask
-                replies = [Reply("a", EXAMPLES, least(ask))]
+                replies = [Reply("a", EXAMPLES, smallest_answer(ask))]
 
 
 @cache
 def questions(method):
-    plan = Plan(method, CLASSES, 2, size=32, network=Network("cnn_bn", feature_size=6), hyper=quick(method))
+    plan = Plan(
+        method, CLASSES, 2, size=32, network=Network("cnn_bn", feature_size=6), hyper=cheap_settings(method)
+    )
     return tuple(rounds_of(plan))
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from protofleet.deploy.simulation.federation import Simulation
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.methods.contract.plan import Network, Plan, methods_for_mixed_networks
 from protofleet.methods.nets import catalog as nets
 from tests.methods.contract.test_contract_skew import assert_numbers

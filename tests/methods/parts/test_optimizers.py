@@ -67,6 +67,30 @@ def test_a_state_is_a_copy_and_an_optimizer_that_has_forgotten_has_none():
     assert optimizer.state("adam") == {}
 
 
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_parameters_whose_gradients_lie_in_one_memory_get_torchs_bits_too(pair):
+    def trained(optimizer, two):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (two[0].view(-1) + two[1].view(-1)).sin().sum().backward()
+            optimizer.step()
+        return two
+
+    ours, theirs = ([weights(seed)[0] for seed in (1, 2)] for _ in range(2))
+    (ours[0].view(-1) + ours[1].view(-1)).sin().sum().backward()
+    assert ours[0].grad.data_ptr() == ours[1].grad.data_ptr()  # else this test shows nothing
+    trained(pair[0](ours), ours)
+    trained(pair[1](theirs), theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_step_leaves_no_gradient_behind(pair):
+    ours = weights()
+    steps(pair[0](ours), ours, 2)
+    assert all(w.grad is None for w in ours)
+
+
 TRAIN = """
 import sys
 import torch

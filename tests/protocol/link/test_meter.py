@@ -19,7 +19,7 @@ CROSSINGS = st.lists(
 def metered(crossings):
     meter = Meter()
     for crossing in crossings:
-        meter.crossed(*crossing)
+        meter.count_packet(*crossing)
     return meter
 
 
@@ -41,8 +41,8 @@ def test_the_difference_of_two_moments_is_what_crossed_between_them(before, betw
     meter = metered(before)
     earlier = meter.snapshot()
     for crossing in between:
-        meter.crossed(*crossing)
-    meter.ended(UP, "hello", "accepted")
+        meter.count_packet(*crossing)
+    meter.count_message(UP, "hello", "accepted")
     found, alone = meter.since(earlier), metered(between)
     assert (found.payload, found.wire, found.frames) == (+alone.payload, +alone.wire, +alone.frames)
     assert found.messages == {(UP, "hello", "accepted"): 1}

@@ -1,22 +1,35 @@
 """One object in blocks: nothing is sent unasked, nothing is asked for twice without need, one copy for a cohort."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.protocol.link.broadcast import INACTIVE_SECONDS, LINGER_SECONDS, MAX_PENDING, Broadcast
+from protofleet.protocol.link.broadcast import (
+    ALONE_BURST,
+    INACTIVE_SECONDS,
+    LINGER_SECONDS,
+    LONGEST_LINGER_SECONDS,
+    LONGEST_PASSING_ON_SECONDS,
+    MAX_PENDING,
+    PASSED_ON_PER_SECOND,
+    UNASKED,
+    Broadcast,
+)
 from protofleet.protocol.link.fetch import (
     LONGEST_RETRY_SECONDS,
     RETRY_SECONDS,
     SILENT_SECONDS,
     Fetch,
+    ResponseTime,
     indices,
     ranges,
 )
 from protofleet.protocol.link.rate_limit import REPEAT_BURST, REPEAT_RATE
 from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.wire.blocks import length_of
 from protofleet.protocol.wire.codec import MAX_ASKED, MAX_BLOCKS, MAX_RANGES
 from protofleet.protocol.wire.messages import BlockRequest, Manifest
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -31,7 +44,8 @@ class Puller:
 
     def __init__(self, store, manifest):
         self.wants: list[BlockRequest] = []
-        self.fetch = Fetch(store.begin(manifest), self.wants.append)
+        self.response_time = ResponseTime()
+        self.fetch = Fetch(store.begin(manifest), self.wants.append, self.response_time)
         self.came: set[int] = set()
 
     def asked(self):
@@ -61,6 +75,15 @@ def test_never_more_than_the_window_is_in_flight(puller, window, newest_first):
     asked = Counter(i for some in puller.asked() for i in some)
     assert asked == dict.fromkeys(range(BLOCKS), 1), "without loss every block is asked for once"
     assert not any(want.again for want in puller.wants)
+
+
+def test_bytes_that_are_here_are_counted_whichever_block_came(puller):
+    manifest, came = puller.fetch.manifest, 0
+    assert manifest.size % manifest.block, "so the last block is shorter"
+    for index in (0, BLOCKS - 1, *range(1, BLOCKS - 1)):
+        puller.comes(index)
+        came += length_of(manifest, index)
+        assert puller.fetch.partial.bytes_here == came
 
 
 def test_one_message_asks_for_half_a_window(puller):
@@ -93,8 +116,53 @@ def test_after_a_silence_what_is_missing_is_asked_for_again_and_ever_more_rarely
         assert puller.wants[-1] == BlockRequest(puller.fetch.object, ((0, 1), (2, 5)), again=True)
         waits.append(puller.fetch.wake_at - now)
     assert waits == pytest.approx([2, 4, 8, 16] + [LONGEST_RETRY_SECONDS] * 4)
-    puller.comes(0, now + 1)
-    assert puller.fetch.wake_at == now + 1 + RETRY_SECONDS, "a sign of life"
+    now += 1
+    for index, longest_pause in ((0, 8.0), (2, 4.0), (3, 2.0), (4, 1.0)):
+        puller.comes(index, now)
+        assert puller.fetch.wake_at == now + longest_pause, "it comes without a gap, so this was no slow line"
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.9, 2.1, 3.9])
+def test_on_a_slow_line_hardly_a_block_is_asked_for_twice(puller, seconds):
+    """Each takes so long, also one that comes again; what is asked for first comes first."""
+    puller.fetch.fill(64, 0.0)
+    waiting, now = list(range(BLOCKS)), 0.0
+    while not puller.fetch.partial.complete:
+        arrives = now + seconds
+        while (now := puller.fetch.wake_at) < arrives:
+            puller.fetch.wake(now, 64)
+            waiting += puller.asked()[-1]
+        now = arrives
+        puller.comes(waiting.pop(0), now)
+    assert sum(map(len, puller.asked())) <= BLOCKS + 2
+
+
+def test_while_no_block_has_come_the_first_alone_is_asked_for_again(puller):
+    puller.fetch.fill(4, 0.0)
+    puller.fetch.wake(1.0, 4)
+    assert puller.wants[-1] == BlockRequest(puller.fetch.object, ((0, 1),), again=True)
+    assert puller.fetch.in_flight(1.0) == 4, "the others may still come"
+    puller.comes(0, 1.5)
+    puller.fetch.wake(puller.fetch.wake_at, 4)
+    assert puller.wants[-1] == BlockRequest(puller.fetch.object, ((1, 5),), again=True)
+
+
+def test_where_others_waited_long_for_their_first_block_it_is_asked_for_again_later(puller):
+    for _ in range(20):
+        puller.response_time.note(2.0)
+    puller.fetch.fill(4, 0.0)
+    puller.fetch.wake(3.9, 4)
+    assert len(puller.wants) == 1 and puller.fetch.wake_at == pytest.approx(4.0, abs=0.01)
+    puller.fetch.wake(4.0, 4)
+    assert puller.wants[-1].again
+    puller.comes(0, 4.5)
+    puller.comes(1, 4.5)
+    assert puller.response_time.seconds == pytest.approx(3.0, abs=0.01), (
+        "the second came at once, and tells nothing"
+    )
+    for _ in range(100):
+        puller.response_time.note(60.0)
+    assert puller.response_time.patience == SILENT_SECONDS, "however long others took"
 
 
 def test_a_duplicate_is_no_sign_of_life(puller):
@@ -120,7 +188,7 @@ def test_a_sender_that_lets_a_block_fall_now_and_then_holds_no_credit_either(pul
     puller.fetch.fill(4, 0.0)
     for second in (1.0, 2.0, 3.0):
         puller.comes(int(second), second)
-        puller.fetch.wake(second + RETRY_SECONDS, 4)
+        puller.fetch.wake(puller.fetch.wake_at, 4)
         assert puller.wants[-1].again and puller.fetch.in_flight(second) >= 1
     assert puller.fetch.asked[0] == 0.0, "asked for again is not asked for first"
     puller.fetch.asked = {0: 0.0}
@@ -226,8 +294,19 @@ def test_late_joiners_share_one_more_copy_of_what_has_gone_out():
     server.broadcast.expect(["late", "later"], {"late", "later"})
     assert server.asks("late", 5.0, ((0, 6),)) == TO_ALL[4:6]
     assert server.asks("later", 5.1, ((0, 4),)) == []
-    assert server.wakes(5.3) == [(None, i, False) for i in range(4)]
+    assert server.wakes(5.1 + LINGER_SECONDS) == [(None, i, False) for i in range(4)]
     assert server.asks("a", 5.4, ((4, 6),)) == [], "it came by when it was published for all"
+
+
+def test_who_is_late_alone_gets_it_alone():
+    """The others have it, and a second copy would hold up whatever comes next on a slow line."""
+    server = Server("a")
+    assert server.asks("a", 0.0, ((0, 4),)) == TO_ALL[:4]
+    server.broadcast.expect(["late", "later"], {"late", "later"})
+    server.asks("late", 5.0, ((0, 4),))
+    assert server.wakes(5.3) == [("late", i, False) for i in range(4)]
+    server.asks("later", 6.0, ((0, 4),))
+    assert server.wakes(6.3) == [("later", i, False) for i in range(4)]
 
 
 def test_what_did_not_come_is_sent_again_to_the_one_who_missed_it():
@@ -246,6 +325,66 @@ def test_who_asks_once_more_as_if_for_the_first_time_gets_it_alone():
     assert server.asks("a", 1.0, ((0, 4),)) == [("a", i, False) for i in range(4)]
     asked = sum(len(server.asks("a", 1.0, ((0, 4),))) for _ in range(1000))
     assert asked + 4 == REPEAT_BURST
+
+
+def test_a_block_waits_while_one_after_the_other_asks_but_not_for_long():
+    names = [f"device-{i}" for i in range(10)]
+    server = Server(*names)
+    for device, at in zip(names[:4], (0.0, 0.2, 0.4, 0.6), strict=True):
+        assert server.asks(device, at) == []
+    assert server.wakes(0.6 + LINGER_SECONDS) == TO_ALL
+    server = Server(*names)
+    for device, at in zip(names[:5], (0.0, 0.2, 0.4, 0.6, 0.8), strict=True):
+        assert server.asks(device, at) == []
+    assert server.broadcast.wake_at == LONGEST_LINGER_SECONDS < 0.8 + LINGER_SECONDS
+
+
+def many_asked(number):
+    """Blocks of 1 MiB, all of which so many devices have asked for."""
+    names = [f"device-{i}" for i in range(number)]
+    server = Server(*names)
+    manifest = replace(OBJECT, size=BLOCKS << 20, block=1 << 20)
+    server.broadcast = Broadcast(manifest, lambda *what: server.sent.append(what))
+    server.broadcast.expect(names, set())
+    for device in names:
+        server.asks(device, 0.0)
+    return server, names
+
+
+def test_who_asks_again_while_the_broker_passes_a_block_on_to_many_waits_for_that_copy():
+    server, names = many_asked(8)
+    seconds = 8 * (BLOCKS << 20) / PASSED_ON_PER_SECOND
+    assert server.asks(names[0], 0.9 * seconds, ((0, 1),), again=True) == []
+    assert server.asks(names[0], 0.9 * seconds, ((0, 1),)) == [(names[0], 0, False)], "it was started anew"
+    assert server.asks(names[0], 1.1 * seconds, ((0, 1),), again=True) == [(names[0], 0, False)]
+    server, names = many_asked(300)
+    assert server.asks(names[0], LONGEST_PASSING_ON_SECONDS, ((0, 1),), again=True)
+
+
+def test_who_asks_again_for_a_block_that_waits_for_the_cohort_gets_that_copy():
+    server = Server("a", "b")
+    assert server.asks("a", 0.0) == server.asks("a", 0.1, again=True) == []
+    assert server.asks("b", 0.2) == TO_ALL
+
+
+def test_of_many_that_missed_a_block_a_few_get_it_alone_and_the_others_share_a_copy():
+    server, names = many_asked(300)
+    alone = [sent for device in names for sent in server.asks(device, 20.0, ((0, 1),), again=True)]
+    assert alone == [(device, 0, False) for device in names[: int(ALONE_BURST)]]
+    assert server.wakes(20.0 + LINGER_SECONDS) == [(None, 0, False)]
+
+
+def test_who_was_sent_a_block_unasked_gets_it_again_alone_as_it_listens_to_no_broadcast():
+    whole = Manifest(b"o" * 32, 1 << 20, 1 << 20, (b"h" * 16,), ())
+    names = [f"device-{i}" for i in range(300)]
+    server = Server()
+    server.broadcast = Broadcast(whole, lambda *what: server.sent.append(what))
+    assert server.broadcast.follow(names, 0.0) and server.news() == [(UNASKED, 0, True)]
+    assert server.asks(names[0], 1.0, ((0, 1),), again=True) == [], "the broker is still at it"
+    alone = [sent for device in names for sent in server.asks(device, 20.0, ((0, 1),), again=True)]
+    assert alone == [(device, 0, False) for device in names[: int(ALONE_BURST)]]
+    assert server.wakes(20.0 + LINGER_SECONDS) == []
+    assert server.asks(names[-1], 21.0, ((0, 1),), again=True) == [(names[-1], 0, False)]
 
 
 def test_nobody_is_served_that_was_not_invited():

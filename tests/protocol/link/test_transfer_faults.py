@@ -7,7 +7,7 @@ import struct
 import msgpack
 import pytest
 
-from protofleet.deploy.simulation.world import NetworkConditions
+from protofleet.deploy.simulation.network import NetworkConditions
 from protofleet.protocol.link import coordinator as coordinator_link
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.storage.store import ObjectStore
@@ -86,11 +86,26 @@ def test_whoever_found_no_credit_goes_on_when_the_others_have_gone(tmp_path):
     ends.run(until=lambda: len(ends.coordinator.fetches) == 5)
     assert not ends.coordinator.fetches["e"][0].asked, "four windows are the whole budget"
     for device in "abcd":
-        ends.broker.sessions[device].alive = False
+        ends.broker.clients[device].alive = False
         ends.coordinator.abandon(device)
     ends.update("e", weights(HUGE, ord("e")))  # as a device does while it has no receipt
     ends.run()
     assert [r.sender for r in ends.heard["coordinator"]] == ["e"]
+
+
+def test_whoever_begins_asks_for_all_of_a_small_answer_at_once(tmp_path):
+    devices = [chr(ord("A") + i) for i in range(20)]
+    ends, requests = Ends(tmp_path, devices, SLOW), []
+    send = ends.coordinator.send
+    ends.coordinator.send = lambda device, message: (
+        requests.append((device, message)),
+        send(device, message),
+    )
+    for device in devices:
+        ends.update(device, weights(LARGE, ord(device)))  # 25 blocks: ten of them are the whole budget
+    ends.run()
+    assert {r.sender for r in ends.heard["coordinator"]} == set(devices)
+    assert sorted(device for device, message in requests if isinstance(message, BlockRequest)) == devices
 
 
 def test_devices_that_fall_silent_take_nobodys_credit_for_long(tmp_path):
@@ -99,7 +114,7 @@ def test_devices_that_fall_silent_take_nobodys_credit_for_long(tmp_path):
         ends.update(device, weights(HUGE, ord(device)))
     ends.run(until=lambda: len(ends.coordinator.fetches) == 4)
     for device in "abcd":
-        ends.broker.sessions[device].alive = False
+        ends.broker.clients[device].alive = False
     ends.update("e", weights(HUGE, ord("e")))
     ends.run(10)
     assert [r.sender for r in ends.heard["coordinator"]] == ["e"]
@@ -180,7 +195,7 @@ def test_an_update_made_to_break_the_coordinator_is_rejected_and_the_next_is_tak
     ends.gate.asked = asked
     for _ in range(2):
         frame = forged(ends, "a", Update("a", 1, "train", 1), arrays=arrays)
-        ends.broker.sessions["coordinator"].deliver(Arrived(TOPICS.up("a"), frame))
+        ends.broker.clients["coordinator"].deliver(Arrived(TOPICS.up("a"), frame))
         ends.coordinator.abandon("a")
     faults = ends.rejected["coordinator"] + ends.gate.faults
     assert len(faults) == 2 and len(ends.gate.faults) == (2 if asked else 0)

@@ -165,7 +165,7 @@ def test_a_field_that_its_own_sender_got_wrong_is_rejected_with_its_reason(tmp_p
     header, payload = ends.unsealed(ends.coordinator.seal(Task(2, "train"), "a"), "a")
     for said in (replace(header, **change), header):
         frame = ends.sealed(said, payload, said.sender, "a")
-        ends.broker.sessions["a"].deliver(Arrived(TOPICS.down("a"), frame))
+        ends.broker.clients["a"].deliver(Arrived(TOPICS.down("a"), frame))
     assert [fault.reason for fault in ends.rejected["a"]] == [expected]
     assert [r.message.round for r in ends.heard["a"]] == [1, 2], "what was wrong must leave no trace"
 
@@ -174,14 +174,14 @@ def test_what_the_coordinator_said_cannot_be_sent_back_to_it(tmp_path):
     ends = Ends(tmp_path)
     for topic in (TOPICS.up("a"), TOPICS.device_state("a")):
         frame = ends.coordinator.seal(Task(1, "train"), "a")
-        ends.broker.sessions["coordinator"].deliver(Arrived(topic, frame))
+        ends.broker.clients["coordinator"].deliver(Arrived(topic, frame))
     assert [fault.reason for fault in ends.rejected["coordinator"]] == [Reason.WRONG_TOPIC] * 2
 
 
 def test_even_a_frame_on_a_topic_of_nobody_has_its_counter(tmp_path):
     ends = Ends(tmp_path, "a")
     for frame in (ends.links["a"].seal(Bye("x")), b"PF\x02" + bytes(30), b"junk"):
-        ends.broker.sessions["coordinator"].deliver(Arrived("protofleet/1/test/up/-", frame))
+        ends.broker.clients["coordinator"].deliver(Arrived("protofleet/1/test/up/-", frame))
     wrong = ends.results("coordinator", "up")
     assert wrong == {("bye", "wrong_topic"): 1, ("block", "wrong_topic"): 1, ("unreadable", "malformed"): 1}
 

@@ -215,5 +215,5 @@ def test_a_block_that_the_broker_changed_is_rejected_and_fetched_again(tmp_path)
 def test_a_frame_for_another_device_is_refused_by_its_recipient_before_it_is_opened(tmp_path):
     ends = Ends(tmp_path)
     frame = ends.coordinator.seal(Task(1, "train"), "a")
-    ends.broker.sessions["b"].deliver(Arrived(TOPICS.down("b"), frame))
+    ends.broker.clients["b"].deliver(Arrived(TOPICS.down("b"), frame))
     assert [fault.reason for fault in ends.rejected["b"]] == [Reason.WRONG_RECIPIENT]

@@ -11,11 +11,11 @@ from contextlib import closing
 
 import pytest
 
-from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.disk import Disk, file_system
 
 KILLED_WHILE_IT_WRITES = """
 import os, signal, sys; from pathlib import Path
-from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.disk import Disk, file_system
 with Disk().fresh(Path(sys.argv[1])) as path:
     path.write_bytes(b"half of")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -124,3 +124,25 @@ def test_a_database_can_be_copied_into_a_fresh_file(target):
             db.execute("VACUUM INTO ?", (str(path),))
     with closing(sqlite3.connect(target)) as copy:
         assert copy.execute("SELECT number FROM kept").fetchall() == [(7,)]
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+23 22 0:21 / /proc rw,relatime - proc proc rw
+40 22 0:50 / {0}/far rw,relatime shared:1 - nfs4 server:/exports rw
+41 22 0:51 / {0}/with\\040space rw - fuse.sshfs host: rw
+42 40 0:52 / {0}/far/near rw - tmpfs tmpfs rw
+43 22 0:53 / {0}/twice rw - ext4 /dev/vdb rw
+44 43 0:54 / {0}/twice rw - virtiofs share rw
+"""
+
+
+@pytest.mark.parametrize(("folder", "kind"), [
+    ("here", "ext4"), ("far", "nfs4"), ("far/deep", "nfs4"), ("far/near/x", "tmpfs"), ("farther", "ext4"),
+    ("with space", "fuse.sshfs"), ("twice", "virtiofs"),
+])  # fmt: skip
+def test_the_file_system_of_a_folder_is_that_of_the_mount_that_is_seen_there(tmp_path, folder, kind):
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS.format(tmp_path))
+    assert file_system(tmp_path / folder, table) == kind
+    assert file_system(tmp_path / folder, tmp_path / "none") == ""

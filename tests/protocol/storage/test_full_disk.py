@@ -13,7 +13,8 @@ import pytest
 
 from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.reasons import Reason
-from tests.protocol.objects import BLOCK, BODY, fault_of, fill, open_files
+from tests.protocol.objects import BLOCK, BODY, fault_of, fill
+from tests.support.open_files import open_files
 
 
 def failing_once(number, real):
@@ -46,10 +47,10 @@ def test_a_fault_of_the_disk_that_is_no_lack_of_room_is_not_hidden(store, manife
 
 
 def test_an_object_that_cannot_even_begin_leaves_no_file_open(store, manifest, monkeypatch):
-    before = open_files()
+    before = len(open_files())
     monkeypatch.setattr(os, "ftruncate", failing_once(errno.ENOSPC, os.ftruncate))
     assert fault_of(lambda: store.begin(manifest)) is Reason.NO_ROOM
-    assert open_files() == before
+    assert len(open_files()) == before
     assert not any(store.begin(manifest).have)
 
 

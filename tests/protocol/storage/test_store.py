@@ -11,7 +11,8 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import weights
-from tests.protocol.objects import ARRAYS, BLOCK, BODY, block, fault_of, fill, open_files
+from tests.protocol.objects import ARRAYS, BLOCK, BODY, block, fault_of, fill
+from tests.support.open_files import open_files
 
 
 def test_an_object_is_named_by_its_bytes_and_read_back_whole_or_in_part(source, manifest):
@@ -30,6 +31,35 @@ def test_a_body_that_came_whole_is_the_same_object(tmp_path, durable):
     assert [p.name for p in tmp_path.iterdir()] == [f"{hashlib.sha256(BODY).hexdigest()}.body"]
 
 
+def test_an_object_that_is_here_is_not_written_again(source, manifest):
+    path = source.folder / f"{manifest.object.hex()}.body"
+    written = path.stat()
+    assert source.put_once(ARRAYS, BLOCK) == manifest
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
+    assert source.manifest(manifest.object, BLOCK) == manifest
+
+
+def test_an_object_of_another_store_gets_a_second_name_and_outlives_the_first(source, store, manifest):
+    assert store.put_once(ARRAYS, BLOCK, source) == manifest
+    body = store.folder / f"{manifest.object.hex()}.body"
+    assert body.stat().st_nlink == 2 and [p.name for p in store.folder.iterdir()] == [body.name]
+    source.drop(manifest.object)
+    assert store.has(manifest.object) and body.read_bytes() == BODY
+
+
+def test_a_damaged_object_of_another_store_is_not_shared_but_written(source, store, manifest):
+    path = source.folder / f"{manifest.object.hex()}.body"
+    path.write_bytes(BODY[:-1] + b"?")
+    assert store.put_once(ARRAYS, BLOCK, ObjectStore(source.folder)) == manifest
+    assert (store.folder / path.name).read_bytes() == BODY and not path.exists()
+
+
+def test_what_no_store_has_is_written(store):
+    arrays = {"weights.w": np.arange(5, dtype=np.float32)}
+    made = store.put_once(arrays, BLOCK, ObjectStore(store.folder / "other"))
+    np.testing.assert_array_equal(store.open(made.object)["weights.w"], arrays["weights.w"])
+
+
 def test_a_manifest_is_made_again_from_the_bytes(source, manifest):
     reopened = ObjectStore(source.folder)
     assert reopened.manifest(manifest.object, BLOCK) == source.manifest(manifest.object, BLOCK) == manifest
@@ -44,15 +74,56 @@ def test_an_object_that_ends_too_early_is_rejected_when_it_is_read(source, manif
     assert fault_of(lambda: source.open(manifest.object)) is Reason.BAD_BODY
 
 
-def test_blocks_make_an_object_in_whatever_order_they_come(store, manifest):
+@pytest.mark.parametrize(
+    "order", [[7, 0, 3, 3, 1, 2, 6, 5], [0, 1, 2, 2, 3, 5, 6, 7], [7, 6, 6, 5, 3, 2, 1, 0]]
+)
+def test_blocks_make_an_object_in_whatever_order_they_come(store, manifest, order):
     partial = store.begin(manifest)
-    assert fill(partial, [7, 0, 3, 3, 1, 2, 6, 5]) == [True] * 3 + [False] + [True] * 4
+    twice = [order.index(i) < at for at, i in enumerate(order)]
+    assert fill(partial, order) == [not again for again in twice]
     assert not partial.complete and not store.has(manifest.object)
     fill(partial, [4])
     assert partial.complete
     partial.finish()
     assert bytes(store.read(manifest.object, 0, len(BODY))) == BODY
     assert [p.suffix for p in store.folder.iterdir()] == [".body"]
+
+
+def test_blocks_that_were_here_before_are_part_of_what_is_hashed(store, manifest):
+    first = store.begin(manifest)
+    fill(first, [0, 1, 2])
+    first.abandon(forget=False)
+    for opened in (store, ObjectStore(store.folder)):  # in the same process, and in the next one
+        partial = opened.begin(manifest)
+        fill(partial, [3])
+        partial.abandon(forget=False)
+    fill(partial := store.begin(manifest), range(4, 8))
+    partial.finish()
+    assert bytes(store.read(manifest.object, 0, len(BODY))) == BODY
+
+
+def test_an_object_that_changed_on_the_disk_before_the_end_of_a_later_fetch_is_rejected(store, manifest):
+    first = store.begin(manifest)
+    fill(first, range(4))
+    first.abandon(forget=False)
+    fill(partial := store.begin(manifest), range(4, 8))
+    with store.part_of(manifest).open("r+b") as file:
+        file.write(b"\xff" * 8)
+    assert fault_of(partial.finish) is Reason.BAD_BODY
+
+
+def test_a_removed_object_takes_no_room_while_its_blocks_are_served(source, manifest):
+    before = len(open_files())
+    assert source.read_block(manifest, 1) == bytes(block(manifest, 1))
+    assert len(open_files()) == before + 1
+    source.drop(manifest.object)
+    assert len(open_files()) == before
+
+
+def test_serving_ends_with_the_last_block(source, manifest):
+    before = len(open_files())
+    assert b"".join(source.read_block(manifest, i) for i in range(8)) == BODY
+    assert len(open_files()) == before
 
 
 def test_a_block_that_does_not_belong_is_rejected_and_changes_nothing(store, manifest):
@@ -118,13 +189,19 @@ def test_one_object_is_on_its_way_at_a_time_so_that_broken_offers_fill_no_disk(s
 
 
 def test_abandoning_keeps_or_forgets_what_has_come_and_closes_the_file(store, manifest):
-    before = open_files()
+    before = len(open_files())
     for forget in (False, True):
         partial = store.begin(manifest)
         fill(partial, [0])
         partial.abandon(forget)
         assert bool(list(store.folder.glob("*.part"))) == (not forget)
-    assert open_files() == before
+    assert len(open_files()) == before
+
+
+def test_one_that_is_forgotten_keeps_no_file_open(store, manifest):
+    before = len(open_files())
+    fill(store.begin(manifest), [0])
+    assert len(open_files()) == before
 
 
 def test_only_what_is_wanted_is_kept_and_only_halves_are_swept(store, manifest):

@@ -1,5 +1,6 @@
 """Frames over real brokers."""
 
+import queue
 import random
 import time
 from collections.abc import Callable
@@ -24,6 +25,36 @@ def test_frames_arrive_unchanged_and_in_order(any_broker, peer, federation):
     for frame in frames:
         sender.mqtt.publish(topic, frame)
     assert [receiver.frame(topic) for _ in frames] == frames
+
+
+def test_more_than_a_socket_holds_leaves_at_qos_0_in_order_and_before_the_connection_is_closed(
+    any_broker, peer, federation
+):
+    topic = f"{federation}/up/d1"
+    receiver = peer("c", any_broker.address, subscriptions=[topic]).ready()
+    sender = peer("d1", any_broker.address).ready()
+    frames = [bytes([n]) * 65_536 for n in range(200)]
+    for frame in frames:
+        sender.mqtt.publish(topic, frame, qos=0)
+    assert sender.mqtt.flush(PATIENCE)
+    assert [receiver.frame(topic) for _ in frames] == frames
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_frame_reaches_others_at_the_qos_at_which_it_was_published(start_mosquitto, peer, federation, qos):
+    broker = start_mosquitto()
+    topic, heard = f"{federation}/up/d1", queue.SimpleQueue()
+    other = Client(CallbackAPIVersion.VERSION2, protocol=MQTTProtocolVersion.MQTTv5)
+    other.on_message = lambda _c, _d, message: heard.put(message.qos)
+    other.on_subscribe = lambda *_: heard.put("subscribed")
+    other.on_connect = lambda *_: other.subscribe(topic, 1)
+    other.connect(broker.address.host, broker.address.port)
+    other.loop_start()
+    assert heard.get(timeout=PATIENCE) == "subscribed"
+    peer("d1", broker.address).ready().mqtt.publish(topic, b"frame", qos=qos)
+    assert heard.get(timeout=PATIENCE) == qos
+    other.disconnect()
+    other.loop_stop()
 
 
 def test_a_topic_is_heard_between_subscribing_and_unsubscribing(any_broker, peer, federation):
@@ -185,9 +216,8 @@ class Sys:
 
     def __init__(self, address: BrokerAddress, topics: str) -> None:
         self.values: dict[str, bytes] = {}
-        self.rounds = (
-            0  # begun since we listen; a new subscriber gets those of the last one as retained messages
-        )
+        # Begun since we listen; a new subscriber gets those of the last one as retained messages.
+        self.rounds = 0
         self.heard = 0
         self._client = Client(CallbackAPIVersion.VERSION2, "sys", protocol=MQTTProtocolVersion.MQTTv5)
         self._client.on_message = self._note

@@ -15,7 +15,6 @@ from tests.support.scripted_broker import (
     PUBLISH,
     SUBSCRIBE,
     WELCOME,
-    ScriptedBroker,
     connack,
     disconnect,
     max_packet,
@@ -23,20 +22,6 @@ from tests.support.scripted_broker import (
     puback,
     receive_max,
 )
-
-
-@pytest.fixture
-def scripted():
-    brokers = []
-
-    def start(*scripts):
-        brokers.append(ScriptedBroker(*scripts))
-        return brokers[-1]
-
-    yield start
-    for broker in brokers:
-        broker.close()
-
 
 FOR_GOOD = [(135, "ACL"), (142, "another process"), (149, "max_packet_size"), (152, "administrator")]
 REFUSED = [(132, "MQTT 5"), (133, "client id"), (134, "password"), (135, "ACL"), (138, "banned")]
@@ -107,6 +92,7 @@ def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monk
     device.next(Connected)
     with monkeypatch.context() as patch:
         patch.setattr(Client, "loop_misc", lambda client: 1 // 0)
+        device.mqtt.publish("t", b"")
         assert "the connection broke (ZeroDivisionError" in device.next(Disconnected).reason
     device.next(Connected)
 
@@ -212,7 +198,7 @@ def test_closing_says_goodbye_and_killing_does_not(scripted, peer):
         device.next(Connected)
         end(device.mqtt)
         assert not [one for one in threading.enumerate() if one.name.endswith(device.name)], (
-            "its thread is over"
+            "its threads are over"
         )
         device.mqtt.close()  # twice does no harm
         broker.expect(CONNECT)

@@ -68,9 +68,8 @@ def test_every_topic_of_the_table_is_parsed_back(row):
 def test_a_party_subscribes_to_what_it_reads_and_to_nothing_else(row):
     device_hears = any(matches(s, topic_of(row)) for s in TOPICS.device_subscriptions("d1"))
     coordinator_hears = any(matches(s, topic_of(row)) for s in TOPICS.coordinator_subscriptions())
-    assert coordinator_hears == (
-        row.reader == "coordinator" or row.kind == "coord_state"
-    )  # and who has its name
+    # And who has its name.
+    assert coordinator_hears == (row.reader == "coordinator" or row.kind == "coord_state")
     # A broadcast is subscribed to by its own name, while it is being fetched; what has retired, by older devices.
     assert device_hears == (row.reader == "device" and row.kind != "bcast" and not row.retired)
     assert row.writer != row.reader

@@ -1,0 +1,95 @@
+"""Fleets of which few are asked: ten thousand connected, and a broker that starts again under a thousand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks.harness.measure import Figure, MeasureError
+from benchmarks.harness.processes import resident_megabytes
+from benchmarks.harness.trees import Tree
+from benchmarks.measures.answers import COST, Swarm, cost
+
+STABLE_SECONDS = 12.0  # after which a connection that is lost is tried again at once
+POLL_SECONDS = 0.05
+LIMIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    robots: int = 10_000
+    asked: int = 1_000
+    rounds: int = 3
+    figures: ClassVar = {"coordinator's peak": Figure("MB", steady=True), **COST}
+
+    @property
+    def name(self) -> str:
+        return f"crowd-{self.robots}"
+
+    @property
+    def what(self) -> str:
+        return f"{self.robots} robots connected and {self.asked} of them asked in each round; then all, to measure"
+
+    def take(self, tree: Tree, folder: Path) -> dict[str, float]:
+        with Swarm(tree, folder, self.robots, self.rounds, cohort=self.asked) as swarm:
+            before = swarm.at_round(1)
+            after = swarm.at_round(self.rounds)
+            peak = resident_megabytes("VmHWM", swarm.process.pid)
+            records = swarm.finish()[1 : self.rounds]
+        answers = self.asked * (self.rounds - 1)
+        return {"coordinator's peak": peak, **cost(before, after, records, answers)}
+
+
+@dataclass(frozen=True)
+class Restart:
+    robots: int = 1_000
+    figures: ClassVar = {
+        "hellos are spread over": Figure("s", "higher"),
+        "all are served": Figure("s after the broker is back"),
+        "coordinator's CPU a robot": Figure("ms"),
+    }
+
+    @property
+    def name(self) -> str:
+        return f"restart-{self.robots}"
+
+    @property
+    def what(self) -> str:
+        return f"a broker that is killed and started again under {self.robots} robots, of which ten are asked"
+
+    def take(self, tree: Tree, folder: Path) -> dict[str, float]:
+        with Swarm(tree, folder, self.robots, 1, cohort=10, hold_seconds=600.0) as swarm:
+            swarm.until(lambda: swarm.ask_robots()["answers"] >= 10, "the first ask")
+            time.sleep(STABLE_SECONDS)
+            before = swarm.sample()
+            swarm.broker.kill()
+            killed = time.time()
+            swarm.broker.start()
+            first, last, served = self._watch(swarm, killed)
+            spent = swarm.sample().process - before.process
+        return {
+            "hellos are spread over": last - first,
+            "all are served": served,
+            "coordinator's CPU a robot": spent.cpu_ns / 1e6 / self.robots,
+        }
+
+    def _watch(self, swarm: Swarm, killed: float) -> tuple[float, float, float]:
+        """Seconds from the broker's start to the first and the last robot's hello, and until each has been heard.
+
+        A hello that is said before the coordinator listens again is lost, but what a robot's new connection begins
+        with is retained.
+        """
+        began, first, last = time.monotonic(), 0.0, 0.0
+        while (seconds := time.monotonic() - began) < LIMIT_SECONDS:
+            told = swarm.ask_robots()
+            first = first or (seconds if told["back again"] else 0.0)
+            if told["back again"] == self.robots:
+                last = last or seconds
+                if swarm.heard_since(killed) == self.robots:
+                    return first, last, time.monotonic() - began
+            time.sleep(POLL_SECONDS)
+        raise MeasureError(
+            f"after {LIMIT_SECONDS:.0f} s {swarm.ask_robots()}, {swarm.heard_since(killed)} robots heard"
+        )

@@ -1,0 +1,32 @@
+"""A round of ten devices in shared processes, all in, beside a plain PyTorch loop in one process.
+
+The loop (benchmarks/programs/bare.py) has the same network, samples and steps and takes the mean of the weights; it
+is measured before the federation and after it, so that both meet the same machine. All that a round needs is counted
+for the federation: devices, coordinator and broker, sealed messages, everything on the disk.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.programs import bare, hosted
+from benchmarks.programs.round_cost import EXAMPLES
+from benchmarks.programs.rounds import DEVICES
+
+ROUNDS = 10
+
+
+def measure(epochs: int = 1, processes: int = 1, rounds: int = ROUNDS) -> dict[str, float]:
+    before = bare.measure(DEVICES, EXAMPLES, epochs=epochs)
+    found = hosted.measure(DEVICES, processes, rounds, epochs)
+    after = bare.measure(DEVICES, EXAMPLES, epochs=epochs)
+    loop = {name: statistics.mean((before[name], after[name])) for name in before}
+    cpu = found["CPU a device's round"] * DEVICES / 1000
+    return {
+        "cpu over bare": cpu / loop["bare cpu"],
+        "seconds over bare": found["seconds a round"] / loop["bare seconds"],
+        "cpu": cpu,
+        "seconds": found["seconds a round"],
+        "bare cpu a device": 1000 * loop["bare cpu"] / DEVICES,
+        "trainer over bare": loop["trainer over bare"],
+    }

@@ -1,0 +1,253 @@
+"""`python -m benchmarks.scale`: docs/scale.md and its pictures, from the figures that benchmarks/results has.
+
+Of each measure the newest figures count. A point that nobody has taken is left out, and what is computed from several
+points takes those that are there.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness import history
+from benchmarks.harness.history import Entry
+from benchmarks.harness.trees import ROOT
+from protofleet.deploy.report.charts import COLOURS, Line, line_chart
+from protofleet.deploy.report.numbers import human_bytes
+from protofleet.edge_client.conversation.hello_timer import LEAST_OF_QUIET, QUIET_SECONDS
+
+PAGE = ROOT / "docs" / "scale.md"
+IMAGES = ROOT / "docs" / "images"
+STYLE = "<style>svg{background:#fff}text{font:12px system-ui,sans-serif;fill:#5b6875}.grid{stroke:#dde3e8}</style>"
+SECTION = re.compile(
+    r"^(<!-- generated (?P<name>\w+) -->\n).*?^(<!-- end of generated -->)$", re.MULTILINE | re.DOTALL
+)
+FLEET = 100_000
+ANSWER_BYTES = 20_480
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    value: float  # the median
+    entry: Entry
+
+    @property
+    def row(self) -> str:
+        e = self.entry
+        load = f"{e.load[0]:.0f} to {e.load[1]:.0f}"
+        machine = f"{e.machine['cores']} cores, {e.machine['system']}, Python {e.machine['python']}"
+        times = len(next(iter(e.this.values())))
+        command = f"`python -m benchmarks {e.measure} --times {times} --keep`"
+        return f"| {e.date} | {e.commit[:8]} | {machine} | {load} | {times} | {command} |"
+
+
+@dataclass(frozen=True)
+class Curve:
+    name: str  # of its picture
+    title: str
+    x_label: str
+    unit: str
+    figures: tuple[str, ...]
+    measures: Mapping[float, str]
+
+    def points(self, entries: Sequence[Entry], figure: str) -> list[Point]:
+        found = []
+        for x, measure in sorted(self.measures.items()):
+            entry = next((e for e in reversed(entries) if e.measure == measure and figure in e.this), None)
+            if entry:
+                found.append(Point(x, statistics.median(entry.this[figure]), entry))
+        return found
+
+
+def robots(prefix: str, *counts: int) -> dict[float, str]:
+    return {count: f"{prefix}-{count}" for count in counts}
+
+
+ANSWERS = robots("answers", 10, 100, 300, 1000)
+CROWDS = robots("crowd", 10, 1000, 10_000)
+HOSTED = robots("hosted", 10, 100, 1000)
+MODELS = {size: f"model-{size:g}-MB" for size in (0.02, 1.0, 10.0, 45.0, 180.0)}
+CPU = Curve(
+    "answer-cpu", "CPU of a coordinator for an answer of 20 kB, all threads", "robots, all of them asked", "ms",
+    ("coordinator's CPU an answer",), ANSWERS,
+)  # fmt: skip
+SECONDS = Curve(
+    "answer-seconds", "From the ask to the last answer of 20 kB", "robots, all of them asked", "s",
+    ("from the ask to the last answer",), ANSWERS,
+)  # fmt: skip
+OVERHEAD = Curve(
+    "answer-bytes", "Bytes on the wire and on the coordinator's disk, over those of arrays",
+    "robots, all of them asked", "", ("wire / payload", "written / payload"), ANSWERS,
+)  # fmt: skip
+BROADCAST = Curve(
+    "broadcast-bytes", "A model of 212 kB to all, and another back: bytes on the wire over those of arrays", "robots",
+    "", ("down: wire / payload", "wire / payload"), robots("broadcast", 100, 1000),
+)  # fmt: skip
+CROWD = Curve(
+    "crowd-memory", "Peak of a coordinator", "robots connected; asked are 10, of 10,000 robots 1,000", "MB",
+    ("coordinator's peak",), CROWDS,
+)  # fmt: skip
+HOSTED_MEMORY = Curve(
+    "hosted-memory", "Memory (PSS) of devices in shared processes, with coordinator and broker", "devices", "MB",
+    ("memory of all",), HOSTED,
+)  # fmt: skip
+HOSTED_CPU = Curve(
+    "hosted-cpu", "CPU of one device's round of 53,002 parameters, 600 samples: all in",
+    "devices in shared processes", "ms", ("CPU a device's round",), HOSTED,
+)  # fmt: skip
+MODEL_MEMORY = Curve(
+    "model-memory", "Peaks in a round of two devices", "megabytes of the model", "MB",
+    ("coordinator's peak", "device's peak"), MODELS,
+)  # fmt: skip
+MODEL_SECONDS = Curve(
+    "model-seconds", "A round of two devices, one step of training", "megabytes of the model", "s",
+    ("seconds a round",), MODELS,
+)  # fmt: skip
+CURVES = (CPU, SECONDS, OVERHEAD, BROADCAST, CROWD, HOSTED_MEMORY, HOSTED_CPU, MODEL_MEMORY, MODEL_SECONDS)
+
+
+def main() -> None:
+    entries = history.read()
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_figures(page, entries), encoding="utf-8")
+    for curve in taken(entries):
+        (IMAGES / f"scale-{curve.name}.svg").write_text(picture(curve, entries) + "\n", encoding="utf-8")
+
+
+def taken(entries: Sequence[Entry]) -> list[Curve]:
+    """Those that have a point."""
+    return [curve for curve in CURVES if curve.points(entries, curve.figures[0])]
+
+
+def with_figures(page: str, entries: Sequence[Entry]) -> str:
+    sections = {"curves": curves, "ends": ends, "fleet": fleet}
+    return SECTION.sub(lambda match: f"{match[1]}\n{sections[match['name']](entries)}\n\n{match[3]}", page)
+
+
+def number(value: float, unit: str = "") -> str:
+    digits = 0 if value >= 100 or value == 0 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}".rstrip()
+
+
+def picture(curve: Curve, entries: Sequence[Entry]) -> str:
+    several = len(curve.figures) > 1
+    points = {name: [(p.x, p.value) for p in curve.points(entries, name)] for name in curve.figures}
+    lines = [
+        Line(name if several else "", points[name], colour, marked=True)
+        for name, colour in zip(curve.figures, COLOURS, strict=False)
+    ]
+    drawn = line_chart(
+        lines, number, curve.x_label, curve.title, x_format=lambda x: f"{x:,g}", log_x=True
+    )  # fmt: skip
+    head, rest = drawn.split(">", 1)
+    return f"{head}>{STYLE}{rest}"
+
+
+def curves(entries: Sequence[Entry]) -> str:
+    return "\n\n".join(one_curve(curve, entries) for curve in taken(entries))
+
+
+def one_curve(curve: Curve, entries: Sequence[Entry]) -> str:
+    series = [curve.points(entries, figure) for figure in curve.figures]
+    unit = f" ({curve.unit})" if curve.unit else ""
+    lines = [
+        f"### {curve.title}{unit}", "", f"![{curve.title}](images/scale-{curve.name}.svg)", "",
+        f"| {curve.x_label} | {' | '.join(curve.figures)} | date | commit | machine | load | times | command |",
+        f"|{'---|' * (len(series) + 7)}",
+    ]  # fmt: skip
+    for together in zip(*series, strict=True):
+        values = " | ".join(number(point.value) for point in together)
+        lines.append(f"| {together[0].x:,g} | {values} {together[0].row}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one more, as far as the points say."""
+
+    answer_ms: float
+    wire: float  # over the payload
+    written: float
+    coordinator_base_mb: float
+    connected_kb: float
+    hosted_base_mb: float
+    hosted_mb: float
+    hosted_ms: float
+    model_coordinator: float  # megabytes of its peak for each of the model
+    model_device: float
+
+
+def costs(entries: Sequence[Entry]) -> Costs:
+    coordinator, connected = straight(CROWD.points(entries, "coordinator's peak"))
+    base, hosted = straight(HOSTED_MEMORY.points(entries, "memory of all"))
+    return Costs(
+        answer_ms=last(CPU, entries), wire=last(OVERHEAD, entries),
+        written=last(OVERHEAD, entries, "written / payload"), coordinator_base_mb=coordinator,
+        connected_kb=1000 * connected, hosted_base_mb=base, hosted_mb=hosted, hosted_ms=last(HOSTED_CPU, entries),
+        model_coordinator=straight(MODEL_MEMORY.points(entries, "coordinator's peak"))[1],
+        model_device=straight(MODEL_MEMORY.points(entries, "device's peak"))[1],
+    )  # fmt: skip
+
+
+def straight(points: Sequence[Point]) -> tuple[float, float]:
+    """The line through the first point and the last one: at 0, and a unit of x."""
+    first, last = points[0], points[-1]
+    slope = (last.value - first.value) / (last.x - first.x)
+    return first.value - slope * first.x, slope
+
+
+def last(curve: Curve, entries: Sequence[Entry], figure: str = "") -> float:
+    """Of the largest that was measured."""
+    return curve.points(entries, figure or curve.figures[0])[-1].value
+
+
+def ends(entries: Sequence[Entry]) -> str:
+    c = costs(entries)
+    uplink = 60e6 / 8 / (c.wire * ANSWER_BYTES)
+    return table(
+        ("resource", "unit cost", "where it ends"),
+        ("a coordinator's CPU (one event loop)", f"{number(c.answer_ms, 'ms')} an answer of 20 kB",
+         f"{1000 / c.answer_ms:,.0f} answers a second and core"),
+        ("a coordinator's memory",
+         f"{number(c.coordinator_base_mb, 'MB')}, and {number(c.connected_kb, 'kB')} a robot that is connected",
+         f"{1e6 / c.connected_kb:,.0f} robots a gigabyte"),
+        ("its memory for a large model", f"{number(c.model_coordinator)} models at its peak", ""),
+        ("its disk", f"{number(c.written)} of what comes",
+         f"{human_bytes(c.written * ANSWER_BYTES)} for an answer of 20 kB"),
+        ("the wire", f"{number(c.wire)} of what is carried", f"{uplink:,.0f} answers of 20 kB a second at 60 Mbit/s"),
+        ("memory of hosted devices", f"{number(c.hosted_mb, 'MB')} a device",
+         f"{1000 / c.hosted_mb:,.0f} devices a gigabyte"),
+        ("CPU of hosted devices, coordinator and broker", f"{number(c.hosted_ms, 'ms')} a device's round",
+         f"{1000 / c.hosted_ms:,.0f} of them a second and core"),
+        ("a device's memory for a large model", f"{number(c.model_device)} models at its peak", ""),
+    )  # fmt: skip
+
+
+def fleet(entries: Sequence[Entry]) -> str:
+    c = costs(entries)
+    payload, quiet = FLEET * ANSWER_BYTES, QUIET_SECONDS * (LEAST_OF_QUIET + 1) / 2
+    coordinator = 1e6 * c.coordinator_base_mb + 1e3 * c.connected_kb * FLEET
+    hosted = 1e6 * (c.hosted_base_mb + c.hosted_mb * FLEET)
+    return table(
+        (f"for {FLEET:,} devices", ""),
+        ("the coordinator's memory, all connected", human_bytes(coordinator)),
+        ("its CPU in a round in which all answer", f"{FLEET * c.answer_ms / 1000:,.0f} s of one core"),
+        ("its CPU in one in which 1,000 are asked", f"{c.answer_ms:,.1f} s"),
+        ("answers of 20 kB of all, on the wire", human_bytes(c.wire * payload)),
+        ("what the coordinator writes for them", human_bytes(c.written * payload)),
+        ("the broker's connections, and its open files", f"{FLEET:,}"),
+        (f"hellos of devices that nobody asks (one in {quiet:.0f} s each)", f"{FLEET / quiet:,.0f} a second"),
+        ("simulated in shared processes: memory", human_bytes(hosted)),
+        ("simulated: CPU of a round, all in", f"{FLEET * c.hosted_ms / 3.6e6:,.2f} core hours"),
+    )
+
+
+def table(head: Sequence[str], *rows: Sequence[str]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Answers that came whole in a message, one after another in a few files.
+
+All that came in a turn of the loop is durable after one fsync. Which bytes are whose is said by the index, in the
+transaction that accepts the answer: what a log holds beyond that belongs to nobody, and goes with its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.store import DamagedError, ObjectStore, no_room
+from protofleet.protocol.wire.arrays import Body
+
+log = logging.getLogger("protofleet.coordinator")
+
+SUFFIX: Final = ".log"
+
+
+class Place(NamedTuple):
+    """Where the bytes of an answer are."""
+
+    file: int
+    start: int
+    size: int
+
+
+class AnswerLog:
+    """A process never appends to a file of an earlier one, so what a death left at its end is in nobody's way."""
+
+    def __init__(self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, Place]] = ()) -> None:
+        self.folder, self.disk = folder, disk
+        self.damaged = 0  # answers whose bytes are not those that they are named by
+        self._places = {(device, name): place for device, name, place in places}
+        self._sound: set[tuple[str, bytes]] = set()  # written by this process, or hashed by it
+        numbers = [place.file for place in self._places.values()]
+        self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
+        self._end = self._synced = 0  # bytes of this file
+        self._handle: BinaryIO | None = None  # one that is forgotten closes itself
+
+    def append(self, device: str, body: bytes, name: bytes = b"") -> bytes:
+        """Its name comes back: its hash, where that is known already. Nobody may hear of it before `sync`."""
+        name = name or hashlib.sha256(body).digest()
+        if self.has(device, name):
+            return name
+        if self._handle is None:
+            self.disk.make(self.folder)
+            handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            self._handle = os.fdopen(handle, "r+b", buffering=0)
+        start = self._end
+        while start < self._end + len(body):
+            start += os.pwrite(self._handle.fileno(), memoryview(body)[start - self._end :], start)
+        self._places[device, name] = Place(self._file, self._end, len(body))
+        self._sound.add((device, name))
+        self._end += len(body)
+        return name
+
+    def sync(self) -> None:
+        """From here on all that was appended survives a power cut."""
+        if self._end == self._synced:
+            return
+        self.disk.sync(self._path(self._file))
+        if not self._synced:
+            self.disk.sync(self.folder)
+        self._synced = self._end
+
+    def begin_file(self) -> None:
+        """What comes next is kept for another time than what came before, so it can go without it."""
+        if self._handle is not None:
+            self._handle.close()
+            self._handle, self._file, self._end, self._synced = None, self._file + 1, 0, 0
+
+    close = begin_file
+
+    def place(self, device: str, name: bytes) -> Place | None:
+        return self._places.get((device, name))
+
+    def has(self, device: str, name: bytes) -> bool:
+        """Whether it is here, and what it is called. What an earlier process left is hashed once."""
+        key = (device, name)
+        if (place := self._places.get(key)) is None:
+            return False
+        if key in self._sound:
+            return True
+        try:
+            whole = hashlib.sha256(self._bytes(place, 0, place.size)).digest() == name
+        except FileNotFoundError:
+            whole = False
+        if whole:
+            self._sound.add(key)
+            return True
+        log.error("an answer of %s is damaged or gone: bytes %d to %d of %s are not what it is named by",
+                  device, place.start, place.start + place.size, self._path(place.file))  # fmt: skip
+        self.damaged += 1
+        del self._places[key]
+        return False
+
+    def read(self, device: str, name: bytes, start: int, stop: int) -> bytes:
+        return self._bytes(self._places[device, name], start, stop)
+
+    def forget(self, device: str, name: bytes) -> None:
+        """Where it came last its bytes go at once, as those of a refused answer; else when their file goes."""
+        place = self._places.pop((device, name), None)
+        self._sound.discard((device, name))
+        is_last = place is not None and place[:2] == (self._file, self._end - place.size)
+        if place is not None and is_last and place.start >= self._synced and self._handle is not None:
+            os.ftruncate(self._handle.fileno(), place.start)
+            self._end = place.start
+
+    def names(self, device: str) -> list[bytes]:
+        return [name for owner, name in self._places if owner == device]
+
+    def keep(self, wanted: Collection[tuple[str, bytes]]) -> None:
+        """Forget all answers but these, and every file that holds none of them."""
+        self._places = {key: place for key, place in self._places.items() if key in wanted}
+        self._sound &= self._places.keys()
+        used = {self._file, *(place.file for place in self._places.values())}
+        for path in self._files():
+            if int(path.stem) not in used:
+                self.disk.remove(path)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self._files())
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]
+
+    def _path(self, file: int) -> Path:
+        return self.folder / f"{file:08}{SUFFIX}"
+
+    def _bytes(self, place: Place, start: int, stop: int) -> bytes:
+        with self._path(place.file).open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), stop - start, place.start + start)
+
+
+class DeviceAnswers(ObjectStore):
+    """What one device has answered: in the log what came whole, as files of its own what came in blocks."""
+
+    def __init__(self, device: str, folder: Path, answers: AnswerLog, disk: Disk) -> None:
+        super().__init__(folder, disk=disk, make=False)
+        self._device, self._answers = device, answers
+
+    def put_bytes(self, body: bytes, name: bytes = b"") -> bytes:
+        try:
+            return self._answers.append(self._device, body, name)
+        except OSError as error:
+            raise no_room(error) from None
+
+    def has(self, name: bytes) -> bool:
+        return self._answers.has(self._device, name) or super().has(name)
+
+    def size(self, name: bytes) -> int:
+        place = self._answers.place(self._device, name)
+        return place.size if place else super().size(name)
+
+    def open(self, name: bytes) -> Body:
+        if not self._answers.has(self._device, name):
+            return super().open(name)
+        return Body(lambda start, stop: self.read(name, start, stop), self.size(name))
+
+    def read(self, name: bytes, start: int, stop: int) -> bytes:
+        if not self._answers.place(self._device, name):
+            return super().read(name, start, stop)
+        found = self._answers.read(self._device, name, start, stop)
+        if len(found) < stop - start:
+            raise DamagedError(f"an answer of {self._device} ends before byte {stop}")
+        return found
+
+    def names(self) -> list[bytes]:
+        return [*self._answers.names(self._device), *super().names()]
+
+    def drop(self, name: bytes) -> None:
+        self._answers.forget(self._device, name)
+        super().drop(name)

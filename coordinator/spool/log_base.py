@@ -1,0 +1,97 @@
+"""Which state of the index SQLite's log beside it stands on.
+
+SQLite reads any log that is whole as if it belonged to the file that it lies beside. Where somebody has put an older
+index back over a newer folder, or has copied both while they were written, the mixture would be neither. So the file
+has a number, new whenever a log has been merged into it, and the first transaction of a log says the number of the
+file that it stands on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.protocol.storage.disk import Disk
+
+log = logging.getLogger("protofleet.coordinator")
+
+QUERY: Final = "SELECT file, base FROM log_base"
+
+
+@dataclass
+class LogBase:
+    """The file that is here, and the log that stands on it."""
+
+    file: int
+    base: int
+    is_in_log: bool = True  # whether the log says it, as every log has to
+
+    @classmethod
+    def of(cls, db: sqlite3.Connection) -> LogBase:
+        """Before the first log there is no number."""
+        found = db.execute(QUERY).fetchone()
+        return cls(*found) if found else cls(0, 0)
+
+    @property
+    def row(self) -> tuple[int, int]:
+        return self.file, self.base
+
+    def begin_next(self) -> None:
+        """With the transaction that is open the file will have another number, once the log is merged."""
+        if self.file == self.base:
+            self.file = secrets.randbits(62)
+
+    def merged(self) -> None:
+        """The log is empty. What comes next stands on the file as it is now."""
+        self.base, self.is_in_log = self.file, False
+
+
+def log_beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def memory_beside(path: Path) -> Path:
+    """What the programs that have the log open share; SQLite makes it again."""
+    return path.with_name(f"{path.name}-shm")
+
+
+def put_foreign_log_aside(path: Path, disk: Disk) -> None:
+    """A log that stands on another file than the one beside it. SQLite must not have opened it yet."""
+    log_file = log_beside(path)
+    if not log_file.exists() or log_file.stat().st_size == 0 or _belongs(path):
+        return
+    aside = log_file.with_name(f"{log_file.name}.foreign")
+    disk.rename(log_file, aside)
+    disk.remove(memory_beside(path))
+    log.error(
+        "%s belongs to another %s than the one beside it, as after one was put back from a backup: it is not used, "
+        "and kept as %s", log_file, path.name, aside.name,
+    )  # fmt: skip
+
+
+def _belongs(path: Path) -> bool:
+    try:
+        alone = _row_of(path, "&immutable=1")
+    except sqlite3.DatabaseError:
+        return True  # the file is damaged: its copy takes its place, and the log goes
+    try:
+        together = _row_of(path)
+    except sqlite3.OperationalError:
+        return True  # another program has them open, or they cannot be read: that is found out next
+    except sqlite3.DatabaseError:
+        return False
+    return alone is None or together is None or alone[0] in together
+
+
+def _row_of(path: Path, how: str = "") -> tuple[int, int] | None:
+    """With the log, or as if it were not there."""
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro{how}", uri=True)) as db:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'log_base'").fetchone():
+            return None
+        found: tuple[int, int] | None = db.execute(QUERY).fetchone()
+        return found

@@ -1,0 +1,51 @@
+"""`python -m protofleet.deploy.local.device_launcher DATA ...` loads what devices share, and forks them.
+
+DATA is the table `data` of a device as JSON. Ten devices that report on one test set hold it in memory once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.data.shard import LOADED_BEFORE_FORK
+from protofleet.protocol.settings.reader import decode, encode
+from protofleet.runtime.children import Program, Starter
+from protofleet.runtime.launcher import STANDARD_INPUT, ForkedLauncher, Launcher
+from protofleet.runtime.launcher_process import fork_on_request
+
+PROGRAM: Final = "protofleet.deploy.local.device_launcher"
+
+
+@contextlib.contextmanager
+def starter_of_devices(
+    starter: Starter, data: Mapping[str, DataSettings], processes: int
+) -> Iterator[Starter]:
+    """Where several processes are forked, one that has loaded what their devices share."""
+    if processes < 2 or not isinstance(starter, Launcher):
+        yield starter
+        return
+    common = {json.dumps(encode(replace(settings, part=0))) for settings in data.values()}
+    with ForkedLauncher(starter, Program("device launcher", PROGRAM, sorted(common))) as launcher:
+        yield launcher
+
+
+def main(arguments: Sequence[str]) -> None:
+    for text in arguments:
+        # Each device tries it again, and says what is wrong in its own log.
+        with contextlib.suppress(Exception):
+            LOADED_BEFORE_FORK.load_common(decode(DataSettings, json.loads(text)))
+    gc.collect()
+    gc.freeze()  # a collection in a child writes to no page that it shares
+    fork_on_request(socket.socket(fileno=STANDARD_INPUT))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

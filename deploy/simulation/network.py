@@ -1,0 +1,162 @@
+"""Virtual time and a simulated network: the same seed gives the same events. Hours of deadlines pass in seconds."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
+
+from protofleet.protocol.transport.base import Arrived, Connected, Done, Item, Will
+from protofleet.protocol.transport.caught_errors import CaughtErrors
+
+T = TypeVar("T")
+Callback = Callable[[], None]
+MAX_PACKET = 1 << 21
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConditions:
+    """Seconds of delay and jitter; shares of messages that are lost or repeated."""
+
+    delay: float = 0.005
+    jitter: float = 0.0
+    loss: float = 0.0
+    repeat: float = 0.0
+
+
+@dataclass
+class VirtualClock:
+    """Time that passes only from one scheduled call to the next."""
+
+    now: float = 0.0
+    _queue: list[tuple[float, int, Callback]] = field(default_factory=list)
+    _order: count[int] = field(default_factory=count)
+
+    def call_at(self, when: float, callback: Callback) -> None:
+        heapq.heappush(self._queue, (when, next(self._order), callback))
+
+    def run(self, until: Callable[[], bool], limit: float = 1e6) -> None:
+        while not until() and self._queue and self.now < limit:
+            self.now, _, callback = heapq.heappop(self._queue)
+            callback()
+
+
+@dataclass
+class SimulatedTransport:
+    """One client's connection to the simulated broker: a Transport whose inbox is a function."""
+
+    broker: SimulatedBroker
+    name: str
+    take: Callable[[Item], None]
+    topics: set[str]
+    will: Will | None = None
+    alive: bool = True
+    errors: CaughtErrors = field(default_factory=CaughtErrors)
+    # Called before each frame is sent, as a Disk's is before each write.
+    before_step: Callable[[str, str], None] = lambda step, topic: None
+
+    def subscribe(self, topic: str) -> None:
+        self.topics.add(topic)
+        self.broker.send_retained(self, topic)
+
+    def unsubscribe(self, topic: str) -> None:
+        self.topics.discard(topic)
+
+    def publish(self, topic: str, frame: bytes, retain: bool = False, qos: int = 1) -> None:
+        if self.alive:
+            self.before_step("publish", topic)
+            self.broker.publish(topic, frame, retain)
+
+    def reject_connection(self, why: str) -> None:
+        """Never happens: this broker has the same packet limit for all clients."""
+
+    def close(self) -> None:
+        self.alive = False
+
+    def deliver(self, item: Item) -> None:
+        if self.alive:
+            self.take(item)
+
+
+@dataclass
+class SimulatedBroker:
+    """Topics, retained messages and wills, in virtual time."""
+
+    clock: VirtualClock
+    conditions: NetworkConditions = field(default_factory=NetworkConditions)
+    seed: int = 0
+    retained: dict[str, bytes] = field(default_factory=dict)
+    clients: dict[str, SimulatedTransport] = field(default_factory=dict)
+    bytes_received: int = 0  # of published frames, as a real broker counts them
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+
+    def connect(self, name: str, take: Callable[[Item], None], topics: set[str]) -> SimulatedTransport:
+        """Connect under a name; a client of that name is disconnected, and its will is not published."""
+        if old := self.clients.get(name):
+            old.alive = False
+        client = self.clients[name] = SimulatedTransport(self, name, take, set(topics))
+        self.clock.call_at(self.clock.now, lambda: client.deliver(Connected(MAX_PACKET, 20)))
+        for topic in sorted(topics):
+            self.send_retained(client, topic)
+        return client
+
+    def lose_client(self, name: str) -> None:
+        """The client's process has ended: the broker publishes its will."""
+        client = self.clients.pop(name)
+        client.alive = False
+        if client.will:
+            self.publish(client.will.topic, client.will.frame, retain=True)
+
+    def publish(self, topic: str, frame: bytes, retain: bool) -> None:
+        self.bytes_received += len(frame)
+        if retain:
+            self.retained[topic] = frame
+        for client in list(self.clients.values()):
+            if any(matches(t, topic) for t in client.topics):
+                self._send(client, topic, frame)
+
+    def send_retained(self, client: SimulatedTransport, pattern: str) -> None:
+        for topic, frame in sorted(self.retained.items()):
+            if matches(pattern, topic):
+                self._send(client, topic, frame)
+
+    def _send(self, client: SimulatedTransport, topic: str, frame: bytes) -> None:
+        """Deliver late, twice or never, by the network conditions."""
+        copies = 0 if self._rng.random() < self.conditions.loss else 1
+        copies += self._rng.random() < self.conditions.repeat
+        for _ in range(copies):
+            delay = self.conditions.delay + self._rng.random() * self.conditions.jitter
+            self.clock.call_at(self.clock.now + delay, lambda: client.deliver(Arrived(topic, frame)))
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """MQTT's `+`; the protocol uses no `#`."""
+    levels, names = pattern.split("/"), topic.split("/")
+    return len(levels) == len(names) and all(a in ("+", b) for a, b in zip(levels, names, strict=True))
+
+
+@dataclass
+class VirtualWorker:
+    """Does long work immediately, and delivers its result after `seconds` of virtual time."""
+
+    clock: VirtualClock
+    deliver: Callable[[Item], None]
+    seconds: float = 0.0
+    alive: bool = True
+
+    def submit(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        result: T | Exception
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - as a ThreadWorker does: `then` raises it again
+            result = error
+        self.clock.call_at(self.clock.now + self.seconds, lambda: self._deliver(Done(lambda: then(result))))
+
+    def _deliver(self, done: Done) -> None:
+        if self.alive:
+            self.deliver(done)

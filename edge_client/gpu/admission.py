@@ -1,0 +1,132 @@
+"""Work on a GPU: the first piece of each kind is measured while nobody else works; others are admitted by that."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from protofleet.edge_client.gpu.accelerator import Accelerator, ran_out_of_memory
+from protofleet.edge_client.gpu.turns import Turns
+
+log = logging.getLogger("protofleet.device")
+
+T = TypeVar("T")
+
+
+class GpuFullError(RuntimeError):
+    """A piece of work has found too little memory although nobody else of ours worked."""
+
+
+@dataclass
+class Usage:
+    """Of this process, from its start."""
+
+    wait_seconds: float = 0.0  # for a turn
+    out_of_memory: int = 0  # turns that ended so
+    peak_bytes: int = 0  # the most that a turn has taken
+
+
+@dataclass(frozen=True)
+class Work:
+    """Pieces of one kind take the same memory, but for their data, which may be of another size."""
+
+    name: str
+    kind: Hashable
+    data_bytes: int
+
+
+@dataclass(frozen=True)
+class Peak:
+    size: int
+    data_bytes: int
+
+    def needs(self, work: Work) -> int:
+        """What grows with the data grows no faster than they do."""
+        if work.data_bytes <= self.data_bytes:
+            return self.size
+        return self.size * work.data_bytes // max(1, self.data_bytes) + 1
+
+
+@dataclass(frozen=True)
+class _OutOfMemory:
+    message: str
+
+
+class Admission:
+    """Of one process. One thread works."""
+
+    def __init__(self, gpu: Accelerator, turns: Turns) -> None:
+        self.usage = Usage()
+        self._gpu, self._turns = gpu, turns
+        self._peaks: dict[Hashable, Peak] = {}
+
+    def run(self, work: Work, do: Callable[[], T]) -> T:
+        """What `do` returns, when there is memory for it. It may be called twice: it leaves nothing behind when it
+        raises.
+
+        The turn is given back in between, and the second is had when all others have given back theirs.
+        """
+        peak = self._peaks.get(work.kind)
+        needs = None if peak is None else peak.needs(work)
+        result = self._in_turn(work, needs, do)
+        if isinstance(result, _OutOfMemory) and needs is not None:
+            log.warning(
+                "%s ran out of the GPU's memory, for which %s were expected to do; trying again when no other device "
+                "works: %s", work.name, megabytes(needs), result.message,
+            )  # fmt: skip
+            result = self._in_turn(work, None, do)
+        if isinstance(result, _OutOfMemory):
+            raise GpuFullError(self._explain(work, result))
+        return result
+
+    def _in_turn(self, work: Work, needs: int | None, do: Callable[[], T]) -> T | _OutOfMemory:
+        asked = time.monotonic()
+        with self._turns.turn(needs):
+            self.usage.wait_seconds += time.monotonic() - asked
+            try:
+                return self._measured(work, do)
+            finally:
+                self._gpu.release_cache()
+
+    def _measured(self, work: Work, do: Callable[[], T]) -> T | _OutOfMemory:
+        self._gpu.reset_peak()
+        before = self._gpu.reserved_bytes()
+        try:
+            result = do()
+        except RuntimeError as error:
+            if not ran_out_of_memory(error):
+                raise
+            message = str(error).strip().partition("\n")[0][:300]
+        else:
+            self._note_peak(work, self._gpu.peak_bytes() - before)
+            return result
+        # Only here are the frames gone that the error had, and with them the tensors in them.
+        gc.collect()
+        self.usage.out_of_memory += 1
+        return _OutOfMemory(message)
+
+    def _note_peak(self, work: Work, size: int) -> None:
+        self.usage.peak_bytes = max(self.usage.peak_bytes, size)
+        known = self._peaks.get(work.kind)
+        if known is None:
+            log.info(
+                "%s takes %s of the GPU's memory; devices are admitted by that", work.name, megabytes(size)
+            )
+        if known is None or size > known.needs(work):
+            self._peaks[work.kind] = Peak(size, work.data_bytes)
+
+    def _explain(self, work: Work, result: _OutOfMemory) -> str:
+        free, total = megabytes(self._gpu.free_bytes()), megabytes(self._gpu.total_bytes())
+        return (
+            f"{work.name} alone takes more than the {free} of the GPU's {total} that others leave free, and ran out "
+            "of memory; let fewer processes share it (devices.processes), end other programs that use it, plan a "
+            f'smaller batch or network, or set compute = "cpu": {result.message}'
+        )
+
+
+def megabytes(size: int) -> str:
+    return f"{size / 1e6:,.0f} MB"

@@ -1,0 +1,162 @@
+"""Turns of processes on a GPU that they share: each is promised some of its memory, first come, first served.
+
+Each turn, taken or waited for, is a file in a folder that the processes share. Its process holds it locked, so the
+turn ends with the process, in whatever way that ends. A further file, `free`, has what is free while nobody works:
+that less what is promised is what a further turn may have. The driver alone cannot say: a process at work takes its
+peak little by little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.gpu.accelerator import Accelerator
+from protofleet.methods.contract.liveness import report_progress
+
+POLL_SECONDS: Final = 0.05
+SPARE: Final = 256 << 20  # beside what is promised: kernels that are loaded late, holes between blocks
+SUFFIX: Final = ".turn"
+
+
+@dataclass(frozen=True)
+class Turn:
+    number: int  # in the order of arrival
+    needs: int | None  # bytes; None: nobody knows yet, so no other works beside it
+    working: bool  # else it waits
+
+
+class Turns:
+    def __init__(self, folder: Path, gpu: Accelerator, wait: Callable[[], None] | None = None) -> None:
+        """`wait` is called between two looks."""
+        self._folder, self._gpu, self._wait = folder, gpu, wait or wait_a_moment
+
+    @contextlib.contextmanager
+    def turn(self, needs: int | None) -> Iterator[None]:
+        with self._file() as (number, handle):
+            while not self._admitted(number, handle, needs):
+                self._wait()
+            before = self._gpu.reserved_bytes()
+            try:
+                yield
+            finally:
+                self._note_free(number, self._gpu.reserved_bytes() - before)
+
+    def _admitted(self, number: int, handle: int, needs: int | None) -> bool:
+        with self._lock():
+            others = self._others(number)
+            admitted = self._fits(number, needs, others)
+            _write(handle, needs, working=admitted)
+            return admitted
+
+    def _fits(self, number: int, needs: int | None, others: list[Turn]) -> bool:
+        if any(other.number < number for other in others if not other.working):
+            return False
+        promised = [other.needs for other in others if other.working]
+        if not promised:
+            return True  # to wait for others would change nothing
+        free = self._free_while_idle()
+        if needs is None or None in promised or free is None:
+            return False
+        # What strangers have taken since then, the driver knows.
+        return needs + SPARE <= min(free - sum(filter(None, promised)), self._gpu.free_bytes())
+
+    def _note_free(self, number: int, kept: int) -> None:
+        """At the end of a turn, of which `kept` bytes stay taken."""
+        with self._lock():
+            before = self._free_while_idle()
+            if not any(other.working for other in self._others(number)):
+                self._write_free(self._gpu.free_bytes())
+            elif before is not None:
+                self._write_free(before - kept)
+
+    def _free_while_idle(self) -> int | None:
+        """None before the first turn has ended."""
+        try:
+            return int((self._folder / "free").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _write_free(self, size: int) -> None:
+        (self._folder / "free").write_text(str(size))
+
+    @contextlib.contextmanager
+    def _file(self) -> Iterator[tuple[int, int]]:
+        """The number of a new turn, and its file."""
+        own_folder(self._folder)
+        with self._lock():
+            number = 1 + max((other.number for other in self._others(0)), default=0)
+            path = self._folder / f"{number}{SUFFIX}"
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            _write(handle, None, working=False)
+        try:
+            yield number, handle
+        finally:
+            with self._lock():
+                path.unlink(missing_ok=True)
+                os.close(handle)
+
+    def _others(self, own: int) -> list[Turn]:
+        """Those whose process lives. Called under the lock, under which files are made and locked."""
+        found = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            number = int(path.stem)
+            if number == own:
+                continue
+            with path.open("rb") as file:
+                if _is_locked(file.fileno()):
+                    needs, working = json.loads(file.read())
+                    found.append(Turn(number, needs, working))
+                else:
+                    path.unlink()
+        return found
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        with (self._folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def wait_a_moment() -> None:
+    report_progress()  # who waits is not stuck
+    time.sleep(POLL_SECONDS)
+
+
+def folder_of(gpu: Accelerator) -> Path:
+    """Of all processes of this user: other users' are strangers, whose memory the driver knows."""
+    return Path(tempfile.gettempdir()) / f"protofleet-gpu-{os.getuid()}" / gpu.name
+
+
+def own_folder(folder: Path) -> None:
+    """Make it where it is not there; refuse one that another user has put in its place."""
+    for one in (folder.parent, folder):
+        with contextlib.suppress(FileExistsError):
+            one.mkdir(mode=0o700)
+        found = one.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            raise PermissionError(f"{one} is no folder of this user; remove it, or set TMPDIR")
+
+
+def _write(handle: int, needs: int | None, *, working: bool) -> None:
+    text = json.dumps([needs, working]).encode()
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, text, 0)
+
+
+def _is_locked(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,128 @@
+"""A device, put together from its settings, and what it shares with the others of its process."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from protofleet.edge_client.agent import Agent
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.shard import Shards
+from protofleet.edge_client.host.status_file import StatusFile
+from protofleet.edge_client.host.supervisor import Supervisor
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.child_trainer import ChildTrainer
+from protofleet.edge_client.trainer.deadline import Deadline
+from protofleet.edge_client.trainer.local import LocalTrainer, admission_to
+from protofleet.methods.contract.liveness import on_progress
+from protofleet.methods.contract.torch_setup import one_thread_here
+from protofleet.protocol.link.block_qos import BlockQos
+from protofleet.protocol.link.clocks import Clock
+from protofleet.protocol.link.device import DeviceLink
+from protofleet.protocol.security.envelope import seals
+from protofleet.protocol.security.keyfiles import keep_to_ourselves
+from protofleet.protocol.security.keys import Identity
+from protofleet.protocol.transport.inbox import BoundedInbox
+from protofleet.protocol.transport.mqtt import Mqtt
+from protofleet.protocol.transport.network import Network
+from protofleet.protocol.wire.topics import Topics
+from protofleet.runtime import credentials
+from protofleet.runtime.event_loop import ThreadWorker, WorkThread
+from protofleet.runtime.health import Heartbeats
+
+
+class Process:
+    """What there is once, however many devices there are: it is made at the start of a program and nowhere else."""
+
+    def __init__(self, name: str, devices: int = 1) -> None:
+        self.devices = devices
+        self.heartbeats, self.network, self.deadline = Heartbeats(), Network(name), Deadline()
+        self.admission = lru_cache(admission_to)
+        self.work = WorkThread(self.heartbeats)
+        on_progress(self._progress)
+
+    def start_work(self, threads: int) -> None:
+        """After all devices are put together, which torch's number of threads is set for."""
+        self.work.start(one_thread_here(threads))
+
+    def _progress(self) -> None:
+        self.heartbeats.beat_if_working("work")
+        self.deadline.check()
+
+
+@dataclass(frozen=True)
+class Device:
+    """It is connecting; nothing has been taken out of its inbox."""
+
+    settings: DeviceSettings
+    agent: Agent
+    transport: Mqtt
+    trainer: LocalTrainer | ChildTrainer
+    state: DeviceState
+    supervisor: Supervisor
+    status: StatusFile | None
+    pages: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)  # of metrics, while it runs
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Puts the devices of a process together."""
+
+    process: Process
+    software: str
+    shards: Shards
+
+    def device(self, settings: DeviceSettings, version: int, inbox: BoundedInbox) -> Device:
+        """`version` is the settings'."""
+        keep_to_ourselves(Path(settings.folder))
+        keys, keyring = credentials.of_device(
+            settings.enrolled, settings.federation, settings.name, settings.key, settings.coordinator_key
+        )
+        state = DeviceState(Path(settings.folder), settings.durable)
+        trainer = self._trainer(settings, state)
+        me = Identity(settings.name, state.boot(int(time.time()), keys.holder), keys)
+        topics = Topics(settings.federation)
+        transport = self._transport(settings, inbox, topics)
+        sealed, clock = seals(settings.security), Clock(since=keys.not_before)
+        link = DeviceLink(me, keyring, topics, transport, state.store, sealed, clock)
+        link.block_qos = BlockQos(settings.broker.block_qos)
+        inbox.dropped = link.count_overflow
+        transport.connect(link.will(topics.device_state(settings.name)))
+        agent = Agent(
+            trainer.data, trainer.start, link, state, self._worker(settings, inbox), software=self.software,
+            stays=settings.stays,
+        )  # fmt: skip
+        status = StatusFile(Path(settings.status), self.software, version) if settings.status else None
+        supervisor = Supervisor(agent, settings, trainer.limit)
+        return Device(settings, agent, transport, trainer, state, supervisor, status)
+
+    def _trainer(self, settings: DeviceSettings, state: DeviceState) -> LocalTrainer | ChildTrainer:
+        """In a process of its own, which may die of its work, or in this very one."""
+        if settings.trainer == "child":
+            return ChildTrainer(settings, state.half)
+        return LocalTrainer(
+            settings,
+            self.process.deadline,
+            self.shards,
+            self.process.admission,
+            alone=self.process.devices == 1,
+        )
+
+    def _transport(self, settings: DeviceSettings, inbox: BoundedInbox, topics: Topics) -> Mqtt:
+        return Mqtt(
+            f"{settings.federation}.{settings.name}",
+            settings.broker,
+            inbox,
+            subscriptions=topics.device_subscriptions(settings.name),
+            session_seconds=settings.session_seconds,
+            clean_start=False,
+            network=self.process.network,
+        )
+
+    def _worker(self, settings: DeviceSettings, inbox: BoundedInbox) -> ThreadWorker:
+        if settings.trainer == "child":  # it has a limit of its own, and its steps are not seen from here
+            return ThreadWorker(inbox, begin=one_thread_here(settings.threads))
+        return ThreadWorker(inbox, thread=self.process.work)

@@ -1,0 +1,200 @@
+"""Many devices on one loop: each is alone with its faults, and ends alone."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+from protofleet.edge_client.group.device import Device
+from protofleet.protocol.transport.address import BrokerError
+from protofleet.protocol.transport.base import Done, Item
+from protofleet.protocol.transport.inbox import BoundedInbox
+from protofleet.protocol.transport.mqtt import close_all
+from protofleet.protocol.transport.timers import NEVER, Timers
+from protofleet.runtime.logs import lines_about
+from protofleet.runtime.restart_backoff import RestartBackoff
+
+CHECK_SECONDS = 10.0  # between two looks at what no message tells, as heat and status files
+
+log = logging.getLogger("protofleet.device")
+
+
+class MemberInbox(BoundedInbox):
+    """One device's, with limits of its own. Whoever waits for all devices is told whose has something in it."""
+
+    def __init__(self, ready: queue.SimpleQueue[MemberInbox]) -> None:
+        super().__init__()
+        self._ready = ready
+
+    def put(self, item: Item, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        self._ready.put(self)
+
+
+Start: TypeAlias = Callable[[str], tuple[MemberInbox, Device]]  # puts a device together, by its name
+
+
+class DeviceGroup:
+    """An `EventLoopApp`: its item is an inbox in which something has come.
+
+    A device that an error has ended is put together again, later each time, as a process of its own would be started
+    again. `ended` has why those that do not run ended, but for those that ended in good order.
+    """
+
+    def __init__(
+        self, names: Sequence[str], start: Start, most_restarts: float = math.inf,
+        report: Callable[[DeviceGroup], None] = lambda group: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """`most_restarts` is in a row. `report` is called every few seconds and when a device has ended."""
+        self._start, self._most_restarts, self._report, self._clock = start, most_restarts, report, clock
+        self.ended = dict[str, str]()
+        self._running, self._left = dict[MemberInbox, Device](), list[Device]()
+        self._timers, self._check_at = Timers[MemberInbox](), clock()
+        self._give_up_at, self._started_at = dict[MemberInbox, float](), dict[str, float]()
+        self._restarts, self._backoffs = Timers[str](), {name: RestartBackoff() for name in names}
+        self._waiting, self._stopping = set[str](), False
+        self._run_is_over = False  # a device has ended with it, in good order: there is none to come back to
+        for name in names:
+            self._start_device(name)
+
+    @property
+    def wake_at(self) -> float:
+        return min(self._timers.next_at, self._restarts.next_at, self._check_at)
+
+    @property
+    def finished(self) -> bool:
+        return not self._running and (self._stopping or self._run_is_over or not self._waiting)
+
+    @property
+    def given_up(self) -> dict[str, str]:
+        """Of `ended`, those that are not started again."""
+        return {name: problem for name, problem in self.ended.items() if name not in self._waiting}
+
+    @property
+    def running(self) -> Sequence[Device]:
+        return list(self._running.values())
+
+    def put(self, item: Item) -> None:
+        """For all devices, after which none is started again. A signal's handler may call."""
+        self._stopping = True
+        for inbox in list(self._running):
+            inbox.put(item)
+
+    def drain(self) -> None:
+        """As `put`."""
+        self._stopping = True
+        for inbox, device in list(self._running.items()):
+            inbox.put(Done(device.agent.drain))
+
+    def take(self, inbox: MemberInbox, now: float) -> None:
+        try:
+            item = inbox.get_nowait()
+        except queue.Empty:  # it was dropped, as the inbox was full
+            return
+        self._let(inbox, lambda device: device.agent.take(item, now))
+
+    def wake(self, now: float) -> None:
+        for inbox in self._timers.take_due(now):
+            self._let(inbox, partial(self._wake, inbox, now))
+        if due := self._restarts.take_due(now):
+            self.close()  # who ended in order may have a connection of the same name yet
+        for name in due:
+            self._waiting.discard(name)
+            if not self._stopping:
+                self._start_device(name)
+        if now >= self._check_at:
+            self._check(now)
+
+    def end_turn(self, now: float) -> None:
+        """A device says at once what it says: its answer is on the disk before."""
+
+    def close(self) -> None:
+        """The connections of all that have ended in order."""
+        close_all([device.transport for device in self._left])
+        self._left.clear()
+
+    def _start_device(self, name: str) -> None:
+        self._started_at[name] = self._clock()
+        with lines_about(name):
+            try:
+                inbox, device = self._start(name)
+            except Exception as error:
+                log.exception("cannot start; the other devices of this process go on")
+                self._failed(name, f"{type(error).__name__}: {error}")
+                return
+        self.ended.pop(name, None)
+        self._running[inbox] = device
+        self._give_up_at[inbox] = self._clock() + device.settings.patience_seconds
+        self._set_timer(inbox)
+
+    def _failed(self, name: str, problem: str) -> None:
+        """Start it again, but not at once and not for ever."""
+        self.ended[name] = problem
+        backoff = self._backoffs[name]
+        pause = backoff.failed(self._clock() - self._started_at[name])
+        if self._stopping or backoff.failures > self._most_restarts:
+            return
+        log.warning("starts again in %.1f s", pause)
+        self._waiting.add(name)
+        self._restarts.set(name, self._clock() + pause)
+
+    def _wake(self, inbox: MemberInbox, now: float, device: Device) -> None:
+        if not device.agent.view.connected and now >= self._give_up_at[inbox]:
+            seconds = device.settings.patience_seconds
+            raise BrokerError(f"no answer from the broker; gave up after {seconds:.0f} s")
+        if now >= device.agent.wake_at:
+            device.agent.wake(now)
+
+    def _check(self, now: float) -> None:
+        self._check_at = now + CHECK_SECONDS
+        for inbox in list(self._running):
+            self._let(inbox, _check_device)
+        self.close()
+        self._report(self)
+
+    def _let(self, inbox: MemberInbox, act: Callable[[Device], None]) -> None:
+        if (device := self._running.get(inbox)) is None:
+            return
+        with lines_about(device.settings.name):
+            try:
+                act(device)
+            except Exception as error:
+                log.exception("ended by an error; the other devices of this process go on")
+                self._end(inbox, f"{type(error).__name__}: {error}")
+                device.transport.kill()
+                return
+            if device.agent.finished:
+                self._run_is_over = self._run_is_over or not device.agent.view.problem
+                self._end(inbox, device.agent.view.problem)
+                self._left.append(device)
+                return
+        if device.agent.view.connected:
+            self._give_up_at[inbox] = NEVER
+        self._set_timer(inbox)
+
+    def _set_timer(self, inbox: MemberInbox) -> None:
+        self._timers.set(inbox, min(self._running[inbox].agent.wake_at, self._give_up_at[inbox]))
+
+    def _end(self, inbox: MemberInbox, problem: str) -> None:
+        device = self._running.pop(inbox)
+        self._timers.forget(inbox)
+        del self._give_up_at[inbox]
+        device.pages.close()
+        if device.status is not None:
+            device.status.write(device.agent.view, problem)
+        device.trainer.stop()
+        if problem:
+            self._failed(device.settings.name, problem)
+        self._report(self)
+
+
+def _check_device(device: Device) -> None:
+    device.supervisor.check()
+    if device.status is not None:
+        device.status.write(device.agent.view)

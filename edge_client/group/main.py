@@ -1,0 +1,129 @@
+"""A process of many devices: one loop, one thread that trains, one for the network, one copy of the data."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import queue
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.shard import LOADED_BEFORE_FORK, Shards
+from protofleet.edge_client.group.device import Assembly, Device, Process
+from protofleet.edge_client.group.group import DeviceGroup, MemberInbox
+from protofleet.edge_client.host.loaded_settings import LoadedSettings
+from protofleet.edge_client.host.systemd import NotifySocket
+from protofleet.edge_client.main import serve_metrics
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.storage.disk import Disk
+from protofleet.runtime.allocator import keep_blocks_at_work
+from protofleet.runtime.event_loop import serve, stop_on_signals
+from protofleet.runtime.health import watchdog
+
+FILES_BESIDE: Final = 128  # that a process has open beside those of its devices
+MOST_RESTARTS: Final = 2  # in a row, of a device of a run: it ends when too few are left
+FILES_OF_A_DEVICE: Final = 2  # its connection, and a file that it writes
+
+log = logging.getLogger("protofleet.device")
+
+
+def run_devices(
+    given: Sequence[LoadedSettings],
+    software: str,
+    ended_file: Path | None = None,
+    shards: Shards | None = None,
+) -> dict[str, str]:
+    """Serve until all have ended or a signal comes. What comes back is which ended early, and why.
+
+    `ended_file` says the same as JSON while the others go on; with it, devices are not started again for ever.
+    """
+    check_settings([one.settings for one in given])
+    raise_open_files(len(given))
+    keep_blocks_at_work()
+    ready: queue.SimpleQueue[MemberInbox] = queue.SimpleQueue()
+    process, systemd = Process("devices", len(given)), NotifySocket()
+    starts = Starts(given, process, software, ready, shards)
+
+    def report(group: DeviceGroup) -> None:
+        systemd.notify("WATCHDOG=1", f"STATUS={len(group.running)} of {len(given)} devices run")
+        if ended_file is not None:
+            Disk(durable=False).replace(ended_file, json.dumps(group.given_up).encode(), durable=False)
+
+    most = math.inf if ended_file is None else MOST_RESTARTS
+    group = DeviceGroup([one.settings.name for one in given], starts, most, report)
+    starts.forget_data()
+    process.start_work(max(one.settings.threads for one in given))
+    systemd.notify("READY=1")
+    with watchdog(process.heartbeats, max(one.settings.watchdog_seconds for one in given)):
+        stop_on_signals(group.put)
+        signal.signal(signal.SIGUSR1, lambda number, frame: group.drain())
+        serve(group, ready, time.monotonic, process.heartbeats)
+    systemd.notify("STOPPING=1")
+    group.close()
+    report(group)
+    return group.ended
+
+
+def check_settings(devices: Sequence[DeviceSettings]) -> None:
+    for one in devices:
+        if one.trainer != "inside":
+            raise SettingsError(
+                f"{one.name} has trainer = {one.trainer!r}, but devices of one process train in it; start it alone"
+            )
+    names = [one.name for one in devices]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(f"{twice[0]} is named more than once; give each device one settings file")
+
+
+def raise_open_files(devices: int) -> None:
+    """The limit that shells give is for programs that know no better."""
+    wanted = FILES_BESIDE + FILES_OF_A_DEVICE * devices
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        log.warning(
+            "%d devices need about %d open files, this process may have %d; raise the hard limit (ulimit -Hn, "
+            "LimitNOFILE) or take more processes", devices, wanted, hard,
+        )  # fmt: skip
+
+
+class Starts:
+    """Puts devices together. At the start of a process they share what they load of their data."""
+
+    def __init__(
+        self, given: Sequence[LoadedSettings], process: Process, software: str,
+        ready: queue.SimpleQueue[MemberInbox], shards: Shards | None,
+    ) -> None:  # fmt: skip
+        self._given = {one.settings.name: one for one in given}
+        self._process, self._software, self._ready = process, software, ready
+        self._given_shards = shards
+        self.forget_data()
+
+    def __call__(self, name: str) -> tuple[MemberInbox, Device]:
+        one, inbox = self._given[name], MemberInbox(self._ready)
+        assembly = Assembly(self._process, self._software, self._shards)
+        device = assembly.device(one.settings, one.version, inbox)
+        if device.settings.metrics_port:
+            self._serve_metrics(device)
+        return inbox, device
+
+    def forget_data(self) -> None:
+        """A device that is started again reads what its parent had not loaded before the fork once more."""
+        self._shards = self._given_shards or Shards(LOADED_BEFORE_FORK)
+
+    def _serve_metrics(self, device: Device) -> None:
+        """On a port of its own: so its series are what they are of a process each."""
+        try:
+            device.pages.enter_context(serve_metrics(device, self._process, self._software))
+        except Exception:
+            device.transport.kill()
+            device.trainer.stop()
+            raise

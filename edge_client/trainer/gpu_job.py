@@ -1,0 +1,70 @@
+"""A job of a device that shares a GPU: in its process with other devices, and with other processes.
+
+It computes in turns. Between them a device that is one of many in its process has nothing on the GPU: its half is
+made anew from its last state, as after a reboot, so the bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
+from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.edge_client.trainer.job import SECONDS_WAITED, LocalJob, Metrics
+from protofleet.protocol.wire.messages import Arrays
+from protofleet.protocol.wire.reasons import DisconnectReason
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class GpuWork:
+    """Admits the pieces of work of one device on one plan."""
+
+    admission: Admission
+    plan: str  # of one plan and one network: what others measured holds for this device
+    data_bytes: int
+
+    def run(self, piece: str, do: Callable[[], T]) -> T:
+        """What `do` returns. TrainerDiedError where it found no memory: the device asks for work again later."""
+        try:
+            return self.admission.run(Work(piece, (self.plan, piece), self.data_bytes), do)
+        except GpuFullError as error:
+            raise TrainerDiedError(DisconnectReason.OUT_OF_MEMORY, str(error)) from None
+
+
+class GpuJob:
+    def __init__(self, work: GpuWork, start: Callable[[], LocalJob], *, stays: bool) -> None:
+        """`start` puts the job, without a state, on the GPU, where it `stays` between turns or not."""
+        self._work, self._start, self._stays = work, start, stays
+        self._job: LocalJob | None = None
+        self._state: Arrays | None = None
+
+    def run(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
+        usage = self._work.admission.usage
+        before = usage.wait_seconds
+        payload, metrics = self._work.run(phase, lambda: self._turn(phase, number, received))
+        return payload, {**metrics, SECONDS_WAITED: usage.wait_seconds - before}
+
+    def state(self) -> Arrays:
+        return self._state or {}
+
+    def restore(self, state: Arrays) -> None:
+        self._state, self._job = state, None
+
+    def _turn(self, phase: str, number: int, received: Arrays) -> tuple[Arrays, Metrics]:
+        job = self._job or self._started()
+        self._job = None  # a turn that does not end leaves nothing on the GPU
+        result = job.run(phase, number, received)
+        self._state = job.state()
+        if self._stays:
+            self._job = job
+        return result
+
+    def _started(self) -> LocalJob:
+        job = self._start()
+        if self._state is not None:
+            job.restore(self._state)
+        return job

@@ -1,0 +1,39 @@
+"""How far a transfer is that takes long, and how long it will take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+REPORT_SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferProgress:
+    bytes: int
+    size: int
+    bytes_per_second: float  # since the first block came
+
+    @property
+    def seconds_left(self) -> float:
+        return (self.size - self.bytes) / self.bytes_per_second
+
+
+class ProgressReports:
+    """One every few seconds while bytes come; none of a transfer that is quicker."""
+
+    def __init__(self, size: int, now: float) -> None:
+        self._size, self._due = size, now + REPORT_SECONDS
+        # When the first block came, and the bytes that were here then: what it waited for says nothing of the rate.
+        self._first: tuple[float, int] | None = None
+
+    def report(self, bytes_here: int, now: float) -> TransferProgress | None:
+        """To be called with every new block."""
+        if self._first is None:
+            self._first = (now, bytes_here)
+        began_at, before = self._first
+        if now < self._due or bytes_here <= before or now <= began_at:
+            return None
+        self._due = now + REPORT_SECONDS
+        rate = (bytes_here - before) / (now - began_at)
+        return TransferProgress(bytes_here, self._size, rate)

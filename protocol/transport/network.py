@@ -1,0 +1,224 @@
+"""One thread for all connections of a process: a selector waits for all of them, a heap knows who is due when.
+
+Opening a connection may take seconds (DNS, TCP, TLS), so that is done on a second thread, which lives while there is
+something to open, one connection after the other.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from protofleet.protocol.transport.timers import NEVER, Timers
+from protofleet.protocol.transport.wake_ups import WakeUps
+
+CHECK_SECONDS: Final = 5.0  # between two looks at a silent connection; MQTT allows half a keepalive of delay
+
+
+class Socket(Protocol):
+    """TLS or not."""
+
+    def fileno(self) -> int: ...
+
+
+class Connection(Protocol):
+    """What the threads drive. None of it raises, and at most one of it is called at a time."""
+
+    def open(self) -> Socket | None:
+        """Where it can be opened. It may take seconds."""
+
+    def step(self) -> bool:
+        """Do all that can be done without waiting. Whether the connection still stands."""
+
+    def wants_write(self) -> bool: ...
+
+    def has_decrypted(self) -> bool:
+        """TLS decrypts whole records: no selector knows of what it has decrypted already."""
+
+    def end(self) -> float:
+        """It could not be opened, or stands no more. Seconds until the next try; inf: there shall be none."""
+
+
+class Phase(Enum):
+    PAUSING = auto()  # before the next try
+    OPENING = auto()  # on the other thread
+    OPENED = auto()  # by the other thread, and not taken over yet
+    STANDING = auto()
+    OVER = auto()
+
+
+@dataclass(eq=False)
+class Entry:
+    """A connection, as the network thread has it."""
+
+    connection: Connection
+    phase: Phase = Phase.PAUSING
+    socket: Socket | None = None
+    events: int = 0  # that the selector waits for
+    try_at: float = 0.0  # while it pauses
+    leaving: bool = False
+    over: threading.Event = field(default_factory=threading.Event)
+
+
+class Network:
+    """Its threads start with the first connection and end with the last."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._lock = name, threading.Lock()
+        self._entries: set[Entry] = set()
+        self._thread: threading.Thread | None = None
+        self._opener: threading.Thread | None = None
+        self._to_open: deque[Entry] = deque()
+        self._wake_ups: WakeUps[Entry] | None = None
+
+    def add(self, connection: Connection) -> Entry:
+        entry = Entry(connection)
+        with self._lock:
+            self._entries.add(entry)
+            if self._wake_ups is None:
+                self._wake_ups = WakeUps()
+                wake_ups, name = self._wake_ups, f"mqtt-{self._name}"
+                self._thread = threading.Thread(target=lambda: self._run(wake_ups), name=name, daemon=True)
+                self._thread.start()
+        self.wake(entry)
+        return entry
+
+    def wake(self, entry: Entry) -> None:
+        """Give it a turn soon. Any thread may call."""
+        if (wake_ups := self._wake_ups) is not None:
+            wake_ups.add(entry)
+
+    def leave(self, entry: Entry) -> None:
+        """Open it no more; the present connection ends when its next `step` says so."""
+        entry.leaving = True
+        self.wake(entry)
+
+    def join(self, entry: Entry, seconds: float) -> bool:
+        """Whether it is over; with the last one the threads are."""
+        deadline = time.monotonic() + seconds
+        entry.over.wait(seconds)
+        with self._lock:
+            ending = [] if self._entries else [self._thread, self._opener]
+        for thread in filter(None, ending):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return entry.over.is_set()
+
+    def _run(self, wake_ups: WakeUps[Entry]) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(wake_ups, selectors.EVENT_READ)
+            loop = _Loop(selector, wake_ups, self._open_soon, self._is_over)
+            while self._goes_on(wake_ups):
+                loop.turn()
+
+    def _goes_on(self, wake_ups: WakeUps[Entry]) -> bool:
+        with self._lock:
+            if self._entries:
+                return True
+            self._wake_ups = None
+        wake_ups.close()
+        return False
+
+    def _is_over(self, entry: Entry) -> None:
+        with self._lock:
+            self._entries.discard(entry)
+        entry.over.set()
+
+    def _open_soon(self, entry: Entry) -> None:
+        with self._lock:
+            self._to_open.append(entry)
+            if self._opener is None:
+                name = f"connecting-{self._name}"
+                self._opener = threading.Thread(target=self._open_all, name=name, daemon=True)
+                self._opener.start()
+
+    def _open_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._to_open:
+                    self._opener = None
+                    return
+                entry = self._to_open.popleft()
+            entry.socket = entry.connection.open()
+            entry.phase = Phase.OPENED
+            self.wake(entry)
+
+
+class _Loop:
+    """The turns of the network thread."""
+
+    def __init__(
+        self, selector: selectors.BaseSelector, wake_ups: WakeUps[Entry],
+        open_soon: Callable[[Entry], None], is_over: Callable[[Entry], None],
+    ) -> None:  # fmt: skip
+        self._selector, self._wake_ups = selector, wake_ups
+        self._open_soon, self._is_over = open_soon, is_over
+        self._timers = Timers[Entry]()
+        self._decrypted: list[Entry] = []  # they have more to read, whatever the selector says
+
+    def turn(self) -> None:
+        ready = [key.data for key, _ in self._selector.select(self._wait_seconds()) if key.data is not None]
+        again, self._decrypted = self._decrypted, []
+        for entry in dict.fromkeys(
+            [*self._wake_ups.take(), *ready, *again, *self._timers.take_due(time.monotonic())]
+        ):
+            self._advance(entry)
+
+    def _wait_seconds(self) -> float | None:
+        if self._decrypted:
+            return 0.0
+        at = self._timers.next_at
+        return None if at == NEVER else max(0.0, at - time.monotonic())
+
+    def _advance(self, entry: Entry) -> None:
+        match entry.phase:
+            case Phase.PAUSING if entry.leaving:
+                self._finish(entry)
+            case Phase.PAUSING if entry.try_at <= time.monotonic():
+                entry.phase = Phase.OPENING
+                self._open_soon(entry)
+            case Phase.OPENED:
+                self._take_over(entry)
+            case Phase.STANDING:
+                self._step(entry)
+
+    def _take_over(self, entry: Entry) -> None:
+        if entry.socket is None:
+            self._end(entry)
+            return
+        entry.phase, entry.events = Phase.STANDING, selectors.EVENT_READ
+        self._selector.register(entry.socket, entry.events, entry)
+        self._step(entry)
+
+    def _step(self, entry: Entry) -> None:
+        connection, sock = entry.connection, entry.socket
+        assert sock is not None
+        if not connection.step():
+            self._selector.unregister(sock)
+            self._end(entry)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.wants_write() else 0)
+        if events != entry.events:
+            entry.events = events
+            self._selector.modify(sock, events, entry)
+        if connection.has_decrypted():
+            self._decrypted.append(entry)
+        self._timers.set(entry, time.monotonic() + CHECK_SECONDS)
+
+    def _end(self, entry: Entry) -> None:
+        entry.socket, pause = None, entry.connection.end()
+        if entry.leaving or pause == NEVER:
+            self._finish(entry)
+            return
+        entry.phase, entry.try_at = Phase.PAUSING, time.monotonic() + pause
+        self._timers.set(entry, entry.try_at)
+
+    def _finish(self, entry: Entry) -> None:
+        entry.phase = Phase.OVER
+        self._timers.forget(entry)
+        self._is_over(entry)

@@ -1,0 +1,51 @@
+"""Who of many is due, and when the next is."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Final, Generic, TypeVar
+
+K = TypeVar("K")
+NEVER: Final = float("inf")
+
+
+class Timers(Generic[K]):
+    """A heap. A time that is put off again and again costs a comparison each time, and an entry once it would have
+    come."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, K]] = []
+        self._serial = itertools.count()
+        self._due: dict[K, float] = {}
+        self._entry: dict[K, float] = {}  # the time of the one in the heap that counts
+
+    def set(self, who: K, at: float) -> None:
+        """In the place of the time that it had."""
+        self._due[who] = at
+        if at < self._entry.get(who, NEVER):
+            self._entry[who] = at
+            heapq.heappush(self._heap, (at, next(self._serial), who))
+
+    def forget(self, who: K) -> None:
+        self._due.pop(who, None)
+        self._entry.pop(who, None)
+
+    @property
+    def next_at(self) -> float:
+        """Nobody is due before; that somebody is due then is not certain."""
+        return self._heap[0][0] if self._heap else NEVER
+
+    def take_due(self, now: float) -> list[K]:
+        found = []
+        while self._heap and self._heap[0][0] <= now:
+            at, _, who = heapq.heappop(self._heap)
+            if at != self._entry.get(who):
+                continue
+            del self._entry[who]
+            if (due := self._due[who]) <= now:
+                del self._due[who]
+                found.append(who)
+            else:
+                self.set(who, due)
+        return found

@@ -1,0 +1,278 @@
+"""Processes that are forked from one that has imported what they need, asked and told as a subprocess.Popen is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import IO, Any, Final, NoReturn
+
+from protofleet.runtime import children
+from protofleet.runtime.launcher_process import (
+    STREAMS,
+    close_handles,
+    fork_on_request,
+    import_all,
+    problem_with_threads,
+)
+
+CAN_FORK: Final = sys.platform.startswith("linux")  # elsewhere a fork without exec is not safe
+PROGRAM: Final = "protofleet.runtime.launcher_process"
+TURN_SECONDS: Final = 0.1  # one thread waits so long, and then another may
+STANDARD_INPUT, STANDARD_ERROR = 0, 2
+ROOM: Final = " " * 400  # in the command line, for those of the children
+# The library starts its threads while it is imported, and none may run at a fork.
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+class LauncherError(RuntimeError):
+    """The process that forks cannot, or has ended."""
+
+
+class ForkedChild:
+    """It ends with the process that has forked it."""
+
+    def __init__(self, launcher: Launcher, stdout: IO[str] | None) -> None:
+        self._launcher, self.stdout = launcher, stdout
+        self.pid = 0
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self._launcher.listen(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + timeout if timeout is not None else float("inf")
+        while self.poll() is None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired([f"process {self.pid}"], timeout or 0.0)
+            self._launcher.listen(min(left, TURN_SECONDS))
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            self._launcher.send_signal(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkOfThis:
+    """A child of this very process, waited for as a subprocess.Popen is."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        code = self._wait(0)
+        assert code is not None
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _wait(self, how: int) -> int | None:
+        if self._code is None:
+            ended, status = os.waitpid(self.pid, how)
+            self._code = os.waitstatus_to_exitcode(status) if ended else None
+        return self._code
+
+
+Process = subprocess.Popen[bytes] | ForkOfThis | ForkedChild  # that forks, as its owner sees it
+
+
+def be_launcher(theirs: socket.socket, environment: Mapping[str, str]) -> NoReturn:
+    """In the fork: what an interpreter of its own would be."""
+    try:
+        os.setsid()
+        children.end_with_parent(environment)
+        with Path(os.devnull).open("r+b") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(nothing.fileno(), 1)
+        close_handles(STREAMS, kept=theirs.fileno())
+        fork_on_request(theirs)
+    finally:
+        os._exit(1)
+
+
+class Launcher:
+    """The process that forks, as its owner sees it; one that has ended is started again for the next child.
+
+    It is an interpreter of its own, which imports `modules` while its owner goes on. With `here` they are imported
+    into this process, and it is forked from this one: whoever needs them too spares their memory a second time.
+    """
+
+    def __init__(self, modules: Sequence[str], here: bool = False) -> None:
+        self._modules, self._here = modules, here
+        self._lock = threading.RLock()
+        self._running: dict[int, ForkedChild] = {}
+        self._starting: ForkedChild | None = None
+        self._refused = self._received = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._received = ""
+        self.problem = ""  # what has ended all its children
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = self._start_process(theirs)
+
+    def _start_process(self, theirs: socket.socket) -> Process:
+        if self._here:
+            self._here = False  # later there may be threads
+            return self._fork(theirs)
+        return subprocess.Popen(
+            children.command(PROGRAM, str(theirs.fileno()), *self._modules, ROOM),
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True, env={**children.environment_of_child(), **ONE_THREAD},
+        )  # fmt: skip
+
+    def _fork(self, theirs: socket.socket) -> ForkOfThis:
+        before = dict(os.environ)
+        os.environ.update(ONE_THREAD)
+        import_all(self._modules)
+        os.environ.clear()
+        os.environ.update(before)
+        if problem := problem_with_threads():
+            raise LauncherError(problem)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        environment = children.environment_of_child()
+        if (pid := os.fork()) == 0:
+            be_launcher(theirs, environment)
+        return ForkOfThis(pid)
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Its children end too."""
+        with self._lock:
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
+            self._ended("it is closed")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(
+        self, program: children.Program, stdout: int, stderr: int, stdin: int | None = None
+    ) -> ForkedChild:
+        with self._lock, contextlib.ExitStack() as handles:
+            reads = None
+            if stdout == subprocess.PIPE:
+                reading, stdout = os.pipe()
+                handles.callback(os.close, stdout)
+                reads = os.fdopen(reading)
+            if stdin is None:
+                stdin = handles.enter_context(Path(os.devnull).open("rb")).fileno()
+            child = self._starting = ForkedChild(self, reads)
+            if self._process.poll() is not None:
+                self._begin()
+            self._ask({"start": asdict(program)}, [stdin, stdout, stderr])
+            while self._starting is not None:
+                self.listen(TURN_SECONDS)
+            if child.pid == 0:
+                raise LauncherError(self._refused)
+        return child
+
+    def send_signal(self, pid: int, number: int) -> None:
+        with self._lock:
+            self._ask({"signal": int(number), "pid": pid})
+
+    def listen(self, seconds: float) -> None:
+        """Take what it says, for so long at most if it says nothing."""
+        with self._lock, selectors.DefaultSelector() as selector:
+            if not self._running and self._starting is None:
+                return
+            selector.register(self._socket, selectors.EVENT_READ)
+            if selector.select(seconds):
+                self._receive()
+
+    def _ask(self, request: dict[str, Any], handles: Sequence[int] = ()) -> None:
+        """That it has ended is seen where its answer is missing."""
+        data = json.dumps(request).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sent = socket.send_fds(self._socket, [data], handles) if handles else 0
+            self._socket.sendall(data[sent:])
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(1 << 16)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._process.kill()
+            self.problem = f"the process that forks ended with exit code {self._process.wait()}"
+            self._ended(self.problem)
+        *lines, self._received = (self._received + data.decode()).split("\n")
+        for line in lines:
+            self._take(json.loads(line))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"started": int(pid)}:
+                assert self._starting is not None
+                self._starting.pid, self._running[pid] = pid, self._starting
+                self._starting = None
+            case {"ended": int(pid), "code": int(code)}:
+                self._running.pop(pid).returncode = code
+            case {"refused": str(why)}:
+                self._refused, self._starting = why, None
+
+    def _ended(self, why: str) -> None:
+        """The kernel has ended its children with it."""
+        self._refused, self._starting = why, None
+        for child in self._running.values():
+            child.returncode = -signal.SIGKILL
+        self._running.clear()
+
+
+class ForkedLauncher(Launcher):
+    """Forked by another one. It runs a module before it forks, and its children share what that leaves in memory.
+
+    Where it cannot fork, as a library has started a thread, the other one does.
+    """
+
+    def __init__(self, parent: Launcher, program: children.Program) -> None:
+        """The program's standard input is the socket that it has to give to `fork_on_request` in the end."""
+        self._parent, self._program = parent, program
+        super().__init__(())
+
+    def _start_process(self, theirs: socket.socket) -> ForkedChild:
+        with Path(os.devnull).open("r+b") as nothing:
+            program = replace(self._program, environment={**self._program.environment, **ONE_THREAD})
+            return self._parent.start(program, nothing.fileno(), STANDARD_ERROR, stdin=theirs.fileno())
+
+    def start(
+        self, program: children.Program, stdout: int, stderr: int, stdin: int | None = None
+    ) -> ForkedChild:
+        try:
+            return super().start(program, stdout, stderr, stdin)
+        except LauncherError:
+            return self._parent.start(program, stdout, stderr, stdin)

@@ -1,0 +1,241 @@
+"""`python -m protofleet.runtime.launcher_process SOCKET MODULE ...` imports the modules, and then forks as asked.
+
+A child runs a module as `python -m MODULE ARGUMENTS` would, with all imports in its memory already. A thread does not
+survive a fork, and what it holds at that moment stays locked for ever: here there is never a second one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import logging
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from protofleet.runtime import children
+
+STREAMS: Final = 3  # standard input, output and error, which come with a request
+LONGEST: Final = 1 << 16  # bytes that are read at once
+LONGEST_NAME: Final = 15  # bytes of a process's name, as the kernel keeps it
+# Of the numbers after the name in /proc/self/stat: where it begins and ends.
+COMMAND_LINE: Final = slice(45, 47)
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What a child shall be, and its standard streams."""
+
+    program: children.Program
+    streams: tuple[int, ...]
+
+
+def main(arguments: Sequence[str]) -> None:
+    children.end_with_parent()
+    import_all(arguments[1:])
+    fork_on_request(socket.socket(fileno=int(arguments[0])))
+
+
+def import_all(modules: Sequence[str]) -> None:
+    gc.disable()  # an import makes much that stays, and little that goes
+    for module in modules:
+        # A child imports it again, and says what is wrong in its own log.
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a child writes to no page that it shares
+    gc.enable()
+
+
+def fork_on_request(connection: socket.socket) -> NoReturn:
+    """Until its other end is closed. The children end with this process."""
+    launcher = os.getpid()
+    rename_process("launcher")
+    with connection:
+        own = Forks(connection).serve()
+    if own is None:
+        os._exit(0)
+    run(own, launcher)
+
+
+class Forks:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._running: set[int] = set()
+        self._received, self._streams = b"", list[int]()
+
+    def serve(self) -> StartRequest | None:
+        """What comes back is what this process shall be from now on; None: nobody will ask any more."""
+        bell, rung = socket.socketpair()
+        for end in (bell, rung):
+            end.setblocking(False)
+        signal.set_wakeup_fd(rung.fileno())
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only a signal with a handler rings
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._connection, selectors.EVENT_READ)
+            selector.register(bell, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is bell:
+                        bell.recv(LONGEST)
+                        self._tell_ends()
+                        continue
+                    if not self._receive():
+                        return None
+                    while (request := self._next_request()) is not None:
+                        if (own := self._perform(request)) is not None:
+                            return own
+
+    def _receive(self) -> bool:
+        data, handles, _, _ = socket.recv_fds(self._connection, LONGEST, STREAMS)
+        self._received += data
+        self._streams += handles
+        return bool(data)
+
+    def _next_request(self) -> dict[str, Any] | None:
+        line, newline, rest = self._received.partition(b"\n")
+        if not newline:
+            return None
+        self._received = rest
+        request: dict[str, Any] = json.loads(line)
+        return request
+
+    def _perform(self, request: dict[str, Any]) -> StartRequest | None:
+        match request:
+            case {"signal": int(number), "pid": int(pid)}:
+                if pid in self._running:  # it has not been waited for: the number is still its own
+                    os.kill(pid, number)
+                return None
+            case {"start": dict(what)}:
+                streams, self._streams = tuple(self._streams), []
+                return self._fork(StartRequest(children.Program(**what), streams))
+        raise ValueError(f"no request: {request}")
+
+    def _fork(self, request: StartRequest) -> StartRequest | None:
+        if problem := problem_with_threads():
+            self._say({"refused": problem})
+            return None
+        if (pid := os.fork()) == 0:
+            return request
+        self._running.add(pid)
+        for handle in request.streams:
+            os.close(handle)
+        self._say({"started": pid})
+        return None
+
+    def _tell_ends(self) -> None:
+        for pid in list(self._running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._running.discard(pid)
+                self._say({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # that nobody listens is seen at the next read
+            self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def problem_with_threads() -> str:
+    if (threads := thread_count()) == 1:
+        return ""
+    return (
+        f"{threads} threads run in the process that forks, it must be 1: nothing may start one while Python starts, "
+        "as a sitecustomize.py or a profiler does"
+    )
+
+
+def thread_count() -> int:
+    """Also those that a library has started without Python."""
+    with contextlib.suppress(OSError):
+        return len(list(Path("/proc/self/task").iterdir()))
+    return threading.active_count()
+
+
+def run(request: StartRequest, launcher: int) -> NoReturn:
+    """As an interpreter would, but for what it does when it ends: that would copy most pages that are shared."""
+    code: object = 0
+    try:
+        become(request, launcher)
+        runpy.run_module(request.program.module, run_name="__main__", alter_sys=True)
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException:  # noqa: BLE001 - nothing of it may reach the launcher's own callers
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+        code = 1
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code or 0)
+
+
+def become(request: StartRequest, launcher: int) -> None:
+    """What a process that was started afresh would be: it shares nothing with its siblings but memory."""
+    program = request.program
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    logging.getLogger().handlers.clear()  # of who became the launcher
+    os.setsid()
+    for number, handle in enumerate(request.streams):
+        os.dup2(handle, number)
+    close_handles(STREAMS)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    os.environ[children.PARENT] = str(launcher)
+    children.end_with_parent()
+    os.chdir(program.folder)
+    # Python's own generator and those of OpenSSL seed themselves after a fork, and torch's begins with one number.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    sys.argv[:] = [program.module, *program.arguments]
+    rename_process(program.name)
+    replace_command_line(sys.argv)
+
+
+def close_handles(first: int, kept: int = -1) -> None:
+    """From the first on. Not all up to the limit: that may be a billion, and older kernels close them one by one."""
+    try:
+        handles = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    except OSError:
+        handles = list(range(os.sysconf("SC_OPEN_MAX")))
+    for handle in handles:
+        if handle >= first and handle != kept:
+            with contextlib.suppress(OSError):  # the list's own
+                os.close(handle)
+
+
+def rename_process(name: str) -> None:
+    """For `top` and `ps`."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_bytes(os.fsencode(name)[:LONGEST_NAME])
+
+
+def replace_command_line(words: Sequence[str]) -> None:
+    """For `ps`, in the place of the launcher's own, as far as that is long enough."""
+    text = b"\0".join(map(os.fsencode, words))
+    with contextlib.suppress(OSError, ValueError):
+        numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = map(int, numbers[COMMAND_LINE])
+        ctypes.memset(begin, 0, end - begin)
+        ctypes.memmove(begin, text, min(len(text), end - begin - 1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,137 @@
+"""Small answers in one file: durable after one sync, whole or not there, and gone when nobody wants them."""
+
+import errno
+import hashlib
+import os
+
+import pytest
+
+from protofleet.coordinator.spool.answer_log import AnswerLog, DeviceAnswers
+from protofleet.protocol.storage.disk import Disk, NoRoom
+
+
+class Steps(Disk):
+    def __init__(self):
+        super().__init__(durable=False)
+        self.taken = []
+
+    def before_step(self, step, what):
+        self.taken.append((step, what.name))
+
+
+def log_of(folder, *places, disk=None):
+    return AnswerLog(folder, disk or Disk(durable=False), places)
+
+
+def rows(log, *keys):
+    return [(*key, log.place(*key)) for key in keys]
+
+
+def test_however_many_answers_come_one_sync_makes_them_durable(tmp_path):
+    disk = Steps()
+    log = log_of(tmp_path / "answers", disk=disk)
+    for turn in range(3):
+        for i in range(100):
+            log.append(f"device-{i}", b"%d of %d" % (turn, i))
+        disk.taken.clear()
+        log.sync()
+        assert disk.taken == [("sync", "00000001.log"), *([("sync", "answers")] if turn == 0 else [])]
+    log.sync()
+    assert len(disk.taken) == 1, "nothing has come since"
+
+
+def test_an_answer_that_is_said_again_takes_no_more_room(tmp_path):
+    log = log_of(tmp_path)
+    names = {log.append("device-1", b"the same") for _ in range(5)}
+    assert names == {hashlib.sha256(b"the same").digest()} and log.size == len(b"the same")
+
+
+def test_two_devices_may_say_the_same_and_one_may_be_forgotten(tmp_path):
+    log = log_of(tmp_path)
+    name = log.append("a", b"alike")
+    assert log.append("b", b"alike") == name
+    log.forget("a", name)
+    assert not log.has("a", name) and log.read("b", name, 1, 3) == b"li"
+
+
+def test_a_refused_answer_takes_no_room_and_leaves_those_before_it_alone(tmp_path):
+    log = log_of(tmp_path)
+    first = log.append("a", b"first")
+    for i in range(100):
+        log.forget("b", log.append("b", b"refused %d" % i))
+    assert log.size == len(b"first")
+    log.sync()
+    second = log.append("c", b"second")
+    log.sync()
+    log.forget("c", second)  # it is durable, and a row may name it
+    assert log.size == len(b"firstsecond") and log.read("a", first, 0, 5) == b"first"
+    assert log.names("a") == [first] and not log.names("b")
+
+
+def test_a_later_process_knows_what_rows_tell_and_appends_to_a_file_of_its_own(tmp_path):
+    log = log_of(tmp_path)
+    kept, lost = log.append("a", b"with a row"), log.append("b", b"its row was never committed")
+    log.sync()
+    told = rows(log, ("a", kept))
+    log.close()
+    with (tmp_path / "00000001.log").open("ab") as file:
+        file.write(b"half of an ans")  # when it died
+    again = log_of(tmp_path, *told)
+    assert again.has("a", kept) and not again.has("b", lost)
+    new = again.append("c", b"new")
+    assert again.place("c", new).file == 2 and again.read("a", kept, 0, 4) == b"with"
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut short", "gone"])
+def test_a_damaged_answer_is_noticed_and_counts_as_missing(tmp_path, caplog, harm):
+    log = log_of(tmp_path)
+    first, second = log.append("a", b"first" * 50), log.append("b", b"second" * 50)
+    told = rows(log, ("a", first), ("b", second))
+    path = tmp_path / "00000001.log"
+    whole = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(
+            whole[:300] + bytes([whole[300] ^ 1]) + whole[301:] if harm == "flipped" else whole[:400]
+        )
+    again = log_of(tmp_path, *told)
+    assert (
+        not again.has("b", second)
+        and again.damaged == 1
+        and "an answer of b is damaged or gone" in caplog.text
+    )
+    assert again.has("a", first) is (harm != "gone")
+
+
+def test_files_go_when_none_of_their_answers_is_wanted(tmp_path):
+    log = log_of(tmp_path)
+    first, second = log.append("a", b"round 1"), log.append("b", b"round 1 too")
+    log.begin_file()
+    third = log.append("a", b"round 2")
+    log.keep({("b", second), ("a", third)})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["00000001.log", "00000002.log"]
+    assert not log.has("a", first)
+    log.begin_file()
+    log.keep({("a", third)})
+    assert [p.name for p in tmp_path.iterdir()] == ["00000002.log"] and log.has("a", third)
+
+
+def test_a_disk_that_is_full_in_the_middle_of_an_answer_costs_that_answer_alone(tmp_path, monkeypatch):
+    log = log_of(tmp_path / "answers")
+    store = DeviceAnswers("a", tmp_path / "a", log, Disk(durable=False))
+    first = store.put_bytes(b"before")
+    real = os.pwrite
+
+    def half(handle, data, place):
+        if place >= len(b"before") + 4:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, data[:4], place)
+
+    monkeypatch.setattr(os, "pwrite", half)
+    with pytest.raises(NoRoom, match="the disk is full"):
+        store.put_bytes(b"does not fit")
+    monkeypatch.undo()
+    assert not store.has(hashlib.sha256(b"does not fit").digest())
+    second = store.put_bytes(b"after")
+    assert store.read(first, 0, 6) == b"before" and store.read(second, 0, 5) == b"after"

@@ -1,0 +1,237 @@
+"""SQLite's log beside the index: what it holds, when it is merged, and when it is not believed."""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.harness.syncs import Syncs
+from protofleet.coordinator.spool.index import Index
+from protofleet.coordinator.spool.log_base import log_beside
+from protofleet.protocol.storage.disk import Disk
+from tests.crash.platter import FrailDisk, Platter
+
+
+@pytest.fixture
+def disk(tmp_path):
+    (tmp_path / "run").mkdir()
+    return FrailDisk(Platter(tmp_path / "run", tmp_path / "shelf"))
+
+
+@pytest.fixture
+def opened(disk):
+    """The index of a process, which ends with the test."""
+    made = []
+
+    def index(disk=disk):
+        made.append(Index(disk.platter.folder, disk))
+        return made[-1]
+
+    yield index
+    for each in made:
+        each.close()
+
+
+def close_round(index, number):
+    with index.transaction():
+        index.put("closed", number, "train", "[]")
+
+
+def begin_round(index, number):
+    with index.last_transaction():
+        index.put("checkpoint", number, number, 0, "[]", "[]", "")
+
+
+def rounds(index):
+    closed = index.db.execute("SELECT round FROM closed ORDER BY round").fetchall()
+    return [row[0] for row in closed]
+
+
+def test_a_commit_is_in_the_log_and_outlasts_a_kill_and_a_power_cut(opened, disk):
+    index = opened()
+    close_round(index, 1)
+    assert log_beside(index.path).stat().st_size > 0
+    disk.die()
+    disk.platter.cut(None)
+    assert rounds(opened(FrailDisk(disk.platter))) == [1]
+
+
+def test_when_a_round_begins_the_file_holds_all_and_the_log_nothing(opened):
+    index = opened()
+    close_round(index, 1)
+    begin_round(index, 2)
+    assert log_beside(index.path).stat().st_size == 0
+    with contextlib.closing(sqlite3.connect(f"{index.path.as_uri()}?immutable=1", uri=True)) as db:
+        assert db.execute("SELECT round FROM closed").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("later", [1, 2, 3], ids="rounds later: {}".format)
+def test_a_log_of_a_later_file_is_put_aside_where_an_older_one_was_put_back(opened, disk, caplog, later):
+    index = opened()
+    close_round(index, 1)
+    begin_round(index, 2)
+    backup = index.path.read_bytes()
+    for number in range(2, 2 + later):
+        close_round(index, number)
+        begin_round(index, number + 1)
+    close_round(index, 2 + later)
+    disk.die()
+    index.path.write_bytes(backup)
+    assert rounds(opened(FrailDisk(disk.platter))) == [1]
+    assert "spool.sqlite-wal belongs to another spool.sqlite" in caplog.text
+    assert index.path.with_name("spool.sqlite-wal.foreign").stat().st_size > 0
+
+
+def test_a_log_and_its_file_that_are_copied_together_are_believed(opened, disk, tmp_path, caplog):
+    index = opened()
+    close_round(index, 1)
+    begin_round(index, 2)
+    close_round(index, 2)
+    disk.die()
+    shutil.copytree(disk.platter.folder, tmp_path / "elsewhere")
+    there = Index(tmp_path / "elsewhere", Disk(durable=False))
+    assert rounds(there) == [1, 2] and not caplog.text
+    there.close()
+
+
+def test_a_kill_between_the_last_transaction_and_the_merge_loses_nothing(opened, disk, caplog):
+    index = opened()
+    close_round(index, 1)
+    begin_round(index, 2)
+    close_round(index, 2)
+
+    def killed(step, what):
+        if step == "merge":
+            raise KeyboardInterrupt
+
+    disk.before_step = killed
+    with pytest.raises(KeyboardInterrupt):
+        begin_round(index, 3)
+    disk.die()
+    again = opened(FrailDisk(disk.platter))
+    assert rounds(again) == [1, 2] and not caplog.text
+    assert again.db.execute("SELECT MAX(round) FROM checkpoint").fetchone() == (3,)
+
+
+def reader_of(index):
+    reader = sqlite3.connect(index.path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM closed").fetchall()
+    return reader
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_while_somebody_reads_the_log_stays_and_nothing_of_it_is_lost(opened, disk, caplog, killed):
+    index, readers = opened(), []
+
+    def read_on(step, what):
+        """Somebody else always reads, from just before the merge to the next one."""
+        if step == "merge":
+            readers.append(reader_of(index))
+            for reader in readers[:-1]:
+                reader.close()
+            if killed and len(readers) == 3:
+                raise KeyboardInterrupt
+
+    index.db.execute("PRAGMA busy_timeout = 1")
+    begin_round(index, 1)
+    disk.before_step = read_on
+    for number in (1, 2, 3):
+        close_round(index, number)
+        with contextlib.suppress(KeyboardInterrupt):
+            begin_round(index, number + 1)
+    disk.before_step = lambda step, what: None
+    assert log_beside(index.path).stat().st_size > 0
+    if killed:
+        disk.die()
+        with disk.platter.as_they_are():
+            readers[-1].close()
+        assert rounds(opened(FrailDisk(disk.platter))) == [1, 2, 3] and not caplog.text
+    else:
+        readers[-1].close()
+        begin_round(index, 5)
+        assert log_beside(index.path).stat().st_size == 0
+
+
+def test_a_log_that_is_long_is_not_merged_before_its_time(opened):
+    """What begins a log says where it belongs, and SQLite would begin it anew."""
+    index = opened()
+    begin_round(index, 1)
+    before = index.path.read_bytes()
+    for number in range(100):
+        with index.transaction():
+            index.put("aside", number, "device", "x" * 60_000)
+    assert log_beside(index.path).stat().st_size > 1500 * 4096 and index.path.read_bytes() == before
+
+
+def test_where_programs_cannot_share_memory_there_is_no_log_and_a_kill_loses_nothing(opened, disk):
+    class Remote(FrailDisk):
+        def is_local(self, folder):
+            return False
+
+    close_round(opened(), 1)
+    disk.die()
+    remote = Remote(disk.platter)
+    index = opened(remote)
+    close_round(index, 2)
+    begin_round(index, 3)
+    assert rounds(index) == [1, 2] and not log_beside(index.path).exists()
+    remote.die()
+    remote.platter.cut(None)
+    assert rounds(opened(Remote(disk.platter))) == [1, 2]
+
+
+@pytest.mark.parametrize("then", [False, True], ids=["alone", "before a durable one"])
+def test_what_nothing_stands_on_waits_for_no_disk_and_is_durable_with_the_next_commit(opened, disk, then):
+    index = opened()
+    begin_round(index, 1)
+    with index.undurable_transaction():
+        index.put("closed", 1, "train", "[]")
+    if then:
+        close_round(index, 2)
+    disk.die()
+    disk.platter.cut(None)
+    assert rounds(opened(FrailDisk(disk.platter))) == ([1, 2] if then else [])
+
+
+def test_what_an_answer_stands_on_is_durable_whoever_commits_it(opened, disk):
+    index = opened()
+    begin_round(index, 1)
+    index.defer(lambda: index.put("closed", 1, "train", "[]"))
+    with index.undurable_transaction():
+        index.put("closed", 1, "mix", "[]")
+    disk.die()
+    disk.platter.cut(None)
+    assert rounds(opened(FrailDisk(disk.platter))) == [1, 1]
+
+
+COMMITS = """
+import os, sys
+from pathlib import Path
+from protofleet.coordinator.spool.index import Index
+from protofleet.protocol.storage.disk import Disk
+index = Index(Path(sys.argv[1]), Disk())
+with index.last_transaction():
+    pass
+for number in range(int(sys.argv[3])):
+    with getattr(index, sys.argv[2])():
+        index.put("closed", number, "train", "[]")
+os._exit(0)  # SQLite would merge the log
+"""
+
+
+@pytest.mark.parametrize(("kind", "each"), [("transaction", 1), ("undurable_transaction", 0)])
+def test_a_commit_costs_one_fsync_and_what_nothing_stands_on_none(tmp_path, kind, each):
+    def syncs(commits):
+        folder = tmp_path / str(commits)
+        folder.mkdir()
+        counted = Syncs(folder)
+        command = [sys.executable, "-c", COMMITS, str(folder), kind, str(commits)]
+        subprocess.run(command, check=True, env={**os.environ, **counted.environment}, timeout=60)
+        return counted.count
+
+    assert (syncs(41) - syncs(1)) / 40 == each

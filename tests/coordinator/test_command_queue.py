@@ -1,0 +1,133 @@
+"""A turn of the loop: all is written, then committed once, then said; and what a full disk makes of that."""
+
+import errno
+import sqlite3
+
+import pytest
+
+from protofleet.coordinator.command_queue import RETRY_SECONDS, CommandQueue
+from protofleet.coordinator.round.events import Accept, Close, Drop, Repeat, Save
+from protofleet.coordinator.spool.spool import Spool
+from protofleet.protocol.wire.reasons import Problem, Reason
+from protofleet.runtime.faults import OurFault
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+LOCKED = sqlite3.OperationalError("database is locked")
+
+
+class Recorder:
+    """A performer that notes its steps, and fails at the step whose number it is given, for as long as that is."""
+
+    def __init__(self):
+        self.steps, self.fails_at, self.error = [], 0, FULL
+
+    def _step(self, *what):
+        if len(self.steps) + 1 == self.fails_at:
+            raise self.error
+        self.steps.append(what)
+
+    def write(self, command):
+        self._step("write", command)
+
+    def commit(self):
+        self._step("commit")
+
+    def say(self, command):
+        self._step("say", command)
+
+
+@pytest.fixture
+def performer():
+    return Recorder()
+
+
+@pytest.fixture
+def queue(tmp_path, performer):
+    spool = Spool(tmp_path, durable=False)
+    yield CommandQueue(spool, performer)
+    spool.close()
+
+
+def accepts(count):
+    return [Accept(f"device-{i}", 1, "train") for i in range(count)]
+
+
+def said(performer):
+    return [step[1] for step in performer.steps if step[0] == "say"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 64])
+def test_a_turn_writes_everything_commits_once_and_says_everything_in_its_order(queue, performer, count):
+    commands = accepts(count)
+    for command in commands:
+        queue.add([command], 0.0)
+    assert performer.steps == [("write", command) for command in commands], "nothing is said before the end"
+    queue.end_turn(0.0)
+    assert performer.steps[count:] == [("commit",), *(("say", command) for command in commands)]
+    assert not queue
+
+
+def test_a_turn_without_commands_commits_nothing(queue, performer):
+    queue.end_turn(0.0)
+    assert performer.steps == []
+
+
+@pytest.mark.parametrize("error", [FULL, LOCKED], ids=["full", "locked"])
+@pytest.mark.parametrize(("count", "step"), [(n, s) for n in (1, 2, 64) for s in range(1, 2 * n + 2)])
+def test_at_whatever_step_the_disk_is_full_each_command_is_said_once_and_after_its_commit(
+    queue, performer, count, step, error
+):
+    commands = accepts(count)
+    performer.fails_at, performer.error = step, error
+    for command in commands:
+        queue.add([command], 0.0)
+    queue.end_turn(0.0)
+    queue.end_turn(1.0)  # turns go on meanwhile
+    assert queue and queue.wake_at == RETRY_SECONDS
+    performer.fails_at = 0
+    queue.wake(RETRY_SECONDS - 0.1)
+    assert queue, "it is not tried again at once"
+    queue.wake(RETRY_SECONDS)
+    queue.end_turn(RETRY_SECONDS)
+    assert said(performer) == commands and not queue and queue.wake_at == float("inf")
+    for command in commands:
+        written, spoken = performer.steps.index(("write", command)), performer.steps.index(("say", command))
+        assert ("commit",) in performer.steps[written:spoken]
+
+
+def test_what_was_written_before_the_disk_was_full_is_said_in_the_same_turn(queue, performer):
+    first, second = accepts(2)
+    performer.fails_at = 2
+    queue.add([first], 0.0)
+    queue.add([second], 0.0)
+    performer.fails_at = 0  # there is room for little
+    queue.end_turn(0.0)
+    assert said(performer) == [first] and len(queue) == 1
+
+
+def test_behind_a_commit_that_waits_nothing_is_written_and_nothing_said(queue, performer):
+    first, second = accepts(2)
+    performer.fails_at = 2
+    queue.add([first], 0.0)
+    queue.end_turn(0.0)
+    queue.add([second], 1.0)
+    queue.end_turn(1.0)
+    assert performer.steps == [("write", first)] and len(queue) == 2
+
+
+def test_that_there_is_room_again_is_said_by_a_write_alone(queue, performer, caplog):
+    queue.no_room("for an answer")
+    queue.add(
+        [Repeat("device-0", 1, "train"), Drop("b", 1, "train", "late", Problem(Reason.STALE_ROUND, ""))], 0.0
+    )
+    queue.end_turn(0.0)
+    assert queue.full_disk.problem and "room again" not in caplog.text
+    queue.add([Save(1, 0, ("device-0",))], 0.0)
+    queue.end_turn(0.0)
+    assert not queue.full_disk.problem and "there is room again" in caplog.text
+
+
+def test_an_error_of_another_kind_names_the_command_and_ends_the_process(queue, performer):
+    performer.fails_at, performer.error = 1, KeyError("device-7")
+    with pytest.raises(OurFault, match=r"Close\(round=1, phase='train'"):
+        queue.add([Close(1, "train", ("device-7",))], 0.0)

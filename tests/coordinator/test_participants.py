@@ -1,0 +1,91 @@
+"""What a coordinator makes of hellos: one that says nothing new changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from protofleet.coordinator.round.events import Joined
+from protofleet.protocol.wire.messages import Hello
+from tests.support.small_federation import POLICY, simulation
+
+LOOK_FOR_A_LATER_COORDINATOR = "SELECT epoch FROM run"
+
+
+class Waiting:
+    """Two of three have answered round 1, and the third has lost its task."""
+
+    def __init__(self, folder):
+        self.run = run = simulation(folder, "fedavg", policy=replace(POLICY, patience_seconds=1e6))
+        run.run(until=lambda: len(run.agents) == 3)
+        self.hellos, self.told = {}, []
+        for device, agent in run.agents.items():
+            agent.link.send = self._keeping(device, agent.link.send)
+        run.run(until=lambda: run.service.run.machine.asked == "train")
+        run.workers["device-2"].alive = False
+        self.pass_seconds(50.0)
+        assert run.service.run.machine.waited_for == {"device-2"}
+        run.service.run.observers.append(self)
+
+    def _keeping(self, device, send):
+        def sent(message):
+            if isinstance(message, Hello):
+                self.hellos[device] = message
+            send(message)
+
+        return sent
+
+    def pass_seconds(self, seconds):
+        until = self.run.clock.now + seconds
+        self.run.clock.call_at(until, lambda: None)
+        self.run.run(until=lambda: self.run.clock.now >= until)
+
+    def happened(self, run, event, commands, now):
+        self.told.append(event)
+
+    def answered(self, run, update, now):
+        """Nothing is asked of answers here."""
+
+    def stepped(self, run, step, now):
+        """Nothing is asked of steps here."""
+
+    def greet(self, device, **other):
+        """The statements of the index, and the events, of the hello that the device has said last, said again."""
+        statements, self.told = [], []
+        db = self.run.service.run.spool.index.db
+        db.set_trace_callback(statements.append)
+        self.run.agents[device].link.send(replace(self.hellos[device], **other))
+        self.pass_seconds(0.5)
+        db.set_trace_callback(None)
+        return statements, self.told
+
+
+@pytest.fixture
+def waiting(tmp_path):
+    return Waiting(tmp_path)
+
+
+def test_a_hello_that_says_nothing_new_makes_no_event_and_no_row(waiting):
+    waiting.greet("device-0")  # the first after its answer says so
+    for _ in range(3):
+        statements, events = waiting.greet("device-0")
+        assert statements == [LOOK_FOR_A_LATER_COORDINATOR] and not events
+
+
+def test_a_hello_of_a_device_that_is_waited_for_brings_its_task_again(waiting):
+    _, events = waiting.greet("device-2")
+    assert events[0] == Joined("device-2")
+    assert waiting.run.service.run.machine.round > 1, "it has answered, and the round has ended"
+
+
+@pytest.mark.parametrize("other", [{"examples": 47}, {"domain": "elsewhere"}, {"holds": (bytes(32),)}])
+def test_a_hello_that_says_something_new_is_heard_once(waiting, other):
+    waiting.greet("device-0")
+    assert waiting.greet("device-0", **other)[1] == [Joined("device-0")]
+
+
+def test_a_device_that_had_left_joins_by_the_hello_that_it_said_before(waiting):
+    waiting.greet("device-0")
+    waiting.run.service.run.participants.bye_received("device-0", "")
+    assert "device-0" not in waiting.run.service.run.machine.roster
+    assert waiting.greet("device-0")[1] == [Joined("device-0")]
+    assert "device-0" in waiting.run.service.run.machine.roster

@@ -1,0 +1,338 @@
+"""Devices that share a GPU: one peak is measured, others are admitted by it, and nobody ends for want of memory."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+
+import pytest
+
+from protofleet.edge_client.gpu.admission import GpuFullError, Work
+from protofleet.edge_client.gpu.turns import SPARE, Turns, own_folder
+from tests.edge_client.gpu.simulated import GpuProcess, MiB, SimulatedGpu
+
+PATIENCE = 20.0
+TRAIN = Work("train", "train", 1000)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "turns").mkdir()
+    return tmp_path
+
+
+def quickly():
+    time.sleep(0.001)  # between two looks at what is waited for
+
+
+def training(process, size=100 * MiB, inside=lambda: None):
+    """A piece of work that takes so much at once, in several blocks."""
+
+    def do():
+        with process.gpu.block(size // 2), process.gpu.block(size // 2):
+            inside()
+        return "learned"
+
+    return do
+
+
+def measured(folder, **options):
+    """A process that knows what training takes."""
+    process = GpuProcess.on(folder, quickly, **options)
+    assert process.admission.run(TRAIN, training(process)) == "learned"
+    return process
+
+
+def together(*calls):
+    """What each returns or raises, on a thread of its own."""
+    found = queue.SimpleQueue()
+
+    def call(number, do):
+        try:
+            found.put((number, do()))
+        except Exception as error:  # noqa: BLE001 - raised below
+            found.put((number, error))
+
+    threads = [threading.Thread(target=call, args=pair, daemon=True) for pair in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    results = dict(found.get(timeout=PATIENCE) for _ in calls)
+    for result in results.values():
+        if isinstance(result, Exception):
+            raise result
+    return [results[number] for number in range(len(calls))]
+
+
+def test_two_processes_work_at_once_where_there_is_room_for_both(folder):
+    processes = [measured(folder), measured(folder)]
+    meeting = threading.Barrier(2, timeout=PATIENCE)
+    calls = [
+        lambda one=one: one.admission.run(TRAIN, training(one, inside=meeting.wait)) for one in processes
+    ]
+    assert together(*calls) == ["learned"] * 2
+
+
+class AtOnce:
+    """How many work, and the most that have."""
+
+    def __init__(self):
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def one_more(self):
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        yield
+        with self._lock:
+            self.now -= 1
+
+
+@pytest.mark.parametrize(("room", "most"), [(0, 1), (1, 2), (2, 3)])
+def test_no_more_processes_work_at_once_than_peaks_fit_beside_the_first(folder, room, most):
+    contexts = 4 * 100 * MiB
+    total = contexts + 100 * MiB + room * 100 * MiB + (SPARE if room else 0)
+    processes = [measured(folder, total=total) for _ in range(4)]
+    at_once = AtOnce()
+
+    def work(process):
+        for _ in range(10):
+            with_count = training(process, inside=lambda: enter(at_once))
+            process.admission.run(TRAIN, with_count)
+
+    together(*[lambda one=one: work(one) for one in processes])
+    assert at_once.most <= most
+    assert [one.admission.usage.out_of_memory for one in processes] == [0] * 4
+
+
+def enter(at_once):
+    with at_once.one_more():
+        quickly()
+
+
+def test_a_hundred_devices_in_four_processes_share_a_gpu_without_running_out(folder):
+    """It holds two peaks, and each device has data of another size."""
+    total = 4 * 100 * MiB + SPARE + 450 * MiB
+    processes = [GpuProcess.on(folder, quickly, total=total) for _ in range(4)]
+    answers = []
+
+    def serve(process, number):
+        for phase in ("prototypes", "train"):
+            for device in range(number, 100, 4):
+                work = Work(phase, phase, 1000 + 10 * device)
+                size = (200 if phase == "train" else 20) * MiB * work.data_bytes // 2000
+                answers.append(process.admission.run(work, training(process, size)))
+
+    together(*[lambda one=one, number=number: serve(one, number) for number, one in enumerate(processes)])
+    assert answers == ["learned"] * 200
+    assert [one.admission.usage.out_of_memory for one in processes] == [0] * 4
+    assert [one.gpu.reserved_bytes() for one in processes] == [0] * 4
+
+
+def test_the_first_piece_of_each_kind_is_measured_while_nobody_else_works(folder):
+    """The second's has no peak yet: it waits until the first has ended, in spite of all the room."""
+    refused, order, begun = threading.Event(), [], threading.Event()
+    first, second = measured(folder), GpuProcess.on(folder, refused.set)
+
+    def long_work():
+        begun.set()
+        assert refused.wait(PATIENCE)
+        order.append("first")
+
+    works = in_background(first, training(first, inside=long_work))
+    assert begun.wait(PATIENCE)
+    waits = in_background(second, training(second, inside=lambda: order.append("second")))
+    works.join(PATIENCE)
+    waits.join(PATIENCE)
+    assert order == ["first", "second"]
+
+
+def in_background(process, do):
+    thread = threading.Thread(target=process.admission.run, args=(TRAIN, do), daemon=True)
+    thread.start()
+    return thread
+
+
+def until(holds):
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        quickly()
+
+
+def test_a_device_with_more_data_is_admitted_by_more(folder):
+    """Its peak would not fit beside the other's, though that of the device that was measured would."""
+    total = 2 * 100 * MiB + SPARE + 250 * MiB
+    first, second = measured(folder, total=total), measured(folder, total=total)
+    large = Work("train", "train", 2000)
+    at_once = AtOnce()
+    together(
+        lambda: [
+            first.admission.run(TRAIN, training(first, inside=lambda: enter(at_once))) for _ in range(20)
+        ],
+        lambda: [
+            second.admission.run(large, training(second, 200 * MiB, inside=lambda: enter(at_once)))
+            for _ in range(20)
+        ],
+    )
+    assert at_once.most == 1
+    assert first.admission.usage.out_of_memory == second.admission.usage.out_of_memory == 0
+
+
+def test_a_turn_that_runs_out_is_given_back_and_taken_again_alone(folder, caplog):
+    process = measured(folder, total=100 * MiB + 200 * MiB)
+    sizes = [400 * MiB, 100 * MiB]  # a stranger has left in between
+
+    def do():
+        return training(process, sizes.pop(0))()
+
+    with caplog.at_level(logging.WARNING):
+        assert process.admission.run(TRAIN, do) == "learned"
+    assert process.admission.usage.out_of_memory == 1 and process.gpu.reserved_bytes() == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "train ran out of the GPU's memory" in line and "trying again when no other device works" in line
+
+
+class Circle:
+    """Refers to itself, so only the garbage collector ends it."""
+
+
+def test_what_the_work_that_ran_out_held_is_free_for_the_next_even_if_it_refers_to_itself(folder):
+    process = measured(folder, total=100 * MiB + 150 * MiB)
+    sizes = [800 * MiB, MiB]
+
+    def do():
+        held = Circle()
+        held.itself = held
+        weakref.finalize(held, process.gpu.free, process.gpu.allocate(100 * MiB), 100 * MiB)
+        return training(process, sizes.pop(0))()
+
+    assert process.admission.run(TRAIN, do) == "learned"
+
+
+def test_what_does_not_fit_alone_says_the_value_the_limit_and_the_way_out(folder):
+    process = GpuProcess.on(folder, quickly, total=400 * MiB)
+    with pytest.raises(GpuFullError) as error:
+        process.admission.run(TRAIN, training(process, 800 * MiB))
+    message = str(error.value)
+    assert "315 MB of the GPU's 419 MB" in message and "Tried to allocate 419430400" in message
+    assert "devices.processes" in message and 'compute = "cpu"' in message
+    assert process.admission.run(TRAIN, training(process)) == "learned", "and the process can go on"
+
+
+def test_a_context_that_finds_no_room_is_such_an_error_too(folder):
+    process = GpuProcess.on(folder, quickly, total=50 * MiB)
+    process.gpu.free_bytes = lambda: 0  # as the real one says then
+    with pytest.raises(GpuFullError, match="the 0 MB of the GPU's 52 MB"):
+        process.admission.run(TRAIN, training(process))
+
+
+def test_another_error_of_the_work_is_raised_and_its_turn_is_over(folder):
+    first, second = measured(folder), measured(folder)
+
+    def wrong():
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        first.admission.run(TRAIN, wrong)
+    assert second.admission.run(Work("new", "new", 1), training(second)) == "learned"
+
+
+def test_what_a_device_leaves_on_the_gpu_is_promised_to_nobody(folder):
+    """A device alone in its process keeps its data there. The second has nothing yet of what it was promised."""
+    total = 3 * 100 * MiB + SPARE + 250 * MiB
+    first, second = measured(folder, total=total), measured(folder, total=total)
+    refused, order, begun = threading.Event(), [], threading.Event()
+    third = GpuProcess.on(folder, refused.set, total=total)
+    third.admission.run(TRAIN, training(third))
+    data = Work("data", "data", 1)
+    first.admission.run(data, lambda: first.gpu.free(first.gpu.allocate(100 * MiB), 100 * MiB))
+
+    def long_work():
+        begun.set()
+        assert refused.wait(PATIENCE)
+        training(second)()
+        order.append("second")
+
+    works = in_background(second, long_work)
+    assert begun.wait(PATIENCE)
+    first.admission.run(data, lambda: first.gpu.allocate(100 * MiB))
+    waits = in_background(third, training(third, inside=lambda: order.append("third")))
+    works.join(PATIENCE)
+    waits.join(PATIENCE)
+    assert order == ["second", "third"]
+    assert third.admission.usage.out_of_memory == 0
+
+
+def turns_of(folder):
+    """Taken and waited for."""
+    return len(list((folder / "turns" / "simulated").glob("*.turn")))
+
+
+def test_a_process_that_is_killed_in_its_turn_holds_up_nobody(folder):
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    child = context.Process(target=work_for_ever, args=(folder, begun))
+    child.start()
+    assert begun.wait(PATIENCE)
+    waiting = GpuProcess.on(folder, quickly)
+    thread = threading.Thread(target=lambda: waiting.admission.run(TRAIN, training(waiting)), daemon=True)
+    thread.start()
+    until(lambda: turns_of(folder) == 2)
+    assert thread.is_alive()
+    os.kill(child.pid, signal.SIGKILL)
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    child.join(PATIENCE)
+    assert waiting.gpu.free_bytes() == waiting.gpu.total - waiting.gpu.context
+
+
+def work_for_ever(folder, begun):
+    process = GpuProcess.on(folder, quickly)
+
+    def inside():
+        begun.set()
+        threading.Event().wait()
+
+    process.admission.run(TRAIN, training(process, inside=inside))
+
+
+def test_who_asks_for_little_does_not_overtake_who_asks_for_much(folder):
+    """Which would wait for ever."""
+    gpu = SimulatedGpu(folder)
+    place = folder / "turns" / "order"
+    with Turns(place, gpu).turn(None):
+        pass
+    order, threads, may_end = [], [], threading.Event()
+
+    def ask(number, needs):
+        def wait():
+            with Turns(place, gpu, quickly).turn(needs):
+                order.append(number)
+                assert may_end.wait(PATIENCE)
+
+        threads.append(threading.Thread(target=wait, daemon=True))
+        threads[-1].start()
+        until(lambda: len(list(place.glob("*.turn"))) == number)
+
+    ask(1, 100 * MiB)
+    until(lambda: order == [1])
+    ask(2, 800 * MiB)
+    ask(3, 1 * MiB)
+    may_end.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert order == [1, 2, 3]
+
+
+def test_a_folder_that_is_not_ours_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "gpu").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="TMPDIR"):
+        own_folder(tmp_path / "gpu" / "0")

@@ -1,0 +1,173 @@
+"""On a real GPU: it counts as the simulated one does, and every method learns there. Skipped where there is none."""
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from protofleet.edge_client.gpu.accelerator import Cuda
+from protofleet.edge_client.gpu.admission import Admission, GpuFullError, Work
+from protofleet.edge_client.gpu.turns import Turns
+from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
+from protofleet.edge_client.trainer.job import LocalJob
+from protofleet.methods.contract.catalog import load, names
+from protofleet.methods.nets.base import initialised_from
+from protofleet.methods.parts.local import LocalHyper, train
+from tests.edge_client.gpu.simulated import MiB, SimulatedGpu
+from tests.support.small_federation import Part, Shard, simulation
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
+]
+PLACE = torch.device("cuda")
+STEPS = [
+    *(("take", size) for size in (1000, MiB // 2, 3 * MiB, 9 * MiB, 30 * MiB + 5, 200 * MiB)),
+    ("free", 3),
+    ("free", 5),
+    ("take", 8 * MiB),
+    ("reset", 0),
+    ("release", 0),
+    ("take", 100 * MiB),
+    ("free", 0),
+    ("release", 0),
+]
+
+
+@pytest.fixture
+def gpu():
+    gc.collect()
+    torch.cuda.empty_cache()
+    return Cuda(PLACE)
+
+
+class Real:
+    """Takes and frees as the simulated GPU does."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def allocate(self, size):
+        return [torch.empty(size, dtype=torch.uint8, device=PLACE)]
+
+    def free(self, block, size):
+        block.clear()
+
+
+def figures(gpu, blocks):
+    """What is reserved, and the peak, after each step; both from where they began."""
+    gpu.reset_peak()
+    taken, found, before = [], [], gpu.reserved_bytes()
+    for what, number in STEPS:
+        match what:
+            case "take":
+                taken.append((blocks.allocate(number), number))
+            case "free":
+                blocks.free(*taken[number])
+            case "reset":
+                gpu.reset_peak()
+            case "release":
+                gpu.release_cache()
+        found.append((what, number, gpu.reserved_bytes() - before, gpu.peak_bytes() - before))
+    return found
+
+
+def test_it_counts_as_the_simulated_gpu_does(gpu, tmp_path):
+    simulated = SimulatedGpu(tmp_path, total=2000 * MiB)
+    assert figures(gpu, Real(gpu)) == figures(simulated, simulated)
+
+
+def test_it_has_a_name_for_a_file_and_less_is_free_than_there_is(gpu):
+    assert gpu.name.replace("-", "").replace("_", "").isalnum() and gpu.name == Cuda(PLACE).name
+    assert 0 < gpu.free_bytes() < gpu.total_bytes()
+
+
+def admission(gpu, folder):
+    (folder / "turns").mkdir(exist_ok=True)
+    return Admission(gpu, Turns(folder / "turns" / gpu.name, gpu))
+
+
+def test_work_that_runs_out_is_done_again_alone_and_leaves_nothing(gpu, tmp_path):
+    one, work = admission(gpu, tmp_path), Work("train", "train", 1)
+    sizes = [MiB, 2 * gpu.total_bytes(), MiB]
+
+    def do():
+        return len(torch.empty(sizes.pop(0), dtype=torch.uint8, device=PLACE))
+
+    assert one.run(work, do) == MiB, "and is measured"
+    before = gpu.reserved_bytes()
+    assert one.run(work, do) == MiB
+    assert (one.usage.out_of_memory, gpu.reserved_bytes()) == (1, before)
+
+
+def test_what_is_larger_than_the_gpu_is_said_with_its_limit(gpu, tmp_path):
+    with pytest.raises(
+        GpuFullError, match=r"of the GPU's [\d,]+ MB that others leave free.*CUDA out of memory"
+    ):
+        admission(gpu, tmp_path).run(
+            Work("train", "train", 1),
+            lambda: torch.empty(2 * gpu.total_bytes(), dtype=torch.uint8, device=PLACE),
+        )
+
+
+def test_a_turn_on_which_a_tensor_stays_says_so_to_the_next(gpu, tmp_path):
+    one, kept = admission(gpu, tmp_path), []
+    one.run(
+        Work("data", "data", 1), lambda: kept.append(torch.empty(64 * MiB, dtype=torch.uint8, device=PLACE))
+    )
+    assert gpu.reserved_bytes() >= 64 * MiB and one.usage.peak_bytes >= 64 * MiB
+
+
+@pytest.mark.parametrize("method", names())
+@pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
+def test_every_method_learns_with_devices_that_share_it(method, stays, gpu, tmp_path):
+    run = simulation(tmp_path / "run", method)
+    shared = admission(gpu, tmp_path)
+    for name, agent in run.agents.items():
+        agent.tasks.runner.start_job = jobs(shared, name, run.shards[name], stays)
+    run.run()
+    reports = f"accuracy.test.{load(method).reports}"
+    found = [agent.state.saved.answers[-1].metrics[reports] for agent in run.agents.values()]
+    assert min(found) > 2 / 3, "twice chance"
+    assert shared.usage.out_of_memory == 0 and shared.usage.peak_bytes > 0
+
+
+def test_layers_that_draw_draw_the_same_for_the_same_question(gpu):
+    """A device whose work ran out of memory, or that was started anew, answers with the same bits."""
+
+    def trained():
+        with initialised_from(1):
+            model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(), nn.Linear(32, 3)).to(PLACE)
+        draw = torch.Generator().manual_seed(2)
+        x, y = torch.randn(24, 8, generator=draw), torch.arange(24) % 3
+        data = Part(x.to(PLACE), y.to(PLACE))
+
+        def objective(x, y):
+            return F.cross_entropy(model(x), y)
+
+        train(model, data, objective, LocalHyper(epochs=2, batch=8), torch.Generator().manual_seed(3))
+        return model[0].weight.detach()
+
+    before = torch.cuda.get_rng_state(PLACE)
+    first = trained()
+    assert torch.equal(torch.cuda.get_rng_state(PLACE), before), "and the generator ends as it began"
+    torch.rand(5, device=PLACE)
+    assert torch.equal(first, trained())
+
+
+def jobs(shared, name, data, stays):
+    def start(plan):
+        return GpuJob(GpuWork(shared, plan.digest.hex(), 1000), lambda: begin(plan), stays=stays)
+
+    def begin(plan):
+        there = on_gpu(data)
+        return LocalJob(plan.client_half(there.train, name, None, PLACE), there, plan.variant.reports)
+
+    return start
+
+
+def on_gpu(data):
+    parts = (Part(part.x.to(PLACE), part.y.to(PLACE)) for part in (data.train, data.validation, data.test))
+    return Shard(data.domain, data.classes, *parts)

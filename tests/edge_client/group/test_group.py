@@ -1,0 +1,196 @@
+"""Many devices on one loop: each has its turns, and a fault ends the one whose it is."""
+
+import queue
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from protofleet.edge_client.group.group import DeviceGroup, MemberInbox
+from protofleet.protocol.transport.base import Arrived, Stop
+
+NEVER = float("inf")
+
+
+@dataclass
+class FakeAgent:
+    """As much of an agent as a group sees."""
+
+    wake_at: float = NEVER
+    finished: bool = False
+    taken: list[object] = field(default_factory=list)
+    woken: list[float] = field(default_factory=list)
+    view: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(connected=True, problem=""))
+
+    def take(self, item, now):
+        if isinstance(item, Arrived) and item.frame == b"bad":
+            raise ValueError("nobody has thought of this")
+        if isinstance(item, Stop):
+            self.finished, self.view.problem = True, item.reason
+        self.taken.append(item)
+
+    def wake(self, now):
+        self.woken.append(now)
+        self.wake_at = NEVER
+
+
+class FakeTransport:
+    killed = closed = False
+
+    def kill(self):
+        self.killed = True
+
+
+def member(name, patience=NEVER):
+    return SimpleNamespace(
+        settings=SimpleNamespace(name=name, patience_seconds=patience), agent=FakeAgent(), status=None,
+        transport=FakeTransport(), trainer=SimpleNamespace(stop=lambda: None), pages=ExitStack(),
+        supervisor=SimpleNamespace(check=lambda: None),
+    )  # fmt: skip
+
+
+class Fleet:
+    """Three devices, and what their group waits for."""
+
+    def __init__(self, most_restarts=NEVER, **options):
+        self.ready, self.now, self.options = queue.SimpleQueue(), 0.0, options
+        self.inboxes, self.devices, self.broken = {}, {}, set()
+        self.tried = defaultdict(list)
+        self.group = DeviceGroup("abc", self.start, most_restarts, clock=lambda: self.now)
+
+    def start(self, name):
+        self.tried[name].append(self.now)
+        if name in self.broken:
+            raise OSError("its folder is gone")
+        self.inboxes[name], self.devices[name] = MemberInbox(self.ready), member(name, **self.options)
+        return self.inboxes[name], self.devices[name]
+
+    @property
+    def ended(self):
+        return self.group.ended
+
+    def turn(self):
+        while not self.ready.empty():
+            self.group.take(self.ready.get(), self.now)
+
+    def wake(self, at):
+        self.now = at
+        self.group.wake(at)
+
+    def agent(self, name):
+        return self.devices[name].agent
+
+
+def test_what_comes_for_a_device_is_given_to_it_in_its_order_and_to_no_other():
+    fleet = Fleet()
+    for name in "abacb":
+        fleet.inboxes[name].put(Arrived(name, b"x"))
+    fleet.turn()
+    assert {name: len(fleet.agent(name).taken) for name in "abc"} == {"a": 2, "b": 2, "c": 1}
+
+
+def test_an_error_of_one_device_ends_it_alone_and_is_said(caplog):
+    fleet = Fleet()
+    fleet.inboxes["b"].put(Arrived("t", b"bad"))
+    for name in "abc":
+        fleet.inboxes[name].put(Arrived("t", b"good"))
+    fleet.turn()
+    assert fleet.ended == {"b": "ValueError: nobody has thought of this"} and "go on" in caplog.text
+    assert fleet.devices["b"].transport.killed, "its will tells the coordinator"
+    assert [len(fleet.agent(name).taken) for name in "abc"] == [1, 0, 1]
+    assert not fleet.group.finished
+
+
+def test_each_is_woken_when_it_is_due():
+    fleet = Fleet()
+    for at, name in enumerate("cab", 1):
+        fleet.agent(name).wake_at = float(at)
+        fleet.inboxes[name].put(Arrived("t", b"good"))
+    fleet.turn()
+    fleet.wake(0.0)  # what is looked at every few seconds
+    assert fleet.group.wake_at == 1.0
+    fleet.wake(2.5)
+    assert [fleet.agent(name).woken for name in "abc"] == [[2.5], [], [2.5]]
+    assert fleet.group.wake_at == 3.0
+
+
+def test_a_stop_ends_all_and_the_reasons_are_kept():
+    fleet = Fleet()
+    fleet.group.put(Stop("signal: SIGTERM"))
+    while not fleet.ready.empty():
+        fleet.group.take(fleet.ready.get(), 0.0)
+    assert fleet.group.finished and fleet.ended == dict.fromkeys("abc", "signal: SIGTERM")
+
+
+def test_a_device_that_reaches_no_broker_within_its_patience_ends_and_who_did_goes_on():
+    fleet = Fleet(patience=60.0)
+    fleet.agent("a").view.connected = False
+    for name in "bc":
+        fleet.inboxes[name].put(Arrived("t", b"good"))
+    fleet.turn()
+    fleet.wake(59.0)
+    assert not fleet.ended
+    fleet.wake(60.0)
+    assert list(fleet.ended) == ["a"] and "gave up after 60 s" in fleet.ended["a"]
+
+
+def test_a_device_that_an_error_has_ended_is_put_together_again(caplog):
+    fleet = Fleet()
+    fleet.wake(100.0)
+    first, inbox = fleet.devices["b"], fleet.inboxes["b"]
+    inbox.put(Arrived("t", b"bad"))
+    fleet.turn()
+    assert len(fleet.group.running) == 2 and "starts again in 0.5 s" in caplog.text  # it had run for long
+    fleet.wake(100.4)
+    assert fleet.devices["b"] is first
+    assert fleet.group.wake_at == 100.5
+    fleet.wake(100.5)
+    assert fleet.devices["b"] is not first and len(fleet.group.running) == 3 and not fleet.ended
+    inbox.put(Arrived("t", b"late"))  # what its work before comes to
+    fleet.inboxes["b"].put(Arrived("t", b"good"))
+    fleet.turn()
+    assert fleet.agent("b").taken == [Arrived("t", b"good")]
+
+
+def test_a_device_that_cannot_start_is_tried_less_and_less_often_and_then_no_more_where_that_is_limited():
+    fleet = Fleet(most_restarts=3)
+    fleet.broken.add("c")
+    fleet.inboxes["c"].put(Arrived("t", b"bad"))
+    fleet.turn()
+    for second in range(1, 30):
+        fleet.wake(float(second))
+        assert list(fleet.group.given_up) == ["c"] * (second >= 7)
+    assert fleet.tried["c"] == [0.0, 1.0, 3.0, 7.0] and fleet.ended == {"c": "OSError: its folder is gone"}
+    fleet.broken.clear()
+    fleet.wake(1000.0)
+    assert len(fleet.group.running) == 2
+
+
+def test_a_stop_ends_a_group_in_which_a_device_waits_for_its_next_start():
+    fleet = Fleet()
+    fleet.inboxes["a"].put(Arrived("t", b"bad"))
+    fleet.turn()
+    fleet.group.put(Stop("signal: SIGTERM"))
+    fleet.turn()
+    assert fleet.group.finished
+    assert fleet.ended == {"a": "ValueError: nobody has thought of this"} | dict.fromkeys(
+        "bc", "signal: SIGTERM"
+    )
+
+
+def test_a_group_whose_devices_all_wait_for_their_next_start_has_not_finished():
+    fleet = Fleet()
+    for name in "abc":
+        fleet.inboxes[name].put(Arrived("t", b"bad"))
+    fleet.turn()
+    assert not fleet.group.running and not fleet.group.finished and not fleet.group.given_up
+
+
+def test_a_device_that_waits_for_its_next_start_keeps_no_process_whose_run_is_over():
+    fleet = Fleet()
+    fleet.inboxes["a"].put(Arrived("t", b"bad"))
+    for name in "bc":
+        fleet.agent(name).finished = True
+        fleet.inboxes[name].put(Arrived("t", b"the last"))
+    fleet.turn()
+    assert fleet.group.finished and list(fleet.ended) == ["a"]

@@ -1,0 +1,185 @@
+"""Jobs that share a GPU, of every method: with the bits of a device that has it for itself, also out of memory."""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from protofleet.edge_client.config import DeviceSettings
+from protofleet.edge_client.data.settings import DataSettings
+from protofleet.edge_client.group.device import Process
+from protofleet.edge_client.job_runner import JobRunner
+from protofleet.edge_client.state.device import DeviceState
+from protofleet.edge_client.trainer.deadline import Deadline
+from protofleet.edge_client.trainer.errors import TrainerDiedError
+from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
+from protofleet.edge_client.trainer.job import SECONDS_WAITED, LocalJob
+from protofleet.edge_client.trainer.local import LocalTrainer
+from protofleet.edge_client.work_queue import Question
+from protofleet.methods.contract.bridge import to_numpy
+from protofleet.methods.contract.catalog import names
+from protofleet.methods.contract.plan import Network, Plan
+from protofleet.protocol.settings.reader import SettingsError
+from protofleet.protocol.wire.reasons import DisconnectReason
+from tests.edge_client.gpu.simulated import GpuProcess
+from tests.support.small_federation import once_each, simulation
+
+
+class OutOfMemoryAtTheEnd(Deadline):
+    """Every third piece of work runs out of memory, when it has changed the half already."""
+
+    def __init__(self):
+        super().__init__()
+        self.pieces = 0
+
+    @contextlib.contextmanager
+    def running(self, seconds=float("inf")):
+        self.pieces += 1
+        yield
+        if self.pieces % 3 == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def on_shared_gpu(folder, method, *, stays, deadline=None):
+    """The small federation, with all devices in one process on one GPU."""
+    run = simulation(folder / "run", method)
+    (folder / "turns").mkdir()
+    process = GpuProcess.on(folder)
+    for name, agent in run.agents.items():
+        agent.tasks.runner.start_job = jobs(process, name, run.shards[name], stays, deadline)
+    return run.run(), process.admission.usage
+
+
+def jobs(process, name, data, stays, deadline):
+    def start(plan):
+        work = GpuWork(process.admission, plan.digest.hex(), 1000)
+        return GpuJob(work, lambda: begin(plan), stays=stays)
+
+    def begin(plan):
+        half = plan.client_half(data.train, name)
+        return LocalJob(half, data, plan.variant.reports, deadline=deadline)
+
+    return start
+
+
+def learned(run):
+    """The server half's state, and what each device has saved."""
+    found = {f"server/{k}": v.numpy() for k, v in run.service.run.server_runner.server.state().items()}
+    for name, agent in run.agents.items():
+        found |= {f"{name}/{k}": v.copy() for k, v in (agent.state.half() or {}).items()}
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return once_each(lambda method: simulation(tmp_path_factory.mktemp(method), method).run())
+
+
+METHODS = [name if name == "singleset" else pytest.param(name, marks=pytest.mark.slow) for name in names()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stays", [True, False], ids=["stays", "leaves"])
+def test_a_device_that_shares_a_gpu_learns_the_same_bits_also_when_its_work_runs_out_of_memory(
+    method, stays, tmp_path, alone
+):
+    expected = learned(alone(method))
+    run, usage = on_shared_gpu(tmp_path, method, stays=stays, deadline=OutOfMemoryAtTheEnd())
+    found = learned(run)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert np.array_equal(found[key], value), key
+    assert usage.out_of_memory >= 3
+
+
+DATA = DataSettings(source="digits", domain="mnist", samples=80, test_samples=20, size=16)
+PLAN = Plan("fedavg", 10, 3, 1, 16, Network("mlp"), {"epochs": 1, "batch": 16, "lr": 0.05})
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """On a GPU of some size, which computes as the CPU does."""
+    (tmp_path / "turns").mkdir()
+    threads = torch.get_num_threads()
+
+    def on(alone=False, deadline=None, **gpu):
+        admission = GpuProcess.on(tmp_path, **gpu).admission
+        settings = DeviceSettings("a", folder=str(tmp_path), data=DATA, threads=1, compute="cpu")
+        return LocalTrainer(settings, deadline, None, lambda place: admission, alone=alone)
+
+    yield on
+    torch.set_num_threads(threads)
+    torch.set_deterministic_debug_mode("default")
+
+
+class NoMemory(Deadline):
+    @contextlib.contextmanager
+    def running(self, seconds=float("inf")):
+        yield
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+def received():
+    server = PLAN.server_half()
+    server.begin(1, [])
+    return to_numpy(next(server.round()).payload)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_trainer_works_in_turns_whether_its_device_is_alone_in_its_process_or_not(alone, trainer):
+    one = trainer(alone)
+    payload, metrics = one.start(PLAN).run("train", 1, received())
+    assert {
+        "seconds.waited",
+        "accuracy.test.global",
+    } <= metrics.keys() and payload.keys() == received().keys()
+
+
+def test_work_that_finds_no_memory_is_reported_as_a_training_that_died_of_it(trainer):
+    """The device says so to the coordinator, and asks for work again after a while."""
+    job = trainer(deadline=NoMemory()).start(PLAN)
+    with pytest.raises(TrainerDiedError) as death:
+        job.run("train", 1, received())
+    assert death.value.why is DisconnectReason.OUT_OF_MEMORY
+    assert "train alone takes more than" in str(death.value) and "devices.processes" in str(death.value)
+
+
+def test_data_that_find_no_room_on_the_gpu_are_an_error_in_one_line(trainer, monkeypatch):
+    def full(shard, place):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("protofleet.edge_client.trainer.local.moved", full)
+    with pytest.raises(
+        SettingsError, match="the device's data alone takes more than .* Tried to allocate 2.00 GiB"
+    ):
+        trainer(alone=True)
+
+
+def test_a_process_opens_a_gpu_once_and_none_for_the_cpu(monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        "protofleet.edge_client.trainer.local.Cuda", lambda place: opened.append(place) or FAKE
+    )
+    process = Process("devices", 2)
+    assert process.admission(torch.device("cpu")) is None
+    assert process.admission(torch.device("cuda")) is process.admission(torch.device("cuda"))
+    assert len(opened) == 1
+
+
+FAKE = SimpleNamespace(name="fake")
+
+
+def test_the_wait_for_a_turn_is_no_work_and_is_told_to_nobody(tmp_path):
+    clock = iter([100.0, 110.0])
+    job = SimpleNamespace(
+        run=lambda phase, number, arrays: ({"w": np.zeros(1, "f4")}, {SECONDS_WAITED: 7.0}),
+        state=lambda: {"w": np.zeros(1, "f4")},
+    )
+    data = SimpleNamespace(train=SimpleNamespace(y=torch.zeros(3)))
+    state = DeviceState(tmp_path, durable=False)
+    state.begin("run", "digest", 1)
+    runner = JobRunner(lambda plan: job, state, data, lambda: 1 << 16, lambda: next(clock))
+    answer = runner.answer(job, Question("q", 1, "train", b"", 1))
+    assert answer.metrics == {"seconds.work": 3.0}

@@ -1,0 +1,88 @@
+"""A run of many devices by `protofleet run`, and what it took of the GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofleet.protocol.settings.reader import write_toml
+
+NAME = "gpu"
+POLL_SECONDS = 0.05
+LIMIT_SECONDS = 1800.0
+RAN_OUT = "ran out of"  # in the log of a process, of a piece of work
+
+
+@dataclass(frozen=True)
+class Wanted:
+    devices: int
+    rounds: int
+    compute: str
+
+
+@dataclass(frozen=True)
+class Run:
+    method: str
+    seconds: float
+    answers: int  # in the round with the fewest
+    peak_bytes: int  # of the GPU
+    out_of_memory: int
+    problems: list[str] = field(default_factory=list)
+
+
+def run_of(method: str, wanted: Wanted, folder: Path, used_bytes: Callable[[], int]) -> Run:
+    (folder / "experiment.toml").write_text(write_toml(experiment(method, wanted)))
+    command = ["protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")]
+    began, peak = time.monotonic(), 0
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen([sys.executable, "-m", *command], stdout=output, stderr=output)
+        while process.poll() is None and time.monotonic() < began + LIMIT_SECONDS:
+            peak = max(peak, used_bytes())
+            time.sleep(POLL_SECONDS)
+    stopped = process.poll() is None
+    process.terminate()
+    code = process.wait()
+    rounds = rounds_of(folder / "runs" / NAME / "rounds.jsonl")
+    answers = [min(len(phase["answered"]) for phase in one["phases"]) for one in rounds]
+    problems = [f"not over after {LIMIT_SECONDS:.0f} s"] if stopped else [last_line(folder)] if code else []
+    if answers and min(answers) < wanted.devices:
+        problems.append(f"{min(answers)} of {wanted.devices} devices answered in the worst round")
+    seconds = time.monotonic() - began
+    return Run(method, seconds, min(answers, default=0), peak, out_of_memory(folder), problems)
+
+
+def experiment(method: str, wanted: Wanted) -> dict[str, object]:
+    return {
+        "name": NAME,
+        "rounds": wanted.rounds,
+        "compute": wanted.compute,
+        "method": {"name": method},
+        "network": {"name": "cnn23"},
+        "data": {"source": "digits", "samples": 60, "test_samples": 100},
+        "devices": {"count": wanted.devices},
+    }
+
+
+def rounds_of(file: Path) -> list[dict[str, list[dict[str, list[str]]]]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def out_of_memory(folder: Path) -> int:
+    logs = (folder / "runs" / NAME / "logs").glob("device*.log")
+    return sum(RAN_OUT in line for path in logs for line in path.read_text(errors="replace").splitlines())
+
+
+def last_line(folder: Path) -> str:
+    return (folder / "output").read_text(errors="replace").strip().rpartition("\n")[2]
+
+
+def report(run: Run) -> str:
+    return (
+        f"{run.method:10} {run.seconds:7.1f} s, {run.answers:4} answers in each round, the GPU's peak "
+        f"{run.peak_bytes / 1e6:7,.0f} MB, out of memory {run.out_of_memory} times"
+    )

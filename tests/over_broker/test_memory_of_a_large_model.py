@@ -1,0 +1,23 @@
+"""How often a device process holds its model: at its peak as the kernel counts it, over what torch itself takes."""
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.harness.compare import once
+from benchmarks.harness.trees import this_tree
+from benchmarks.measures.catalog import LARGE_DEVICE
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
+MODEL = {"megabytes": 60.0, "devices": 1, "rounds": 2}
+# Of this model, for what is no model: code, data, blocks on their way
+BESIDE = 0.6
+
+
+@pytest.mark.parametrize(
+    ("steps", "models"), [(1, 2), (3, 3)], ids=["one step", "momentum beside the next gradient"]
+)
+def test_a_device_holds_parameters_gradient_and_momentum_and_no_model_more(tmp_path, steps, models):
+    measure = replace(LARGE_DEVICE, arguments=MODEL | {"steps": steps})
+    found = once(measure, this_tree(tmp_path))
+    assert found["device's peak over import torch, in models"] < models + BESIDE

@@ -1,0 +1,71 @@
+"""Blocks at QoS 0, where that is set, for as long as a broker loses next to none of them."""
+
+import pytest
+
+from protofleet.protocol.link.block_qos import FEWEST_AGAIN, BlockQos
+from protofleet.protocol.wire.blocks import is_block
+from protofleet.protocol.wire.names import COORDINATOR
+from tests.protocol.ends import Ends, weights
+
+LARGE = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("requests", "qos"),
+    [
+        ([(10_000, False)], 0),
+        ([(1_000, False), (FEWEST_AGAIN - 1, True)], 0),  # too few to say anything
+        ([(10_000, False), (100, True)], 0),
+        ([(10_000, False), (102, True)], 1),
+        ([(64, False), (64, True)], 1),
+        ([(64, True), (100_000, False)], 1),  # it does not go back
+    ],
+)
+def test_blocks_leave_at_qos_1_once_one_of_a_hundred_has_to_be_asked_for_again(requests, qos):
+    blocks = BlockQos(0)
+    for count, again in requests:
+        blocks.asked(count, again)
+    assert blocks.qos == qos
+
+
+def test_at_qos_1_nothing_changes():
+    blocks = BlockQos()
+    blocks.asked(64, again=True)
+    assert blocks.qos == 1
+
+
+class Published:
+    """At which QoS a party's blocks and its other messages leave."""
+
+    def __init__(self, session):
+        self._publish, session.publish = session.publish, self.publish
+        self.blocks, self.others = [], []
+        self.lost = 0  # so many of the next blocks do not arrive
+
+    def publish(self, topic, frame, retain=False, qos=1):
+        (self.blocks if is_block(frame) else self.others).append(qos)
+        if is_block(frame) and self.lost:
+            self.lost -= 1
+            return
+        self._publish(topic, frame, retain, qos)
+
+
+@pytest.mark.parametrize("sender", ["a", COORDINATOR])
+def test_only_blocks_leave_at_qos_0_and_they_go_back_to_1_where_they_are_lost(tmp_path, sender):
+    ends = Ends(tmp_path, "a")
+    published = Published(ends.links[sender].transport)
+    ends.links[sender].block_qos = BlockQos(0)
+
+    def transfer(seed):
+        if sender == "a":
+            ends.update("a", weights(LARGE, seed), round=seed)
+        else:
+            ends.broadcast(weights(LARGE, seed), ["a"], round=seed)
+        ends.run()
+
+    transfer(1)
+    assert set(published.blocks) == {0} and set(published.others) == {1}
+    published.blocks.clear()
+    published.lost = 12
+    transfer(2)
+    assert set(published.blocks[-12:]) == {1}, "what was lost is sent again, and loses no more"

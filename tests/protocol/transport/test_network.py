@@ -1,0 +1,113 @@
+"""Many connections on one thread: each has what it would have alone."""
+
+import sys
+import threading
+
+import pytest
+
+from protofleet.deploy.brokers.local import LocalBroker
+from protofleet.protocol.transport import mqtt as over_mqtt
+from protofleet.protocol.transport import network as networks
+from protofleet.protocol.transport.base import Arrived, Connected, Disconnected
+from protofleet.protocol.transport.mqtt import close_all
+from protofleet.protocol.transport.network import Network
+from tests.support.scripted_broker import CONNECT, WELCOME
+
+MANY = 40
+PINGREQ = 12
+
+
+def threads_of(name):
+    return sorted(one.name for one in threading.enumerate() if one.name.endswith(name))
+
+
+def test_many_connections_share_one_thread_which_ends_with_the_last(broker, peer, federation):
+    network = Network(federation)
+    topics = [f"{federation}/{i}" for i in range(MANY)]
+    peers = [peer(t, broker.address, subscriptions=[t], network=network).ready() for t in topics]
+    assert threads_of(federation) == [f"mqtt-{federation}"]
+    for one, own, other in zip(peers, topics, reversed(topics), strict=True):
+        one.mqtt.publish(other, own.encode())
+    for one, own, other in zip(peers, topics, reversed(topics), strict=True):
+        assert one.frame(own) == other.encode()
+    close_all([one.mqtt for one in peers[1:]])
+    peers[0].mqtt.publish(topics[0], b"alone")
+    assert peers[0].frame(topics[0]) == b"alone"
+    peers[0].mqtt.close()
+    assert threads_of(federation) == []
+    again = peer("again", broker.address, network=network)
+    again.next(Connected)
+
+
+class Unreachable:
+    """A connection that cannot be opened, and shall not be tried again."""
+
+    def open(self):
+        return None
+
+    def step(self):
+        raise AssertionError("it does not stand")
+
+    def end(self):
+        return float("inf")
+
+
+@pytest.fixture
+def short_turns():
+    """Threads change places at nearly every step."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("short_turns")
+def test_who_waited_for_the_last_connection_to_end_finds_no_thread_left():
+    for i in range(500):
+        network = Network(f"alone-{i}")
+        assert network.join(network.add(Unreachable()), 10.0)
+        assert threads_of(f"alone-{i}") == []
+
+
+def test_all_come_back_after_a_restart_of_their_broker(start_mosquitto, peer, federation):
+    broker, network = start_mosquitto(), Network(federation)
+    topics = [f"{federation}/{i}" for i in range(MANY)]
+    peers = [peer(t, broker.address, subscriptions=[t], network=network).ready() for t in topics]
+    broker.stop()
+    for one in peers:
+        one.next(Disconnected)
+    broker.start()
+    for one, topic in zip(peers, topics, strict=True):
+        one.ready().mqtt.publish(topic, b"back")
+        assert one.frame(topic) == b"back"
+
+
+def test_a_broker_that_breaks_one_connection_breaks_no_other(scripted, broker, peer, federation):
+    network = Network(federation)
+    good = peer("good", broker.address, subscriptions=["mine"], network=network).ready()
+    bad = peer("bad", scripted(*[[WELCOME + b"\xff" * 40, None]] * 9).address, network=network)
+    for _ in range(3):
+        bad.next(Disconnected)
+        good.mqtt.publish("mine", b"on")
+        assert good.next(Arrived).frame == b"on"
+
+
+def test_a_silent_connection_is_kept_alive(scripted, peer, monkeypatch):
+    monkeypatch.setattr(over_mqtt, "KEEPALIVE_SECONDS", 1)
+    monkeypatch.setattr(networks, "CHECK_SECONDS", 0.2)
+    broker = scripted([WELCOME])
+    peer("d", broker.address).next(Connected)
+    broker.expect(CONNECT)
+    broker.expect(PINGREQ)
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_who_waits_for_its_next_try_can_leave_at_once(end, tmp_path, broker, peer, federation):
+    """The pause is longer than the test."""
+    with LocalBroker(tmp_path, "mosquitto") as gone:
+        address = gone.address
+    network = Network(federation)
+    lonely = peer("lonely", address, network=network, retry_seconds=(60.0, 60.0))
+    lonely.next(Disconnected)
+    getattr(lonely.mqtt, end)()
+    assert threads_of(federation) == []

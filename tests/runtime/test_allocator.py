@@ -1,0 +1,52 @@
+"""Memory of work that is over goes back to the system, and what the work itself frees does not until then."""
+
+import subprocess
+import sys
+
+import pytest
+
+WORKS = """
+import ctypes, resource, sys, threading
+from pathlib import Path
+from protofleet.runtime.allocator import keep_blocks_at_work, return_free_blocks
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def work(times):
+    for _ in range(times):
+        blocks = [bytearray(3_000_000) for _ in range(10)]
+
+def show():
+    work(2)
+    before = faults()
+    work(20)
+    kept = resident()
+    return_free_blocks()
+    print(faults() - before, kept - resident())
+
+if sys.argv[1] == "kept":
+    keep_blocks_at_work()
+thread = threading.Thread(target=show)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="other systems' allocators are left as they are"
+)
+def test_blocks_are_kept_at_work_and_given_back_after_it():
+    (kept_faults, given_back), (usual_faults, _) = (
+        map(
+            float,
+            subprocess.run(
+                [sys.executable, "-c", WORKS, how], capture_output=True, text=True, check=True, timeout=60
+            ).stdout.split(),
+        )
+        for how in ("kept", "usual")
+    )
+    assert kept_faults < 1000 < usual_faults and given_back > 20
