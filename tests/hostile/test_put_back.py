@@ -14,8 +14,9 @@ def folder_of(f, name):
 
 
 def killed_after(f, process, rounds):
-    """Its last answer is to a round that is over: others go on without it."""
+    """Its last answer is to a round that is over: others go on without it, as they are asked as well."""
     f.wait_until(lambda: len(f.rounds()) >= rounds, f"{rounds} rounds")
+    f.wait_until(lambda: len(f.rounds()[-1]["participants"]) == 2, "both to take part")
     process.kill()
     at = len(f.rounds())
     f.wait_until(lambda: len(f.rounds()) >= at + 3, "rounds without it")
