@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from protofleet.runtime import children
+from protofleet.runtime.interrupts import held_interrupts
 
 STREAMS: Final = 3  # standard input, output and error, which come with a request
 LONGEST: Final = 1 << 16  # bytes that are read at once
@@ -49,10 +50,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def import_all(modules: Sequence[str]) -> None:
     gc.disable()  # an import makes much that stays, and little that goes
-    for module in modules:
-        # A child imports it again, and says what is wrong in its own log.
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    with held_interrupts():
+        for module in modules:
+            # A child imports it again, and says what is wrong in its own log.
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a child writes to no page that it shares
     gc.enable()

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import SEED, SHARE, Subparsers
+from protofleet.runtime.interrupts import held_interrupts
 from protofleet.runtime.launcher import Launcher
 
 
@@ -45,11 +46,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def run_with(launcher: Launcher | None, options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.class_check import agreed_names
-    from protofleet.deploy.local.experiment import read_experiment
-    from protofleet.deploy.local.run import prepare_folder, run_experiment
-    from protofleet.deploy.local.sweep import Sweep
-    from protofleet.protocol.settings.reader import SettingsError
+    with held_interrupts():
+        from protofleet.deploy.local.class_check import agreed_names
+        from protofleet.deploy.local.experiment import read_experiment
+        from protofleet.deploy.local.run import prepare_folder, run_experiment
+        from protofleet.deploy.local.sweep import Sweep
+        from protofleet.protocol.settings.reader import SettingsError
 
     if options.seeds or len(options.experiments) > 1:
         if options.resume:

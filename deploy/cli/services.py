@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from protofleet.deploy.cli.arguments import DEVICES, ROUND, Subparsers, broker_changes
+from protofleet.runtime.interrupts import held_interrupts
 
 
 def add_coordinator(commands: Subparsers) -> None:
@@ -17,11 +18,12 @@ def add_coordinator(commands: Subparsers) -> None:
 
 
 def coordinator(options: argparse.Namespace) -> int:
-    from protofleet.coordinator.config import CoordinatorSettings
-    from protofleet.coordinator.main import run_coordinator
-    from protofleet.deploy.cli.version import installed_version
-    from protofleet.deploy.errors import RunError
-    from protofleet.protocol.settings.reader import decode_file, read_toml
+    with held_interrupts():
+        from protofleet.coordinator.config import CoordinatorSettings
+        from protofleet.coordinator.main import run_coordinator
+        from protofleet.deploy.cli.version import installed_version
+        from protofleet.deploy.errors import RunError
+        from protofleet.protocol.settings.reader import decode_file, read_toml
 
     settings = decode_file(CoordinatorSettings, options.settings, read_toml(options.settings), options.set)
     if problem := run_coordinator(settings, installed_version(), options.events):
@@ -54,11 +56,12 @@ def add_device(commands: Subparsers) -> None:
 
 
 def device(options: argparse.Namespace) -> int:
-    from protofleet.deploy.cli.version import installed_version
-    from protofleet.deploy.errors import RunError
-    from protofleet.edge_client.group.main import run_devices
-    from protofleet.edge_client.host.loaded_settings import load_settings
-    from protofleet.edge_client.main import run_device
+    with held_interrupts():
+        from protofleet.deploy.cli.version import installed_version
+        from protofleet.deploy.errors import RunError
+        from protofleet.edge_client.group.main import run_devices
+        from protofleet.edge_client.host.loaded_settings import load_settings
+        from protofleet.edge_client.main import run_device
 
     loaded = [load_settings(path, options.enrolled, options.set) for path in options.settings]
     if len(loaded) == 1:
@@ -88,7 +91,8 @@ def add_fleet(commands: Subparsers) -> None:
 
 
 def fleet(options: argparse.Namespace) -> int:
-    from protofleet.deploy.local.many_devices import run_devices
+    with held_interrupts():
+        from protofleet.deploy.local.many_devices import run_devices
 
     run_devices(options.folder, options.broker, options.processes)
     return 0

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from protofleet.runtime.launcher import CAN_FORK
 from tests.rooms import ROOT
 
 # As where it meets a C module that runs Python text while it is imported.
@@ -13,10 +16,32 @@ main.parser = lambda: exec("raise KeyboardInterrupt")
 main.program()
 """
 
+DROPPED = """
+import contextlib, importlib, signal, sys
+from protofleet.deploy.cli import main
+
+def load(name):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+importlib.import_module = load
+sys.argv[1:] = ["run", "none.toml"]
+main.program()
+"""
+
+
+def started(text, folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.source", text],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
 
 def test_an_interrupt_in_text_that_c_code_runs_ends_with_the_exit_code_of_any_other(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.source", INTERRUPTED],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, "protofleet: stopped\n")
+    assert started(INTERRUPTED, tmp_path) == (1, "protofleet: stopped\n")
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="only a process that forks others imports what they need")
+def test_an_interrupt_that_a_module_drops_while_it_is_imported_ends_the_command(tmp_path):
+    assert started(DROPPED, tmp_path) == (1, "protofleet: stopped\n")

@@ -1,0 +1,36 @@
+"""An interrupt from the terminal that no import drops."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def held_interrupts() -> Iterator[None]:
+    """An interrupt is raised at the end of the block, a second one at once.
+
+    It would be raised in whatever Python text runs, also in text that C code runs while it is imported: some of it
+    takes any error for a missing module and goes on, and the program with it.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    held = False
+
+    def hold(number: int, frame: object) -> None:
+        nonlocal held
+        if held:
+            raise KeyboardInterrupt
+        held = True
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if held:
+        raise KeyboardInterrupt
