@@ -10,11 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from protofleet.edge_client.data.catalog import domains, names
 from protofleet.edge_client.data.errors import DataError
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import SCALE, load_shard
+from protofleet.methods.nets.catalog import build
 from protofleet.protocol.settings.reader import SettingsError, decode
 from tests.edge_client.data.files import colours, write_class_folders
 
@@ -197,6 +199,28 @@ def test_one_channel_holds_the_luma_of_three():
     rounding = 1 / 255 + 1e-6  # half a shade of 255, on a scale of 2
     assert (grey.train.x - (colour.train.x * share).sum(1, keepdim=True)).abs().max() <= rounding
     assert torch.equal(grey.train.y, colour.train.y)
+
+
+def test_grey_images_of_three_channels_take_the_memory_of_one_and_train_to_the_same_bits(tmp_path):
+    values = np.random.default_rng(0).integers(0, 256, (100, 16, 16), np.uint8)
+    for i, pixels in enumerate(values):
+        folder = tmp_path / "ab"[i % 2]
+        folder.mkdir(exist_ok=True)
+        Image.fromarray(np.stack([pixels] * 3, -1)).save(folder / f"{i:04}.png")
+    part = shard(tmp_path, size=16, validation=0.0).train
+    assert part.x.shape == (80, 3, 16, 16) and part.x.untyped_storage().nbytes() == 80 * 16 * 16 * 4
+    dense, rows = part.x.clone(memory_format=torch.contiguous_format), torch.randperm(80)[:64]
+    assert torch.equal(part.x, dense) and part.x[rows].stride() == dense[rows].stride()
+    net = build("cnn23", classes=2, image=(3, 16, 16))
+    assert torch.equal(net(part.x[:50]), net(dense[:50]))
+
+
+def test_one_coloured_image_among_grey_ones_keeps_its_colours(tmp_path):
+    write_class_folders(tmp_path, {"a": 5, "b": 1})
+    Image.new("RGB", (16, 12), (7, 7, 7)).save(tmp_path / "a" / "0000.png")
+    found = shard(tmp_path, validation=0.0)
+    assert (7, 7, 7) in colours(found.train) + colours(found.test)
+    assert (0, 3, 0) in colours(found.train) + colours(found.test)
 
 
 def test_shades_of_grey_keep_their_values():
