@@ -1,10 +1,12 @@
 """What a device measures, saves for pictures, and says when it cannot take part."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from protofleet.coordinator.observe.measured import pooled
 from protofleet.edge_client.evaluate import evaluate
@@ -13,7 +15,7 @@ from protofleet.edge_client.trainer.job import LocalJob, work
 from protofleet.methods.contract.base import Ask
 from protofleet.methods.contract.plan import Network
 from tests.support.run_policy import RunPolicy
-from tests.support.small_federation import CLASSES, plan, shard, simulation
+from tests.support.small_federation import CLASSES, Part, plan, shard, simulation
 
 
 def half_of(method, i=0):
@@ -52,6 +54,24 @@ def test_the_last_evaluation_measures_what_the_method_reports_after_a_last_fit()
     _, metrics = work(half, data, Ask("evaluate"), 4, "personal")
     assert metrics["loss.test.personal"] == pytest.approx(math.log(CLASSES)) != before["loss.test.personal"]
     assert metrics == evaluate(half, data, "personal")
+
+
+@pytest.mark.parametrize("samples", [1, 63, 64, 255, 600])
+def test_few_samples_pass_the_network_at_once_and_its_measures_are_those_of_larger_passes(samples):
+    half, data = half_of("singleset")
+    more = replace(
+        data, test=Part(*(torch.cat([part] * 20)[:samples] for part in (data.test.x, data.test.y)))
+    )
+    blocks = list(zip(more.test.x.split(256), more.test.y.split(256), strict=True))
+    with torch.no_grad():
+        losses = [float(F.cross_entropy(half.predict(x), y, reduction="sum")) for x, y in blocks]
+    predict, sizes = half.predict, []
+    half.predict = lambda x: (sizes.append(len(x)), predict(x))[1]
+    found = evaluate(
+        half, replace(more, validation=Part(*(part[:0] for part in (data.test.x, data.test.y)))), "own"
+    )
+    assert found["loss.test.own"] == pytest.approx(sum(losses) / samples, rel=1e-6)
+    assert sum(sizes) == samples and max(sizes) < 128 and min(sizes) >= min(64, samples)
 
 
 def test_other_ways_to_predict_are_views_of_their_own():
