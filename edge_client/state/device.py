@@ -43,6 +43,7 @@ class DeviceState:
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
         self._previous_half = recovered.previous_half  # of the generation before this one
+        self._known = (b"", 0)  # what stood in the newest file, and the boot in it
         self._own_boot = self.saved.boot  # another boot on the disk is of a process that has taken over
         self.holders = read_holders(folder)
         self.renewed = False  # its keys have a new record since the last start
@@ -181,10 +182,14 @@ class DeviceState:
         self.saved = saved
 
     def _boot_on_disk(self) -> int:
+        """Mostly it is what this process has written itself: to compare it takes a tenth of reading it."""
         try:
-            return read_state_file(self._files.newest.read_bytes()).boot
+            text = self._files.newest.read_bytes()
+            if text != self._known[0]:
+                self._known = (text, read_state_file(text).boot)
         except (FileNotFoundError, DamagedError):
             return 0
+        return self._known[1]
 
     def _lower_boot_of_previous(self, boot: int) -> None:
         """In the previous generation too: with its higher boot the newest would look older."""
@@ -201,14 +206,14 @@ class DeviceState:
     def _write(self, saved: StateFile, keep: bool = False) -> None:
         """Replace the file and its copies; the old file becomes the previous generation where `keep` is set."""
         files, text = self._files, encode_state_file(saved)
-        with self.disk.new_file(files.newest) as fresh:
-            fresh.write_bytes(text)
+        with self.disk.new_file(files.newest, content=text) as fresh:
             self.disk.sync(fresh)
             if keep and files.newest.exists():
                 self.disk.link(files.newest, files.previous)
             for copy in files.copies:
                 copy.unlink(missing_ok=True)  # no copy rather than one of another generation
             self.disk.rename(fresh, files.newest)
+            self._known = (text, saved.boot)
             self.disk.sync(self.folder)
         # Copies help only if the file gets damaged: on a full disk there are none.
         with contextlib.suppress(OSError):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,9 @@ class Answer:
     metrics: Mapping[str, float]
 
 
+ANSWER_FIELDS: Final = tuple(field.name for field in fields(Answer))
+
+
 @dataclass
 class StateFile:
     """The contents of the JSON file."""
@@ -48,10 +51,16 @@ class StateFile:
 
 def encode_state_file(saved: StateFile) -> bytes:
     """The lost answer is a key of its own: earlier versions ignore it, and read the rest."""
-    table = asdict(saved)
-    lost = table.pop("lost")
+    table = {**vars(saved), "answers": [_row(answer) for answer in saved.answers]}
+    del table["lost"]
+    lost = _row(saved.lost) if saved.lost else None
     lost_row = {"lost": {"seal": checksum(lost), "answer": lost}} if lost else {}
     return json.dumps({"format": FORMAT, "seal": checksum(table), "book": table, **lost_row}).encode()
+
+
+def _row(answer: Answer) -> dict[str, object]:
+    """As `asdict`, which copies deeply: that takes longer than all else of it."""
+    return {name: getattr(answer, name) for name in ANSWER_FIELDS} | {"metrics": dict(answer.metrics)}
 
 
 def checksum(table: object) -> str:
