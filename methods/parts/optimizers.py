@@ -38,16 +38,14 @@ class Optimizer:
     @torch.no_grad()
     def step(self) -> None:
         """Uses the gradients up. A parameter without a gradient took no part, and stays as it is."""
-        users = Counter(memory_of(w.grad) for w in self.parameters if w.grad is not None)
         parts = [
-            # autograd may give two parameters views of one memory: of w and v in w.view(-1) + v.view(-1)
-            (w, w.grad.clone() if users[memory_of(w.grad)] > 1 else w.grad, buffers)
+            (w, w.grad, buffers)
             for w, buffers in zip(self.parameters, self.buffers, strict=True)
             if w.grad is not None
         ]
         self.zero_grad()
         if parts:
-            self._update_all(parts)
+            self._update_all(_unshared(parts))
         report_progress()
 
     def _update_all(self, parts: list[Part]) -> None:
@@ -122,6 +120,18 @@ class Adam(Optimizer):
         square.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         root = (square.sqrt() / math.sqrt(1 - BETA2**step)).add_(EPS)
         w.addcdiv_(mean, root, value=-self.lr / (1 - BETA1**step))
+
+
+def _unshared(parts: list[Part]) -> list[Part]:
+    """autograd may give two parameters views of one memory: of w and v in w.view(-1) + v.view(-1)."""
+    memories = [memory_of(gradient) for _, gradient, _ in parts]
+    if len(set(memories)) == len(memories):
+        return parts
+    users = Counter(memories)
+    return [
+        (w, gradient.clone() if users[memory] > 1 else gradient, buffers)
+        for (w, gradient, buffers), memory in zip(parts, memories, strict=True)
+    ]
 
 
 def memory_of(tensor: Tensor) -> int:
