@@ -78,9 +78,9 @@ class DeviceLink(Link):
 
     def send_update(self, update: Update, name: bytes) -> None:
         """Say an answer whose arrays are an object of the store: whole if small, else as an offer."""
-        body = self.store.open(name)
-        size = sum(n for _, n in body.parts)
+        size = self.store.size(name)
         if size <= self.inline:
+            body = self.store.open(name)
             attachment: Attachment = bytes(self.store.read(name, 0, size))
             answer = (update.round, update.phase, name)
             fresh, self._inlined = answer != self._inlined, answer
