@@ -63,7 +63,7 @@ def run_coordinator(settings: CoordinatorSettings, software: str, events: bool =
         me, keyring, topics, transport, spool.store, settings.name,
         seals(settings.security), Clock(since=keys.not_before), process_identity(folder),
     )  # fmt: skip
-    link.block_qos = BlockQos(settings.broker.block_qos)
+    link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
     machine = RoundMachine(settings.policy, settings.rounds, settings.seed)
     # Two threads that judge the small arrays of an answer wait for each other longer than one takes.
     worker = ThreadWorker(inbox, heartbeats, begin=one_thread_here(settings.threads))

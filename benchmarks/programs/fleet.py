@@ -120,6 +120,7 @@ def conduct(
 
     transport = Mqtt("bench-coordinator", address, inbox, subscriptions=topics.coordinator_subscriptions())
     link = CoordinatorLink(me, ring, topics, transport, spool.store, FEDERATION)
+    link.most_block = address.block_bytes
     context = ProcessContext(link, ThreadWorker(inbox), Bans(spool.folder, spool.disk))
     run = Run(plan, RoundMachine(policy, plan.rounds), spool, context, [observer])
     run.tell_of_transfers(observer.transfer_progressed)

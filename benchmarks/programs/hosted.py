@@ -30,7 +30,7 @@ from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.data.shard import Shard, Shards, TensorSamples
 from protofleet.edge_client.group.main import run_devices
 from protofleet.edge_client.host.loaded_settings import LoadedSettings
-from protofleet.protocol.transport.address import BrokerAddress
+from protofleet.protocol.transport.address import LARGEST_BLOCK, BrokerAddress
 from protofleet.protocol.wire.messages import Update
 from protofleet.protocol.wire.names import COORDINATOR
 
@@ -111,7 +111,7 @@ def host(names: Sequence[str], folder: Path, port: int) -> None:
         DeviceSettings(
             name, FEDERATION, str(folder / "devices" / name), durable=False, threads=1, stays=False,
             key=str(keys / f"{name}.key"), coordinator_key=str(keys / "coordinator.pub"),
-            broker=BrokerAddress(port=port), data=DataSettings(part=i, parts=len(names)),
+            broker=BrokerAddress(port=port, block_bytes=LARGEST_BLOCK), data=DataSettings(part=i, parts=len(names)),
             patience_seconds=PATIENCE,
         )
         for i, name in enumerate(names)

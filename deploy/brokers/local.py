@@ -23,7 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from protofleet.deploy.brokers.mosquitto import CONF_FILE, PLAIN_SETTINGS, ListenerSettings, tls_settings
-from protofleet.protocol.transport.address import BrokerAddress, BrokerError, TlsFiles, preflight
+from protofleet.protocol.transport.address import (
+    LARGEST_BLOCK,
+    BrokerAddress,
+    BrokerError,
+    TlsFiles,
+    preflight,
+)
 from protofleet.runtime import children
 
 LOOPBACK: Final = "127.0.0.1"
@@ -142,7 +148,8 @@ class LocalBroker:
     @property
     def address(self) -> BrokerAddress:
         """The broker's address, with the client's TLS files if `mutual_tls` is given."""
-        return BrokerAddress(LOOPBACK, self._port, self._mutual_tls.client if self._mutual_tls else None)
+        tls = self._mutual_tls.client if self._mutual_tls else None
+        return BrokerAddress(LOOPBACK, self._port, tls, block_bytes=LARGEST_BLOCK)  # no line is slow here
 
     @property
     def process_group(self) -> int:

@@ -88,7 +88,7 @@ class Assembly:
         transport = self._transport(settings, inbox, topics)
         sealed, clock = seals(settings.security), Clock(since=keys.not_before)
         link = DeviceLink(me, keyring, topics, transport, state.store, sealed, clock)
-        link.block_qos = BlockQos(settings.broker.block_qos)
+        link.block_qos, link.most_block = BlockQos(settings.broker.block_qos), settings.broker.block_bytes
         inbox.dropped = link.count_overflow
         transport.connect(link.will(topics.device_state(settings.name)))
         agent = Agent(

@@ -91,7 +91,7 @@ class Link:
         self.run, self.epoch = "", 0
         self.meter = Meter()
         self.metric_names: tuple[str, ...] = ()  # sent as their places in this list
-        self.block = blocks.DEFAULT_BLOCK
+        self.most_block = self.block = blocks.DEFAULT_BLOCK  # wanted, and of the present broker
         self.block_qos = BlockQos()
         self.inline, self._capacity = INLINE, MAX_FRAME
         # Of the last broker, and the largest of those that could be used.
@@ -111,13 +111,13 @@ class Link:
         self._last_capacity = capacity = max_packet - FRAME_OVERHEAD
         if capacity < 1024:
             raise BrokerError(f"the broker takes packets of {max_packet} bytes, at least 5120 are needed")
-        block, most = block_size_within(capacity), self._best_capacity
+        block, most = block_size_within(capacity, self.most_block), self._best_capacity
         if blocks.block_size(largest, block) > capacity:
             raise BrokerError(too_large(largest, block, capacity))
         if (
             not indirect
-            and manifest_hash_bytes(largest, most) <= most
-            and manifest_hash_bytes(largest, capacity) > capacity
+            and manifest_hash_bytes(largest, most, self.most_block) <= most
+            and manifest_hash_bytes(largest, capacity, self.most_block) > capacity
         ):
             raise BrokerError(
                 f"the broker takes packets of {max_packet} bytes, and the manifest of {largest} bytes fits none of "
@@ -380,13 +380,12 @@ def too_large(size: int, default: int, capacity: int) -> str:
     )
 
 
-def block_size_within(capacity: int) -> int:
-    block = blocks.DEFAULT_BLOCK
+def block_size_within(capacity: int, block: int) -> int:
     while block > capacity > 0:
         block //= 2
     return block
 
 
-def manifest_hash_bytes(size: int, capacity: int) -> int:
+def manifest_hash_bytes(size: int, capacity: int, block: int) -> int:
     """Bytes that they take in the manifest of an object of this size."""
-    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity)))
+    return codec.SHORT_HASH * -(-size // blocks.block_size(size, block_size_within(capacity, block)))

@@ -123,6 +123,7 @@ class CoordinatorLink(Link):
         self._indirect_offers: dict[str, IndirectManifest] = {}
         self.hears_own_messages = False  # so it would receive those of a later coordinator too
         self.device_forms: dict[str, frozenset[str]] = {}  # forms of messages that each device understands
+        self._may_follow = True  # the open broadcast
         self._followers: list[str] = []  # to whom the open broadcast goes unasked, behind their tasks
 
     @property
@@ -168,6 +169,9 @@ class CoordinatorLink(Link):
                 for one in self._manifests_to_serve(manifest, store)
             }
         self._followers = []
+        # All devices hear what follows: a large one is not for a few of them.
+        few = 2 * len(cohort) < len(self.device_forms)
+        self._may_follow = manifest.size <= blocks.DEFAULT_BLOCK or not few
         for broadcast in self._broadcasts.values():
             sent_unasked = {device for device in cohort if self._follows(device, broadcast.manifest)}
             broadcast.expect(cohort, holding | sent_unasked)
@@ -188,7 +192,8 @@ class CoordinatorLink(Link):
         return served
 
     def _follows(self, device: str, manifest: Manifest) -> bool:
-        return len(manifest.hashes) == 1 and forms.INLINE in self.device_forms.get(device, ())
+        one_block = len(manifest.hashes) == 1 and self._may_follow
+        return one_block and forms.INLINE in self.device_forms.get(device, ())
 
     def task(self, device: str, task: Task, holds: bool) -> None:
         """Send a task; its broadcast follows, where it is so small that the device does not request it."""

@@ -16,6 +16,8 @@ from protofleet.protocol.transport.tls import TlsFiles as TlsFiles
 from protofleet.protocol.transport.tls import explain_tls, finish_handshake, tls_context
 
 Qos: TypeAlias = Annotated[int, Within(0, 1)]
+SMALLEST_BLOCK, LARGEST_BLOCK = 64 * 1024, 256 * 1024  # bytes; inboxes have room for a window of the largest
+BlockBytes: TypeAlias = Annotated[int, Within(SMALLEST_BLOCK, LARGEST_BLOCK)]
 TAKEN_OVER: Final = 142
 # Reason codes after which trying again would be wrong, in CONNACK and in DISCONNECT.
 FINAL_REASONS: Final[Mapping[int, str]] = {
@@ -41,6 +43,9 @@ class BrokerAddress:
     port: Port = 1883
     tls: TlsFiles | None = None
     block_qos: Qos = 1  # at which our blocks leave; 0 is quicker, where the broker drops next to none
+    block_bytes: BlockBytes = (
+        SMALLEST_BLOCK  # our blocks have so many; each costs work, and on a slow line time
+    )
     username: str | None = None
     password: str | None = field(default=None, repr=False)
 
