@@ -26,6 +26,7 @@ from typing import Any, Final, NoReturn
 
 from protofleet.runtime import children
 from protofleet.runtime.interrupts import held_interrupts
+from protofleet.runtime.library_pages import release_library_pages
 
 STREAMS: Final = 3  # standard input, output and error, which come with a request
 LONGEST: Final = 1 << 16  # bytes that are read at once
@@ -58,6 +59,7 @@ def import_all(modules: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()  # a collection in a child writes to no page that it shares
     gc.enable()
+    release_library_pages()
 
 
 def fork_on_request(connection: socket.socket) -> NoReturn:
