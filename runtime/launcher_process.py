@@ -56,10 +56,18 @@ def import_all(modules: Sequence[str]) -> None:
             # A child imports it again, and says what is wrong in its own log.
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # a collection in a child writes to no page that it shares
+    share_memory()
     gc.enable()
     release_library_pages()
+
+
+def share_memory() -> None:
+    """Before the first fork: what children write to without need, they would have a copy of."""
+    gc.collect()
+    gc.freeze()  # a collection in a child writes to no page that it shares
+    if sys.version_info < (3, 12):  # from there on nobody counts who refers to a name
+        # An attribute that a child looks up takes the place of one that was looked up here, whose name is let go.
+        sys._clear_type_cache()
 
 
 def fork_on_request(connection: socket.socket) -> NoReturn:

@@ -6,7 +6,6 @@ DATA is the table `data` of a device as JSON. Ten devices that report on one tes
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import socket
 import sys
@@ -19,7 +18,7 @@ from protofleet.edge_client.data.shard import LOADED_BEFORE_FORK
 from protofleet.protocol.settings.reader import decode, encode
 from protofleet.runtime.children import Program, Starter
 from protofleet.runtime.launcher import STANDARD_INPUT, ForkedLauncher, Launcher
-from protofleet.runtime.launcher_process import fork_on_request
+from protofleet.runtime.launcher_process import fork_on_request, share_memory
 
 PROGRAM: Final = "protofleet.deploy.local.device_launcher"
 
@@ -42,8 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         # Each device tries it again, and says what is wrong in its own log.
         with contextlib.suppress(Exception):
             LOADED_BEFORE_FORK.load_common(decode(DataSettings, json.loads(text)))
-    gc.collect()
-    gc.freeze()  # a collection in a child writes to no page that it shares
+    share_memory()
     fork_on_request(socket.socket(fileno=STANDARD_INPUT))
 
 

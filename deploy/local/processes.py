@@ -18,6 +18,8 @@ from protofleet.runtime.launcher import CAN_FORK, Launcher, LauncherError
 EXIT_SECONDS = 10.0
 # What a coordinator or a device would import, whatever it does.
 IMPORTED: Final = (
+    "encodings.idna",  # of a host's name, for its address
+    "encodings.unicode_escape",
     "protofleet.coordinator.config",
     "protofleet.coordinator.main",
     "protofleet.deploy.cli.main",
@@ -26,6 +28,7 @@ IMPORTED: Final = (
     "protofleet.edge_client.main",
     "protofleet.methods.fedavg",
     "numpy.random",
+    "torch.utils._device",  # of `with torch.device(...)`
 )
 CUDA_DEVICES: Final = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/dxg")  # a PC's, a Jetson's, of Windows
 

@@ -194,3 +194,18 @@ def test_a_child_that_nobody_waits_for_delays_no_other(launcher):
         child.wait(0.2)
     assert time.monotonic() - begun < 30
     child.stdout.close()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="names are not counted there")
+def test_memory_that_is_to_be_shared_refers_to_no_name_that_was_looked_up():
+    source = (
+        "import sys; from protofleet.runtime.launcher_process import share_memory\n"
+        "name = sys.intern('looked_up_once'); kind = type('Kind', (), {name: 1}); before = sys.getrefcount(name)\n"
+        "getattr(kind, name); found = sys.getrefcount(name); share_memory()\n"
+        "print(before, found, sys.getrefcount(name))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    before, looked_up, shared = map(int, said.stdout.split())
+    assert before == shared < looked_up, said.stdout
