@@ -11,6 +11,7 @@ from benchmarks.measures.flower_simulation import FlowerSimulation
 from benchmarks.measures.idle import Idle
 from benchmarks.measures.program import Program
 from benchmarks.measures.run import Run
+from benchmarks.measures.run_memory import RunMemory
 from benchmarks.measures.stack import Stack
 
 
@@ -183,7 +184,8 @@ BY_NAME: tuple[Measure, ...] = (
     Idle(300), Idle(1000, seconds=300.0),
     Broadcast(100), Broadcast(1000), Crowd(), Crowd(1000, asked=10), Crowd(10, asked=10), Restart(),
     TRANSFER_QOS_0, ROUNDS, MEMORY, LARGE, LARGE_DEVICE, THIN_LINE, hosted(10),
-    Run(process_each=True), hosted(100), hosted(1000, processes=2), hosted_round(1), hosted_round(10), Flower(),
+    Run(process_each=True), RunMemory(Run()), RunMemory(Run(process_each=True)),
+    hosted(100), hosted(1000, processes=2), hosted_round(1), hosted_round(10), Flower(),
     FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(),
 )  # fmt: skip
 ALL = {measure.name: measure for measure in (*USUAL, *BY_NAME)}

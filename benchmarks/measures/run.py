@@ -43,15 +43,10 @@ class Run:
         return f"`protofleet run`, FedAvg on digits, {self.devices} devices, {self.rounds} rounds{how}"
 
     def take(self, tree: Tree, folder: Path) -> dict[str, float]:
-        (folder / "experiment.toml").write_text(write_toml(self._experiment()))
-        lines = folder / "runs" / NAME / "rounds.jsonl"
-        command = tree.command(
-            "protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")
-        )
         with Family(folder, tree.environment()) as family:
             spent = os.times()
             began = time.monotonic()
-            family.start("run", *command)
+            lines = self.start(tree, folder, family)
             process = family.started[-1]
 
             def wait_for(number: int) -> float:
@@ -65,7 +60,7 @@ class Run:
             last = wait_for(self.rounds + 1)  # and the last evaluation
             family.wait("run", LIMIT_SECONDS)
             whole, after = time.monotonic() - began, os.times()
-        self._check(lines)
+        self.check(lines)
         return {
             "first round": first,
             "CPU of all until then": cpu,
@@ -77,6 +72,15 @@ class Run:
             - spent.children_user - spent.children_system,
         }  # fmt: skip
 
+    def start(self, tree: Tree, folder: Path, family: Family) -> Path:
+        """Where it will write its rounds."""
+        (folder / "experiment.toml").write_text(write_toml(self._experiment()))
+        command = tree.command(
+            "protofleet", "run", str(folder / "experiment.toml"), "--runs", str(folder / "runs")
+        )
+        family.start("run", *command)
+        return folder / "runs" / NAME / "rounds.jsonl"
+
     def _experiment(self) -> dict[str, object]:
         devices: dict[str, object] = {"count": self.devices}
         if self.process_each:
@@ -87,7 +91,7 @@ class Run:
             "devices": devices,
         }  # fmt: skip
 
-    def _check(self, lines: Path) -> None:
+    def check(self, lines: Path) -> None:
         summary = lines.with_name("summary.json")
         records = [json.loads(line) for line in lines.read_text().splitlines()]
         if not summary.exists() or len(records) != self.rounds + 1:

@@ -16,6 +16,8 @@ from benchmarks.measures.broadcast import Broadcast
 from benchmarks.measures.catalog import ALL, BESIDE, TRAINING
 from benchmarks.measures.crowd import Crowd, Restart
 from benchmarks.measures.program import Program
+from benchmarks.measures.run import Run
+from benchmarks.measures.run_memory import RunMemory
 from benchmarks.programs.thin_line import Direction, Line
 from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
 
@@ -176,3 +178,9 @@ def test_processes_that_a_program_starts_run_the_measured_code_too(tree, tmp_pat
     with Family(tmp_path, tree.environment()) as family:
         found = family.finish("parent", 30, tree.python, "-P", "-c", code).strip()
     assert found == str(tree.path[0] / "protofleet" / "protocol")
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_run_is_looked_at_through_its_rounds(tree):
+    figures = once(RunMemory(Run(devices=2, rounds=3)), tree)
+    assert figures["memory of all at most"] >= figures["memory of all, median through the rounds"] > 50
