@@ -112,7 +112,7 @@ def activation_bytes(half: ClientHalf, x: Tensor) -> int:
     half.model.eval()  # nothing of the network moves
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            held = half.model(x[:1])
+            held = half.model(x[:1].clone())  # alone in its memory, of which all counts
         del held
     except RuntimeError as error:
         shape = "x".join(map(str, x.shape[1:]))

@@ -66,6 +66,12 @@ def test_a_batch_takes_no_more_memory_than_there_are_samples():
         builder(Limits(memory_bytes=least - 1), train).build(many)
 
 
+def test_a_sample_takes_as_much_memory_in_a_pass_however_many_there_are():
+    few, many = part(2, 1, 0.0), part(2000, 1, 0.0)
+    half = plan("fedavg").client_half(few, "a")
+    assert activation_bytes(half, few.x) == activation_bytes(half, many.x) < many.x.nbytes
+
+
 def test_images_that_the_network_does_not_take_are_refused_and_not_met_in_training():
     with pytest.raises(SettingsError, match="does not take this device's images of 3x8x8"):
         builder().build(replace(plan("fedavg"), size=16))
