@@ -25,7 +25,10 @@ Predict: TypeAlias = Callable[[Tensor], Tensor]  # x [B, ...] -> class scores [B
 
 
 class Samples(Protocol):
-    """Labelled data of one device: x [N, ...], y [N] with classes 0..C-1."""
+    """Labelled data of one device: x [N, ...], y [N] with classes 0..C-1.
+
+    The channels of grey images may lie in one memory: `reshape` x, as `view` refuses it, and write to none of it.
+    """
 
     @property
     def x(self) -> Tensor: ...
