@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from benchmarks.programs.thin_line import Line, ThinLine
 from protofleet.coordinator.round.policy import Policy
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.protocol.link.meter import UP
+from protofleet.protocol.transport.address import SMALLEST_BLOCK
 
 MEGABYTES = 0.4
 THIN, FAST = ("thin-1", "thin-2"), "fast"
@@ -44,9 +46,10 @@ def test_two_devices_on_thin_lines_answer_in_time_and_do_not_delay_a_third(tmp_p
         ThinLine(broker.address.port, line) as other,
     ):
         ports = dict(zip(THIN, (one.port, other.port), strict=True))
-        devices = members(tmp_path, [*THIN, FAST], broker.address, 2, ports)
+        address = replace(broker.address, block_bytes=SMALLEST_BLOCK)  # as of a fleet
+        devices = members(tmp_path, [*THIN, FAST], address, 2, ports)
         with devices, pytest.raises(EndRun):
-            conduct(tmp_path, plan, policy, broker.address, answers)
+            conduct(tmp_path, plan, policy, address, answers)
     assert answers.up >= 3 * 0.99e6 * MEGABYTES
     one_way = 8e6 * MEGABYTES / line.bits_per_second
     assert max(answers.seconds[name] for name in THIN) <= 1.5 * 2 * one_way, "the model down, the answer up"
