@@ -9,6 +9,7 @@ from typing import Annotated
 from protofleet.edge_client.data.settings import DataSettings
 from protofleet.edge_client.feature_snapshots import Snapshots
 from protofleet.edge_client.limits import Limits
+from protofleet.edge_client.trainer.slots import Slots
 from protofleet.methods.contract.plan import Network
 from protofleet.protocol.security.envelope import seals
 from protofleet.protocol.settings.bounds import (
@@ -50,6 +51,7 @@ class DeviceSettings:
     limits: Limits = field(default_factory=Limits)  # of what a run's plan can make this device do
     compute: str = "auto"  # auto, cpu or cuda
     threads: Threads = 0  # for torch; 0 leaves it to torch
+    slots: Slots = field(default_factory=Slots)  # for devices of one machine that compute on its cores
     trainer: str = "inside"  # or "child": a process of its own, whose death for want of memory is reported
     trainer_memory_bytes: Bytes = 0  # most that it may take of its own; 0: as much as there is
     # Longest piece of work of a child; then it is ended and begun again.

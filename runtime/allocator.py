@@ -46,15 +46,20 @@ def keep_blocks_at_work() -> None:
 
 
 def return_free_blocks() -> None:
-    """To the system, if it is much."""
-    if (libc := _libc()) is None or not hasattr(libc, "malloc_trim"):
-        return
-    info = getattr(libc, "mallinfo2", None)
+    """To the system, if much of it lies in one piece at the heap's end."""
+    info = getattr(_libc(), "mallinfo2", None)
     if info is not None:
         info.restype = MallInfo
         if info().keepcost < WORTH_IT:
             return
-    libc.malloc_trim(0)
+    return_all_free_blocks()
+
+
+def return_all_free_blocks() -> None:
+    """To the system, wherever they lie. For who does not work again at once: it has to ask for them anew."""
+    trim = getattr(_libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _set(values: dict[int, int]) -> None:

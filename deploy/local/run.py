@@ -24,6 +24,7 @@ from protofleet.deploy.local.experiment import Experiment, coordinator_settings,
 from protofleet.deploy.local.processes import EXIT_SECONDS, IMPORTED, Processes, uses_cuda
 from protofleet.deploy.local.progress import Progress
 from protofleet.deploy.report.run_page import final_table, write_report
+from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError, decode, encode, read_toml, write_toml
 from protofleet.protocol.storage.disk import Disk
 from protofleet.protocol.transport.address import BrokerAddress, preflight
@@ -71,8 +72,8 @@ def run_processes(experiment: Experiment, runs: Path, starter: Starter) -> Path:
         progress.print(f"broker: {broker.description}")
         if isinstance(starter, Interpreters) and experiment.devices.start == "fork":
             progress.print(f"processes: a fresh interpreter each, as {NO_FORK}")
-        write_settings(experiment, broker, runs, names)
         groups = experiment.device_groups(available_cores(), on_gpu=computes_on_gpu(experiment.compute))
+        write_settings(experiment, broker, runs, names, slots_of(folder, len(groups)))
         loads = starter_of_devices(starter, experiment.shards, len(groups))
         with loads as device_starter, Processes(folder, starter) as processes:
             devices = DeviceProcesses.of(groups, processes, device_starter)
@@ -124,7 +125,15 @@ def enrol_all(experiment: Experiment, folder: Path) -> LocalFederation:
     return enrol_federation(folder / "enrolled", experiment.name, experiment.shards)
 
 
-def write_settings(experiment: Experiment, broker: RunningBroker, runs: Path, names: Names) -> None:
+def slots_of(folder: Path, processes: int) -> Slots:
+    """Of one core each; where there is a core for each process, none waits for others."""
+    cores = available_cores()
+    return Slots(str(folder / "slots"), cores) if processes > cores else Slots()
+
+
+def write_settings(
+    experiment: Experiment, broker: RunningBroker, runs: Path, names: Names, slots: Slots
+) -> None:
     """The settings files of all processes, and the experiment's own."""
     folder = runs / experiment.name
     coordinator = coordinator_settings(experiment, broker.address_for(COORDINATOR), runs, broker.description)
@@ -132,7 +141,7 @@ def write_settings(experiment: Experiment, broker: RunningBroker, runs: Path, na
     _write(folder / "experiment.toml", experiment)
     for name in experiment.shards:
         device = device_settings(experiment, name, broker.address_for(name), runs)
-        _write(folder / "devices" / name / "device.toml", device)
+        _write(folder / "devices" / name / "device.toml", replace(device, slots=slots))
 
 
 def available_cores() -> int:

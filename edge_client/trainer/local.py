@@ -18,6 +18,7 @@ from protofleet.edge_client.limits import HalfBuilder
 from protofleet.edge_client.trainer.deadline import Deadline
 from protofleet.edge_client.trainer.gpu_job import GpuJob, GpuWork
 from protofleet.edge_client.trainer.job import Job, LocalJob
+from protofleet.edge_client.trainer.slot_job import SlotJob
 from protofleet.methods.contract.base import ClientHalf
 from protofleet.methods.contract.plan import Plan
 from protofleet.protocol.settings.reader import SettingsError
@@ -48,7 +49,7 @@ class LocalTrainer:
 
     def start(self, plan: Plan) -> Job:
         if self.admission is None:
-            return self._job(self._builder(self.data).build(plan), self.data, plan)
+            return self._in_turn(self._job(self._builder(self.data).build(plan), self.data, plan))
         work = GpuWork(self.admission, f"{plan.digest.hex()} {self._settings.network}", bytes_of(self.data))
         work.run("a plan", lambda: self._check(plan))
         return GpuJob(work, lambda: self._started_on_gpu(plan), stays=self._alone)
@@ -79,6 +80,10 @@ class LocalTrainer:
     def _builder(self, data: Shard) -> HalfBuilder:
         settings = self._settings
         return HalfBuilder(settings.limits, data.train, settings.name, settings.network, self.place)
+
+    def _in_turn(self, job: LocalJob) -> Job:
+        slots = self._settings.slots
+        return SlotJob(job, slots) if slots.folder else job
 
     def _job(self, half: ClientHalf, data: Shard, plan: Plan) -> LocalJob:
         return LocalJob(

@@ -13,6 +13,7 @@ import pytest
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.deploy.local.experiment import read_experiment
 from protofleet.deploy.local.run import RunningBroker, enrol_all, write_settings
+from protofleet.edge_client.trainer.slots import Slots
 from tests.deploy.local.test_run import ROOT, furnished
 from tests.support.secured_broker import free_port
 
@@ -62,7 +63,7 @@ def test_devices_on_two_machines_learn_with_one_coordinator(tmp_path, machine):
     lines = [f"listener {port} 0.0.0.0", "allow_anonymous true"]
     with LocalBroker(tmp_path / "broker", "mosquitto", extra_lines=lines) as broker:
         enrol_all(experiment, runs / "small")
-        write_settings(experiment, RunningBroker(broker.address, "two machines"), runs, ())
+        write_settings(experiment, RunningBroker(broker.address, "two machines"), runs, (), Slots())
         started = [start("coordinator", runs / "small" / "coordinator.toml")]
         for i, devices in enumerate((("device-1", "device-2"), ("device-3", "device-4"))):
             name, host = machine()

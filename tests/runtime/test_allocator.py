@@ -50,3 +50,32 @@ def test_blocks_are_kept_at_work_and_given_back_after_it():
         for how in ("kept", "usual")
     )
     assert kept_faults < 1000 < usual_faults and given_back > 20
+
+
+HOLDS_THE_END = """
+import resource
+from pathlib import Path
+from protofleet.runtime.allocator import keep_blocks_at_work, return_all_free_blocks, return_free_blocks
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+keep_blocks_at_work()
+blocks = [bytearray(3_000_000) for _ in range(10)]
+stays = bytearray(100_000)  # made last, so it lies behind them
+del blocks
+held = resident()
+return_free_blocks()
+then = resident()
+return_all_free_blocks()
+print(held - then, then - resident())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other allocators are left as they are")
+def test_free_blocks_before_one_that_stays_are_given_back_too_where_all_are_to_be():
+    told = subprocess.run(
+        [sys.executable, "-c", HOLDS_THE_END], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    at_the_end, all_others = map(float, told.split())
+    assert at_the_end < 10 < 20 < all_others

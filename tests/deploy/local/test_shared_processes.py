@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from protofleet.deploy.local.experiment import read_experiment
-from protofleet.deploy.local.run import computes_on_gpu
+from protofleet.deploy.local.run import computes_on_gpu, slots_of
+from protofleet.edge_client.trainer.slots import Slots
 from protofleet.protocol.settings.reader import SettingsError
 from tests.deploy.local.test_resume import alive, bits, wait_until
 from tests.deploy.local.test_run import ROOT, SMALL, command, lines, place, protofleet, wait_for_rounds
@@ -135,6 +136,13 @@ def test_devices_compute_on_a_gpu_where_there_is_one_and_torch_is_built_for_it(
     monkeypatch.setattr("protofleet.deploy.local.run.uses_cuda", lambda compute: asked)
     monkeypatch.setattr("torch.version.cuda", version)
     assert computes_on_gpu("auto") == on_gpu
+
+
+@pytest.mark.parametrize(("processes", "number"), [(1, 0), (2, 0), (3, 2), (10, 2)])
+def test_no_more_devices_work_at_a_time_than_there_are_cores(monkeypatch, tmp_path, processes, number):
+    monkeypatch.setattr("protofleet.deploy.local.run.available_cores", lambda: 2)
+    expected = Slots(str(tmp_path / "slots"), number) if number else Slots()
+    assert slots_of(tmp_path, processes) == expected
 
 
 @pytest.mark.parametrize("wrong", ["many", "-1", "1.5"])

@@ -1,0 +1,62 @@
+"""Devices of one machine that work in turn: as many at a time as there are slots.
+
+More at a time than there are cores are no sooner done, and each holds the memory of a batch. A slot is a file that
+its process holds locked, so it is free when that process has ended, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from protofleet.methods.contract.liveness import report_progress
+from protofleet.protocol.settings.bounds import Within
+from protofleet.protocol.settings.reader import demand_within
+
+SHORTEST: Final = 0.001  # seconds between two looks for a free slot
+LONGEST: Final = 0.02
+SHARE: Final = 0.125  # of what has been waited so far: those who wait for long work look seldom
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The [slots] table."""
+
+    folder: str = ""  # which the devices have in common; empty: none waits for others
+    number: Annotated[int, Within(1, 1024)] = 1
+
+    def __post_init__(self) -> None:
+        demand_within(self)
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[float]:
+        """One of them, and the seconds that were waited for it."""
+        begun, waited = time.monotonic(), 0.0
+        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as files:
+            slots = [_opened(Path(self.folder) / f"{i}.slot", files) for i in range(self.number)]
+            while not any(map(_is_ours, slots)):
+                report_progress()  # who waits is not stuck
+                time.sleep(min(LONGEST, max(SHORTEST, SHARE * waited)))
+                waited = time.monotonic() - begun
+            yield waited
+
+
+def _opened(path: Path, files: contextlib.ExitStack) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    files.callback(os.close, handle)
+    return handle
+
+
+def _is_ours(slot: int) -> bool:
+    try:
+        fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
