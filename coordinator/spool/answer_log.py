@@ -49,9 +49,7 @@ class AnswerLog:
         if self.has(device, name):
             return name
         if self._handle is None:
-            self.disk.make(self.folder)
-            handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            self._handle = os.fdopen(handle, "r+b", buffering=0)
+            self._handle = self._new_file()
         start = self._end
         while start < self._end + len(body):
             start += os.pwrite(self._handle.fileno(), memoryview(body)[start - self._end :], start)
@@ -128,6 +126,16 @@ class AnswerLog:
     def size(self) -> int:
         """Bytes of all files."""
         return sum(path.stat().st_size for path in self._files())
+
+    def _new_file(self) -> BinaryIO:
+        self.disk.make(self.folder)
+        while True:
+            try:
+                handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            except FileExistsError:  # a coordinator was started on this folder after us: the index will say so
+                self._file += 1
+                continue
+            return os.fdopen(handle, "r+b", buffering=0)
 
     def _files(self) -> list[Path]:
         return [path for path in self.folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()]

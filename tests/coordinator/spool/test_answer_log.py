@@ -82,6 +82,15 @@ def test_a_later_process_knows_what_rows_tell_and_appends_to_a_file_of_its_own(t
     assert again.place("c", new).file == 2 and again.read("a", kept, 0, 4) == b"with"
 
 
+def test_two_processes_that_began_on_one_folder_append_to_files_of_their_own(tmp_path):
+    """Where a folder's lock holds nobody off, the index stops the older one: but it stops at no name of a file."""
+    older, newer = log_of(tmp_path), log_of(tmp_path)
+    first = newer.append("a", b"of the newer one")
+    second = older.append("a", b"of the older one")
+    assert (newer.place("a", first).file, older.place("a", second).file) == (1, 2)
+    assert newer.read("a", first, 0, 16) == b"of the newer one"
+
+
 @pytest.mark.parametrize("harm", ["flipped", "cut short", "gone"])
 def test_a_damaged_answer_is_noticed_and_counts_as_missing(tmp_path, caplog, harm):
     log = log_of(tmp_path)
