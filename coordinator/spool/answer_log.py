@@ -1,4 +1,4 @@
-"""Answers that came whole in a message, one after another in a few files.
+"""Answers that came in a message or in a few blocks, one after another in a few files.
 
 All that came in a turn of the loop is durable after one fsync. Which bytes are whose is said by the index, in the
 transaction that accepts the answer: what a log holds beyond that belongs to nobody, and goes with its file.
@@ -10,12 +10,17 @@ import hashlib
 import logging
 import os
 from collections.abc import Collection, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from protofleet.protocol.storage.disk import Disk
-from protofleet.protocol.storage.store import DamagedError, ObjectStore, no_room
+from protofleet.coordinator.spool.small_answers import SMALL, Memory, SmallBlocks
+from protofleet.protocol.storage.disk import Disk, no_room
+from protofleet.protocol.storage.partial import Blocks, Partial
+from protofleet.protocol.storage.store import DamagedError, ObjectStore
 from protofleet.protocol.wire.arrays import Body
+from protofleet.protocol.wire.messages import Manifest
 
 log = logging.getLogger("protofleet.coordinator")
 
@@ -33,8 +38,12 @@ class Place(NamedTuple):
 class AnswerLog:
     """A process never appends to a file of an earlier one, so what a death left at its end is in nobody's way."""
 
-    def __init__(self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, Place]] = ()) -> None:
-        self.folder, self.disk = folder, disk
+    def __init__(
+        self, folder: Path, disk: Disk, places: Iterable[tuple[str, bytes, Place]] = (),
+        memory: Memory | None = None,
+    ) -> None:  # fmt: skip
+        """`memory`: for what is not whole yet."""
+        self.folder, self.disk, self.memory = folder, disk, memory or Memory()
         self.damaged = 0  # answers whose bytes are not those that they are named by
         self._places = {(device, name): place for device, name, place in places}
         self._sound: set[tuple[str, bytes]] = set()  # written by this process, or hashed by it
@@ -43,7 +52,7 @@ class AnswerLog:
         self._end = self._synced = 0  # bytes of this file
         self._handle: BinaryIO | None = None  # one that is forgotten closes itself
 
-    def append(self, device: str, body: bytes, name: bytes = b"") -> bytes:
+    def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
         """Its name comes back: its hash, where that is known already. Nobody may hear of it before `sync`."""
         name = name or hashlib.sha256(body).digest()
         if self.has(device, name):
@@ -144,18 +153,54 @@ class AnswerLog:
         return self.folder / f"{file:08}{SUFFIX}"
 
     def _bytes(self, place: Place, start: int, stop: int) -> bytes:
-        with self._path(place.file).open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), stop - start, place.start + start)
+        data = bytearray(stop - start)  # torch takes what can be written to as it is
+        handle = os.open(self._path(place.file), os.O_RDONLY)
+        try:
+            count = os.preadv(handle, [data], place.start + start)
+        finally:
+            os.close(handle)
+        return data[:count] if count < len(data) else data  # type: ignore[return-value]  # as of any object
 
 
 class DeviceAnswers(ObjectStore):
-    """What one device has answered: in the log what came whole, as files of its own what came in blocks."""
+    """What one device has answered: in the log what is small, as files of its own what came in many blocks."""
 
     def __init__(self, device: str, folder: Path, answers: AnswerLog, disk: Disk) -> None:
         super().__init__(folder, disk=disk, make=False)
         self._device, self._answers = device, answers
+        self._small: SmallBlocks | None = None  # of the answer that is being received
 
-    def put_bytes(self, body: bytes, name: bytes = b"") -> bytes:
+    def begin(self, manifest: Manifest) -> Partial:
+        """An answer of which there are blocks in a file goes on there."""
+        if manifest.size > SMALL or self.part_of(manifest).exists():
+            self._forget_small()
+            return super().begin(manifest)
+        content = replace(manifest, key=b"")
+        if self._small is None or not self._small.is_in_memory or self._small.manifest != content:
+            self.forget_unfinished()
+            put, in_file = (
+                partial(self.put_bytes, name=manifest.object),
+                partial(self._blocks_in_file, content),
+            )
+            self._small = SmallBlocks(content, self._answers.memory, put, in_file)
+        return Partial(manifest, self._small.have, self._small)
+
+    def _blocks_in_file(self, manifest: Manifest, have: bytearray) -> Blocks:
+        self._begun = (manifest, have)
+        self.disk.make(self.folder)
+        return self._part_file(manifest)
+
+    def forget_unfinished(self) -> None:
+        self._forget_small()
+        if self.folder.is_dir():
+            super().forget_unfinished()
+
+    def _forget_small(self) -> None:
+        if self._small is not None and self._small.is_in_memory:
+            self._small.close(forget=True)
+        self._small = None
+
+    def put_bytes(self, body: bytes | bytearray, name: bytes = b"") -> bytes:
         try:
             return self._answers.append(self._device, body, name)
         except OSError as error:

@@ -23,6 +23,7 @@ from protofleet.coordinator.round.events import Recovered
 from protofleet.coordinator.spool.answer_log import AnswerLog, DeviceAnswers, Place
 from protofleet.coordinator.spool.columns import SavedDevice, members_in, names_in, saved_devices
 from protofleet.coordinator.spool.index import FencedError, Index, RunMismatchError, how_to_go_on
+from protofleet.coordinator.spool.small_answers import Memory
 from protofleet.coordinator.spool.traffic import RoundTraffic, read_traffic
 from protofleet.methods.contract.base import Member
 from protofleet.protocol.storage.disk import Disk, is_full, is_locked
@@ -86,7 +87,8 @@ class Spool:
         self._stores: dict[str, DeviceAnswers] = {}
         self.index = Index(folder, self.disk)
         self._db = self.index.db
-        self._log = AnswerLog(folder / "answers", self.disk, self._places())
+        self.memory = Memory()  # for small answers that are not whole yet
+        self._log = AnswerLog(folder / "answers", self.disk, self._places(), self.memory)
         # What was found damaged at the start.
         self.fallbacks = Counter({"index": int(self.index.restored_from_copy)})
         # The open round and its traffic, as whoever counts it knows them; and what of them is on the disk.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from protofleet.protocol.link.progress import ProgressReports, TransferProgress
-from protofleet.protocol.storage.store import Partial
+from protofleet.protocol.storage.partial import Partial
 from protofleet.protocol.wire.arrays import Body
 from protofleet.protocol.wire.blocks import decrypted, kinds_in
 from protofleet.protocol.wire.codec import MAX_RANGES

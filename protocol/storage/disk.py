@@ -156,6 +156,11 @@ class NoRoom(Rejected):
         super().__init__(Reason.NO_ROOM, message)
 
 
+def no_room(error: OSError) -> Exception:
+    """NoRoom, where that is what the error says."""
+    return NoRoom(f"the disk is full: {error.strerror}") if error.errno in FULL else error
+
+
 def sync(path: Path) -> None:
     """Make a file's bytes, or a folder's names, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)

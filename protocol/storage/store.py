@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from protofleet.protocol.storage.disk import FULL, Disk, NoRoom
-from protofleet.protocol.wire.arrays import Body, encode, encoded, merge_neighbours
+from protofleet.protocol.storage.disk import Disk, NoRoom, no_room
+from protofleet.protocol.storage.partial import CHUNK, Blocks, Partial
+from protofleet.protocol.wire.arrays import Body, encode, encoded
 from protofleet.protocol.wire.blocks import (
     DEFAULT_BLOCK,
     block_size,
@@ -29,7 +30,6 @@ from protofleet.protocol.wire.reasons import Reason, Rejected
 
 log = logging.getLogger("protofleet")
 
-CHUNK: Final = 1 << 20
 BODY, PART, SPARE = ".body", ".part", ".spare"  # end the names of what is whole, half here, half linked
 SMALL: Final = (
     1 << 20
@@ -118,7 +118,7 @@ class ObjectStore:
         self._sound.add(name)
         return True
 
-    def put_bytes(self, body: bytes, name: bytes = b"") -> bytes:
+    def put_bytes(self, body: bytes | bytearray, name: bytes = b"") -> bytes:
         """Write a body that came whole. `name` is its hash, where that is known already; it comes back."""
         name = name or hashlib.sha256(body).digest()
         try:
@@ -235,7 +235,7 @@ class ObjectStore:
         ):
             raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
         content = replace(manifest, key=b"")  # whatever key it is sealed under
-        partial = Partial(self, manifest, self._known(content))
+        partial = Partial(manifest, self._here(content), self._part_file(manifest))
         self._begun = (content, partial.have)
         return partial
 
@@ -251,15 +251,21 @@ class ObjectStore:
         except FileNotFoundError:
             return []
 
-    def _known(self, manifest: Manifest) -> bytearray | None:
-        """Which blocks came in this process; None in a new one, which has to check what an old one left.
+    def _part_file(self, manifest: Manifest) -> Blocks:
+        return _PartFile(self, manifest)
+
+    def _here(self, manifest: Manifest) -> bytearray:
+        """Which blocks are in the file. What an earlier process left has to be checked.
 
         That costs a hash over the whole: a sender that offers it again and again must not cause it each time.
         """
-        if self._begun is None:
-            return None
-        same = self._begun[0] == manifest
-        return self._begun[1] if same else bytearray(len(manifest.hashes))
+        path = self.part_of(manifest)
+        if path.exists() and path.stat().st_size == manifest.size:
+            if self._begun is None:
+                return _whole_blocks(path, manifest)
+            if self._begun[0] == manifest:
+                return self._begun[1]
+        return bytearray(len(manifest.hashes))
 
     def _stream(self, name: bytes) -> Iterator[bytes]:
         with self._path(name).open("rb") as file:
@@ -277,21 +283,11 @@ class ObjectStore:
         return self.folder / f"{name.hex()}{BODY}"
 
 
-class Partial:
-    """An object that is being received. Blocks are checked as they come; what a dead process wrote is used again."""
+class _PartFile:
+    """The blocks of an unfinished object in a file beside the complete ones."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, known: bytearray | None = None) -> None:
-        self.manifest = manifest
-        self._store = store
-        self._path = store.part_of(manifest)
-        self.have = bytearray(len(manifest.hashes))
-        if self._path.exists() and self._path.stat().st_size == manifest.size:
-            if known is None:
-                self._recover()
-            else:
-                self.have = known
-        self._missing = self.have.count(0)
-        self._whole, self._hashed = hashlib.sha256(), 0  # over the blocks before `_hashed`
+    def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
+        self._store, self._path, self._object = store, store.part_of(manifest), manifest.object
         try:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -301,80 +297,31 @@ class Partial:
             # Sparse: a sender that offers and sends nothing takes no space.
             os.ftruncate(self._file.fileno(), manifest.size)
         except OSError as error:
-            self.abandon()
+            self.close(forget=True)
             raise no_room(error) from None
 
-    @property
-    def complete(self) -> bool:
-        return self._missing == 0
+    def write(self, start: int, data: memoryview) -> None:
+        os.pwrite(self._file.fileno(), data, start)
 
-    @property
-    def bytes_here(self) -> int:
-        manifest, last = self.manifest, len(self.have) - 1
-        here = (len(self.have) - self._missing) * manifest.block
-        return here - (manifest.block - length_of(manifest, last) if self.have[last] else 0)
+    def read(self, start: int, stop: int) -> bytes:
+        return os.pread(self._file.fileno(), stop - start, start)
 
-    def write(self, index: int, data: memoryview) -> bool:
-        """Take a block; False where it was here already."""
-        if index >= len(self.have) or len(data) != length_of(self.manifest, index):
-            raise Rejected(
-                Reason.BAD_BLOCK, f"block {index} of {len(data)} bytes does not belong to the object"
-            )
-        if self.have[index]:
-            return False
-        # Under a key, decryption has checked it already; the whole is hashed at the end in any case.
-        if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
-            raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
-        try:
-            os.pwrite(self._file.fileno(), data, index * self.manifest.block)
-        except OSError as error:
-            raise no_room(error) from None
-        self.have[index] = 1
-        self._missing -= 1
-        if index == self._hashed:
-            self._whole.update(data)
-            self._hashed += 1
-        return True
-
-    def finish(self) -> None:
-        """Check the whole and give it its name."""
-        self._hash_rest()
+    def keep(self) -> None:
         self._file.close()
-        if self._whole.digest() != self.manifest.object:
-            self._path.unlink(missing_ok=True)
-            raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
-        self._check_parts()
-        try:
-            self._store._finish(self._path, self.manifest.object)
-        except OSError as error:  # some file systems find only now that they are full
-            raise no_room(error) from None
+        self._store._finish(self._path, self._object)
 
-    def _hash_rest(self) -> None:
-        """Blocks that came after a gap, and those of an earlier fetch."""
-        at = self._hashed * self.manifest.block
-        while data := os.pread(self._file.fileno(), CHUNK, at):
-            self._whole.update(data)
-            at += len(data)
-
-    def _check_parts(self) -> None:
-        """The bytes have been counted under the manifest's kinds; the body's own table decides."""
-        try:
-            body = Body(lambda start, stop: _read(self._path, start, stop), self.manifest.size)
-            if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
-                raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")
-        except Rejected:
-            self._path.unlink(missing_ok=True)
-            raise
-
-    def abandon(self, forget: bool = True) -> None:
+    def close(self, forget: bool) -> None:
         self._file.close()
         if forget:
             self._path.unlink(missing_ok=True)
 
-    def _recover(self) -> None:
-        with self._path.open("rb") as file:
-            for index, data in enumerate(chunked(iter(lambda: file.read(CHUNK), b""), self.manifest.block)):
-                self.have[index] = short_hash(data) == self.manifest.hashes[index]
+
+def _whole_blocks(path: Path, manifest: Manifest) -> bytearray:
+    have = bytearray(len(manifest.hashes))
+    with path.open("rb") as file:
+        for index, data in enumerate(chunked(iter(lambda: file.read(CHUNK), b""), manifest.block)):
+            have[index] = short_hash(data) == manifest.hashes[index]
+    return have
 
 
 def _hash_of(path: Path) -> bytes:
@@ -403,7 +350,3 @@ def _read(path: Path, start: int, stop: int) -> bytes:
     if filled < len(data):
         raise Rejected(Reason.BAD_BODY, f"{path.name} ends before byte {stop}")
     return data  # type: ignore[return-value]  # a bytearray serves; copying a model to please a type would not
-
-
-def no_room(error: OSError) -> Exception:
-    return NoRoom(f"the disk is full: {error.strerror}") if error.errno in FULL else error

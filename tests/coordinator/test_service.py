@@ -9,7 +9,6 @@ from protofleet.coordinator.round.events import Close, Drop
 from protofleet.coordinator.spool.answer_log import DeviceAnswers
 from protofleet.coordinator.spool.spool import FencedError
 from protofleet.deploy.simulation.network import NetworkConditions
-from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.transport.base import Arrived
 from protofleet.protocol.wire.messages import Hello, Receipt
 from protofleet.protocol.wire.reasons import Reason, Rejected
@@ -105,8 +104,7 @@ def test_a_device_that_cannot_follow_the_plan_says_why_and_leaves(tmp_path):
 def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypatch, moment):
     quiet = simulation(tmp_path / "quiet", "fedavg").run()
     full = simulation(tmp_path / "full", "fedavg", NetworkConditions())
-    store = DeviceAnswers if moment == "put_bytes" else ObjectStore
-    honest, calls = getattr(store, moment), []
+    honest, calls = getattr(DeviceAnswers, moment), []
 
     def no_room(self, *arguments):
         if "updates" in str(self.folder) and len(calls) < 5:
@@ -114,7 +112,7 @@ def test_a_full_disk_is_survived_and_the_run_ends_as_without(tmp_path, monkeypat
             raise Rejected(Reason.NO_ROOM, "the disk is full: No space left on device")
         return honest(self, *arguments)
 
-    monkeypatch.setattr(store, moment, no_room)
+    monkeypatch.setattr(DeviceAnswers, moment, no_room)
     if moment == "begin":
         monkeypatch.setattr("protofleet.protocol.link.base.INLINE", 64)
         for agent in full.agents.values():

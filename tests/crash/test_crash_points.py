@@ -11,6 +11,7 @@ from protofleet.edge_client.state.device import DeviceState
 from protofleet.edge_client.state.file import Answer
 from tests.crash.platter import FrailDisk, Platter
 from tests.crash.points import FATES, METHODS, Death, deaths, unbroken
+from tests.crash.world import crashing, outcome
 
 SOME = {"coordinator": 17, "device-1": 8}
 
@@ -23,6 +24,18 @@ def test_a_death_at_any_point_changes_no_bit(method, party):
     for i, death in enumerate(some):
         death = Death(method, party, death.point, fates[i % len(fates)])
         assert death.differences() == [], f"{death} before '{unbroken(method)[1][party][death.point - 1]}'"
+
+
+def test_a_death_while_answers_are_in_memory_changes_no_bit(tmp_path):
+    whole, _ = unbroken("fedavg")
+    run = crashing(tmp_path / "unbroken", "fedavg", memory=1 << 20).live()
+    points = run.points["coordinator"].passed
+    assert list(whole.differences(outcome(run))) == [] and not any(".part" in words for words in points)
+    for point in range(5, len(points), 17):
+        deadly = {"coordinator": frozenset({point})}
+        broken = crashing(tmp_path / str(point), "fedavg", deadly, memory=1 << 20, power=True).live()
+        assert broken.points["coordinator"].deaths == 1
+        assert list(whole.differences(outcome(broken))) == [], f"before '{points[point - 1]}'"
 
 
 def test_the_points_are_those_at_which_something_comes_to_last_or_leaves():

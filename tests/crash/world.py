@@ -78,6 +78,7 @@ class Crashing(Simulation):
     deadly: Mapping[str, frozenset[int]] = field(default_factory=dict)
     power: bool = False  # the power fails: what was not synced is lost
     dice: random.Random | None = None  # or torn, and flipped
+    memory: int = 0  # bytes for small answers that are not whole yet; the others are in files
 
     def __post_init__(self) -> None:
         self.points = {name: Points(self.deadly.get(name, frozenset())) for name in PARTIES}
@@ -89,7 +90,8 @@ class Crashing(Simulation):
 
     def boot_coordinator(self) -> None:
         if self._boot("coordinator", super().boot_coordinator):
-            disk = self.service.run.spool.disk
+            spool = self.service.run.spool
+            disk, spool.memory.most = spool.disk, self.memory
             path, until = self.folder / "coordinator" / "rounds.jsonl", self.service.run.spool.newest_round
             rounds = RoundsFile(path, disk, until)
             self.service.run.observers.clear()
@@ -100,7 +102,7 @@ class Crashing(Simulation):
         booted = self._boot(device, partial(super().boot_device, device))
         if booted and device == IN_BLOCKS:
             link = self.agents[device].link
-            link.inline = SMALL_INLINE
+            link.inline = link.block = SMALL_INLINE
             link.adapt = lambda *limits: None  # type: ignore[method-assign]
 
     def live(self) -> Crashing:

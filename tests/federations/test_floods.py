@@ -137,6 +137,13 @@ def offers_without_end(liar, place):
         liar.update(place, [i.to_bytes(32, "big"), 8000, 1000, bytes(16 * 8), [["weights", 8000]], KEY])
 
 
+@pytest.fixture
+def in_files(monkeypatch):
+    """All unfinished answers, as large ones are."""
+    monkeypatch.setattr("protofleet.coordinator.spool.answer_log.SMALL", 0)
+
+
+@pytest.mark.usefixtures("in_files")
 def test_offers_that_never_come_hold_one_unfinished_file_and_none_when_the_phase_is_over(tmp_path, honest):
     run, liar = with_liar(tmp_path, answers=offers_without_end)
     most = []
@@ -176,6 +183,7 @@ class TakenByParts(Disk):
         return 0 if parts else 1 << 40
 
 
+@pytest.mark.usefixtures("in_files")
 def test_a_save_that_finds_no_room_gives_up_what_is_half_here(tmp_path):
     """A round that begins again is saved before any phase ends: nothing else would give the room back."""
     run = []
@@ -209,6 +217,7 @@ class FullOfParts(Disk):
             raise sqlite3.OperationalError("database or disk is full")
 
 
+@pytest.mark.usefixtures("in_files")
 def test_an_accepted_answer_that_finds_no_room_in_the_index_gives_up_what_is_half_here(tmp_path):
     """It waits before all that would end the phase: nothing else would give the room back."""
     disks = {"coordinator": FullOfParts()}

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from protofleet.coordinator.devices.bans import Bans, banned_in, lift
-from protofleet.protocol.storage.store import Partial
+from protofleet.protocol.storage.partial import Partial
 from protofleet.protocol.transport.base import Arrived
 from tests.support.run_policy import RunPolicy
 from tests.support.small_federation import simulation

@@ -11,12 +11,12 @@ from protofleet.coordinator.answers import AnswerReceiver
 from protofleet.coordinator.devices.bans import Bans
 from protofleet.coordinator.devices.departures import Departures
 from protofleet.coordinator.gate.gate import Gate
+from protofleet.coordinator.spool.answer_log import DeviceAnswers
 from protofleet.coordinator.spool.index import FencedError
 from protofleet.coordinator.spool.spool import Spool
 from protofleet.protocol.link.broadcast import Broadcast
 from protofleet.protocol.link.coordinator import CoordinatorLink
 from protofleet.protocol.link.fetch import Fetch
-from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.messages import BlockRequest, Task
 from protofleet.runtime.faults import OurFault
 from tests.support.run_policy import RunPolicy
@@ -54,13 +54,13 @@ HANDLERS = {
     "a broken body": (Gate, "completed", lambda gate, device: device == BAD),
     "its claims": (protofleet.coordinator.gate.gate, "update_problem", lambda update, member: update.device == BAD),
     "its space": (Gate, "reserve", lambda gate, device, size: device == BAD),
-    "arrays": (ObjectStore, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
+    "arrays": (DeviceAnswers, "open", lambda store, name: store.folder.parts[-2:] == ("updates", BAD)),
     "want": (Broadcast, "requested", lambda broadcast, device, *rest: device == BAD),
     "decoding": (CoordinatorLink, "open", lambda link, topic, frame: BAD in topic),
     "what it is sent": (CoordinatorLink, "publish", lambda link, topic, what, recipient="", *rest: recipient == BAD),
     "its task": (CoordinatorLink, "publish", lambda link, t, message, recipient="", *rest: (
         recipient == BAD and isinstance(message, Task))),
-    "its fetch": (ObjectStore, "begin", lambda store, manifest: store.folder.parts[-2:] == ("updates", BAD)),
+    "its fetch": (DeviceAnswers, "begin", lambda store, manifest: store.folder.parts[-2:] == ("updates", BAD)),
 }  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
     run = simulation(tmp_path, "fedavg", policy=POLICY)
     in_blocks(run, monkeypatch)
     begun, taken = [], []
-    honest, take = ObjectStore.begin, Fetch.take
+    honest, take = DeviceAnswers.begin, Fetch.take
 
     def begin(store, manifest):
         begun.append(store.folder)
@@ -138,7 +138,7 @@ def test_an_error_with_a_stranger_costs_nobody_a_fetch(tmp_path, monkeypatch):
         run.service.context.error_boundary.exclude("")
         return take(fetch, *given)
 
-    monkeypatch.setattr(ObjectStore, "begin", begin)
+    monkeypatch.setattr(DeviceAnswers, "begin", begin)
     monkeypatch.setattr(Fetch, "take", error_meanwhile)
     run.run()
     of_answers = [folder for folder in begun if "updates" in folder.parts]

@@ -1,0 +1,101 @@
+"""An object that is being received in blocks: each is checked as it comes, and the whole at the end."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final, Protocol
+
+from protofleet.protocol.storage.disk import no_room
+from protofleet.protocol.wire.arrays import Body, merge_neighbours
+from protofleet.protocol.wire.blocks import length_of, short_hash
+from protofleet.protocol.wire.messages import Manifest
+from protofleet.protocol.wire.reasons import Reason, Rejected
+
+CHUNK: Final = 1 << 20
+
+
+class Blocks(Protocol):
+    """Where the blocks are until all of them have come."""
+
+    def write(self, start: int, data: memoryview) -> None: ...
+
+    def read(self, start: int, stop: int) -> bytes: ...
+
+    def keep(self) -> None:
+        """They are whole: from now on the object has its name."""
+
+    def close(self, forget: bool) -> None:
+        """Nothing more comes for now."""
+
+
+class Partial:
+    """What an earlier transfer of the same object has brought is used again."""
+
+    def __init__(self, manifest: Manifest, have: bytearray, blocks: Blocks) -> None:
+        """`have`: which of its blocks are here."""
+        self.manifest, self.have, self._blocks = manifest, have, blocks
+        self._missing = have.count(0)
+        self._whole, self._hashed = hashlib.sha256(), 0  # over the blocks before `_hashed`
+
+    @property
+    def complete(self) -> bool:
+        return self._missing == 0
+
+    @property
+    def bytes_here(self) -> int:
+        manifest, last = self.manifest, len(self.have) - 1
+        here = (len(self.have) - self._missing) * manifest.block
+        return here - (manifest.block - length_of(manifest, last) if self.have[last] else 0)
+
+    def write(self, index: int, data: memoryview) -> bool:
+        """Take a block; False where it was here already."""
+        if index >= len(self.have) or len(data) != length_of(self.manifest, index):
+            raise Rejected(
+                Reason.BAD_BLOCK, f"block {index} of {len(data)} bytes does not belong to the object"
+            )
+        if self.have[index]:
+            return False
+        # Under a key, decryption has checked it already; the whole is hashed at the end in any case.
+        if not self.manifest.key and short_hash(data) != self.manifest.hashes[index]:
+            raise Rejected(Reason.BAD_BLOCK, f"block {index} does not match its hash")
+        try:
+            self._blocks.write(index * self.manifest.block, data)
+        except OSError as error:
+            raise no_room(error) from None
+        self.have[index] = 1
+        self._missing -= 1
+        if index == self._hashed:
+            self._whole.update(data)
+            self._hashed += 1
+        return True
+
+    def finish(self) -> None:
+        """Check the whole and give it its name."""
+        try:
+            self._hash_rest()
+            if self._whole.digest() != self.manifest.object:
+                raise Rejected(Reason.BAD_BODY, "the blocks do not make the object that was named")
+            self._check_parts()
+        except Rejected:
+            self._blocks.close(forget=True)
+            raise
+        try:
+            self._blocks.keep()
+        except OSError as error:  # some file systems find only now that they are full
+            raise no_room(error) from None
+
+    def _hash_rest(self) -> None:
+        """Blocks that came after a gap, and those of an earlier fetch."""
+        size, at = self.manifest.size, self._hashed * self.manifest.block
+        while at < size and (data := self._blocks.read(at, min(at + CHUNK, size))):
+            self._whole.update(data)
+            at += len(data)
+
+    def _check_parts(self) -> None:
+        """The bytes have been counted under the manifest's kinds; the body's own table decides."""
+        body = Body(self._blocks.read, self.manifest.size)
+        if self.manifest.parts and body.layout != merge_neighbours(self.manifest.parts):
+            raise Rejected(Reason.BAD_BODY, "the manifest's parts are not those of the body")
+
+    def abandon(self, forget: bool = True) -> None:
+        self._blocks.close(forget)
