@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 from protofleet.protocol.wire.names import COORDINATOR, NAME, Role, valid_device, valid_name
 
 PREFIX: Final = "protofleet/1"
+LONGEST: Final = 80  # letters, more than any topic has after its prefix; nothing longer is remembered
+MOST_PARSED: Final = 4096  # topics that are remembered: each is looked at several times for each frame
 
 Kind: TypeAlias = Literal["coord_state", "device_state", "round", "down", "up", "now", "bcast"]
 
@@ -99,16 +102,20 @@ class Topics:
 
     def parse(self, topic: str) -> ParsedTopic | None:
         """The place a topic names in this federation, or None."""
-        if not topic.startswith(self.prefix):
-            return None
-        for kind, shape in _SHAPES:
-            if found := shape.fullmatch(topic[len(self.prefix) :]):
-                return _place(kind, found.groupdict())
-        return None
+        rest = topic.removeprefix(self.prefix)
+        return _parsed(rest) if len(rest) < len(topic) <= len(self.prefix) + LONGEST else None
 
     def _topic(self, kind: Kind, **parts: str) -> str:
         pattern = next(row.pattern for row in TOPIC_RULES if row.kind == kind)
         return self.prefix + pattern.format(**parts)
+
+
+@lru_cache(MOST_PARSED)
+def _parsed(rest: str) -> ParsedTopic | None:
+    for kind, shape in _SHAPES:
+        if found := shape.fullmatch(rest):
+            return _place(kind, found.groupdict())
+    return None
 
 
 def _place(kind: Kind, parts: dict[str, str]) -> ParsedTopic | None:

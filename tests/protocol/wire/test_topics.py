@@ -1,7 +1,7 @@
 import pytest
 
 from protofleet.protocol.wire.names import valid_name
-from protofleet.protocol.wire.topics import PREFIX, TOPIC_RULES, ParsedTopic, Topics
+from protofleet.protocol.wire.topics import LONGEST, PREFIX, TOPIC_RULES, ParsedTopic, Topics
 
 TOPICS = Topics("north")
 DIGEST = "0123456789abcdef" * 4
@@ -105,3 +105,9 @@ def test_a_device_hears_nothing_meant_for_another(row):
 )
 def test_any_other_topic_is_nowhere(topic):
     assert TOPICS.parse(topic) is None
+
+
+def test_no_topic_after_its_prefix_is_longer_than_what_is_looked_at():
+    longest = max(len(topic_of(row, "x" * 64)) for row in TOPIC_RULES) - len(f"{PREFIX}/north/")
+    assert longest <= LONGEST and TOPICS.parse(TOPICS.device_state("x" * 64)).device == "x" * 64
+    assert TOPICS.parse(TOPICS.up("x" * 64) + "/" + "x" * LONGEST) is None
