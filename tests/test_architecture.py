@@ -112,7 +112,7 @@ def test_only_the_transport_knows_paho():
         for p in sources(package)
         if "paho" in set(imports(p))
     ]
-    assert knows == ["protocol/transport/mqtt.py"]
+    assert knows == ["protocol/transport/mqtt.py", "protocol/transport/stream.py"]
 
 
 @pytest.mark.parametrize("package", PACKAGES)

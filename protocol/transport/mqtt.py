@@ -1,4 +1,4 @@
-"""MQTT 5 over paho, and the only file that knows paho.
+"""MQTT 5 over paho, and the only file that knows paho, beside stream.py below it.
 
 The network's thread owns the socket and paho; it fills the inbox and calls no code of its users. paho's own loop
 thread is not used: any exception ends it while `is_connected()` stays true, it hides why a connection failed, it
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from paho.mqtt.client import Client, DisconnectFlags, MQTTMessage
+from paho.mqtt.client import DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
@@ -41,14 +41,27 @@ from protofleet.protocol.transport.base import (
 )
 from protofleet.protocol.transport.caught_errors import CaughtErrors, never_raises
 from protofleet.protocol.transport.network import Entry, Network, Socket
-from protofleet.protocol.transport.outbox import Order, Outbox, Publish, Subscribe, Unsubscribe
+from protofleet.protocol.transport.outbox import Outbox, Publish, Subscribe, Unsubscribe
+from protofleet.protocol.transport.packets import (
+    PINGREQ,
+    Acknowledgement,
+    Message,
+    Packet,
+    puback,
+    publish,
+)
 from protofleet.protocol.transport.reconnect import Backoff, ConnectionEnd
+from protofleet.protocol.transport.stream import StreamClient
 from protofleet.protocol.transport.tls import finish_handshake, rereading_context
 
 KEEPALIVE_SECONDS: Final = 30
 CONNECT_SECONDS: Final = 5
 LEAVE_SECONDS: Final = 1.0
 WINDOW: Final = 20  # publishes in flight: 20 blocks of 64 KiB fill 200 Mbit/s at 50 ms
+FIRST_FAILURE: Final = 128  # of the codes of an acknowledgement
+CHUNKS: Final = 4  # that one connection reads, before another has its turn
+SEND_BYTES: Final = 512 << 10  # handed to the socket at a time
+PACKET_IDS: Final = range(1 << 15, 1 << 16)  # of what we publish; paho counts its own from 1
 MAX_PACKET: Final = 268_435_455  # of a broker that states no limit
 RECEIVE_MAX: Final = 65_535  # likewise
 
@@ -94,12 +107,14 @@ class Mqtt:
         self._returns: Callable[[], bool] = lambda: False
         self._session_seconds, self._clean_start = session_seconds, clean_start
         self._topics = dict.fromkeys(subscriptions)
+        self._acks: list[bytes] = []  # that are still to be sent
         self._asked: dict[int, str] = {}  # packet id of a SUBSCRIBE -> its topic
         self._ending: ConnectionEnd | None = None
         self._paho_errors, self._accepted, self._denied, self._killed = PahoErrors(), False, "", False
         self._rejected = ""  # why, where the owner cannot use the present connection
         self._client = self._paho(client_id)
-        self._outbox = Outbox(self._wake)
+        self._outbox, self._published = Outbox(self._wake), 0
+        self._heard_at = self._said_at = self._pinged_at = 0.0  # the last is 0 while no answer is waited for
         self._name, self._network = client_id, network or Network(client_id)
         self._entry: Entry | None = None  # in the network
         self._backoff, self._opened_at, self._closed = Backoff(*retry_seconds), 0.0, False
@@ -163,6 +178,9 @@ class Mqtt:
     def open(self) -> Socket | None:
         self._ending, self._accepted, self._denied, self._paho_errors.last = None, False, "", None
         self._rejected, self._opened_at = "", time.monotonic()
+        self._heard_at = self._said_at = self._opened_at
+        self._pinged_at = 0.0
+        self._client.begin()
         return self._client.socket() if self._is_done(self._open_connection) else None
 
     def step(self) -> bool:
@@ -171,10 +189,10 @@ class Mqtt:
         if self._rejected:
             self._ending = ConnectionEnd(f"{self._broker}: {self._rejected}")
             return False
-        return self._is_done(self._step) and self._client.socket() is not None
+        return self._is_done(self._step) and self._ending is None and self._client.socket() is not None
 
     def wants_write(self) -> bool:
-        return self._client.want_write()
+        return self._client.has_unsent()
 
     def has_decrypted(self) -> bool:
         sock = self._client.socket()
@@ -213,30 +231,96 @@ class Mqtt:
         self._client.connect(host, port, KEEPALIVE_SECONDS, clean_start=clean, properties=properties)
 
     def _step(self) -> None:
-        self._client.loop_read()
-        if self._client.want_write():
-            self._client.loop_write()
-        # paho keeps what the socket does not take yet: nothing is added to it, however much waits at QoS 0.
-        while self._can_send() and (order := self._outbox.take()) is not None:
-            self._execute(order)
+        self._read()
+        self._client.flush()
+        self._acknowledge()
+        # What the socket does not take yet is kept: nothing is added to it, however much waits at QoS 0.
+        while self._can_send() and self._send_batch():
+            pass
         if self._closed:
             self._client.disconnect()
-        self._client.loop_misc()
+        self._client.hand_over_end()
+        self._keep_alive()
+
+    def _read(self) -> None:
+        """All that a chunk brings is acknowledged together."""
+        for _ in range(CHUNKS):
+            packets, size = self._client.receive(self._network.buffer)
+            if size:
+                self._heard_at = time.monotonic()
+            self._acks += [puback(i) for packet in packets if (i := self._taken(packet))]
+            self._acknowledge()
+            if size < len(self._network.buffer):
+                return
+
+    def _acknowledge(self) -> None:
+        if self._acks and self._can_send():
+            acks, self._acks = self._acks, []
+            self._send(acks)
+
+    def _taken(self, packet: Packet) -> int:
+        """The packet id that is to be acknowledged, or 0."""
+        match packet:
+            case Message(topic, payload, packet_id):
+                self._arrived(topic, payload)
+                return packet_id
+            case Acknowledgement(packet_id, code):
+                self._acknowledged(packet_id, code)
+            case bytes():
+                self._client.hand_over(packet)
+        return 0
 
     def _can_send(self) -> bool:
-        return self._client.socket() is not None and not self._client.want_write()
+        return self._client.socket() is not None and not self._client.has_unsent()
+
+    def _send_batch(self) -> bool:
+        """Some publishes together, up to the next order of another kind. Whether there was anything to do."""
+        pieces, size = list[bytes](), 0
+        while size < SEND_BYTES and (order := self._outbox.take()) is not None:
+            match order:
+                case Publish(topic, frame, retain, qos=qos):
+                    pieces += self._numbered(topic, frame, retain, qos)
+                    size += order.size
+                case Subscribe() | Unsubscribe():
+                    self._send(pieces)
+                    self._change(order)
+                    return True
+        self._send(pieces)
+        return bool(pieces)
+
+    def _numbered(self, topic: str, frame: bytes, retain: bool, qos: int) -> tuple[bytes, bytes]:
+        number = 0
+        if qos:
+            number = PACKET_IDS[self._published % len(PACKET_IDS)]
+            self._published += 1
+            self._outbox.sent(number, topic)
+        return publish(topic.encode(), frame, retain, number)
+
+    def _send(self, pieces: list[bytes]) -> None:
+        if pieces:
+            self._client.send(pieces)
+            self._said_at = time.monotonic()
 
     @never_raises
-    def _execute(self, order: Order) -> None:
-        match order:
-            case Publish(topic, frame, retain, qos=0):
-                self._client.publish(topic, frame, 0, retain)
-            case Publish(topic, frame, retain):
-                self._outbox.sent(self._client.publish(topic, frame, 1, retain).mid, topic)
-            case Subscribe(topic):
-                self._ask_for(topic)
-            case Unsubscribe(topic):
-                self._client.unsubscribe(topic)
+    def _change(self, order: Subscribe | Unsubscribe) -> None:
+        if isinstance(order, Subscribe):
+            self._ask_for(order.topic)
+        else:
+            self._client.unsubscribe(order.topic)
+
+    def _keep_alive(self) -> None:
+        """Any byte is a sign of life: an answer to a ping waits behind all that a thin line has still to bring."""
+        now = time.monotonic()
+        if self._client.socket() is None or now - min(self._heard_at, self._said_at) < KEEPALIVE_SECONDS:
+            return
+        silent = now - max(self._heard_at, self._pinged_at) >= KEEPALIVE_SECONDS
+        if silent and (self._pinged_at > self._heard_at or not self._accepted):
+            self._ending = ConnectionEnd(
+                f"{self._broker}: connection lost (it is silent)", without_disconnect=True
+            )
+        elif self._accepted and now - self._pinged_at >= KEEPALIVE_SECONDS and not self._client.want_write():
+            self._pinged_at = now
+            self._send([PINGREQ])
 
     def _ask_for(self, topic: str) -> None:
         _, mid = self._client.subscribe(topic, qos=1)
@@ -246,7 +330,7 @@ class Mqtt:
     def _hang_up(self) -> None:
         self._outbox.connection_lost()
         self._asked.clear()
-        self._client.drop_out_messages()
+        self._acks.clear()
         if (sock := self._client.socket()) is not None:
             sock.close()
 
@@ -259,9 +343,8 @@ class Mqtt:
         advice = f"{known}; " if known else ""
         return ConnectionEnd(f"{self._broker}: {advice}it said {reason} ({reason.value})", final)
 
-    def _paho(self, client_id: str) -> Client:
-        client = Client(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
-        client.max_inflight_messages_set(0)  # the outbox keeps the window, as it knows what the broker takes
+    def _paho(self, client_id: str) -> StreamClient:
+        client = StreamClient(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5)
         client.connect_timeout = CONNECT_SECONDS
         client.enable_logger(self._paho_errors.logger())
         if self._broker.tls is not None:
@@ -269,8 +352,6 @@ class Mqtt:
         client.username_pw_set(self._broker.username, self._broker.password)
         client.on_socket_open = lambda _c, _d, sock: finish_handshake(sock)
         client.on_connect = self._connected
-        client.on_message = self._arrived
-        client.on_publish = self._acknowledged
         client.on_subscribe = self._subscribed
         client.on_disconnect = self._disconnected
         return client
@@ -289,19 +370,20 @@ class Mqtt:
         self._tell(Connected(max_packet, receive_max))
 
     @never_raises
-    def _arrived(self, _c: object, _d: object, message: MQTTMessage) -> None:
+    def _arrived(self, topic: bytes, payload: bytes) -> None:
         try:
-            topic = message.topic
+            known = topic.decode()
         except UnicodeDecodeError:  # a broker may say anything, as often as it likes
             return
-        self._tell(Arrived(topic, bytes(message.payload)))
+        self._tell(Arrived(known, payload))
 
     @never_raises
-    def _acknowledged(self, _c: object, _d: object, mid: int, code: ReasonCode, _p: object) -> None:
-        topic = self._outbox.acknowledged(mid)
-        if topic is not None and code.is_failure:  # 16, nobody listens, is none
+    def _acknowledged(self, packet_id: int, code: int) -> None:
+        topic = self._outbox.acknowledged(packet_id)
+        if topic is not None and code >= FIRST_FAILURE:  # 16, nobody listens, is none
+            reason = ReasonCode(PacketTypes.PUBACK, identifier=code)
             self._denied = f"after it refused {topic}"  # Mosquitto 2.0.11 then hangs up
-            self._tell(Denied(topic, f"the broker did not pass it on: {code} ({code.value})"))
+            self._tell(Denied(topic, f"the broker did not pass it on: {reason} ({code})"))
 
     @never_raises
     def _subscribed(self, _c: object, _d: object, mid: int, codes: list[ReasonCode], _p: object) -> None:

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from protofleet.protocol.transport.timers import NEVER, Timers
 from protofleet.protocol.transport.wake_ups import WakeUps
 
+READ_BYTES: Final = 256 << 10  # from a socket at a time
 CHECK_SECONDS: Final = 5.0  # between two looks at a silent connection; MQTT allows half a keepalive of delay
 
 
@@ -71,6 +72,7 @@ class Network:
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, threading.Lock()
+        self.buffer = memoryview(bytearray(READ_BYTES))  # for whoever steps, as only one does at a time
         self._entries: set[Entry] = set()
         self._thread: threading.Thread | None = None
         self._opener: threading.Thread | None = None

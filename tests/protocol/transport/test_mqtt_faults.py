@@ -88,11 +88,12 @@ def test_nonsense_costs_a_connection_and_no_more(scripted, peer, nonsense, caplo
 
 
 def test_a_fault_inside_paho_costs_a_connection_and_no_more(scripted, peer, monkeypatch, caplog):
-    device = peer("d", scripted([WELCOME]).address)
+    broker = scripted([WELCOME])
+    device = peer("d", broker.address)
     device.next(Connected)
     with monkeypatch.context() as patch:
-        patch.setattr(Client, "loop_misc", lambda client: 1 // 0)
-        device.mqtt.publish("t", b"")
+        patch.setattr(Client, "loop_read", lambda client: 1 // 0)
+        broker.say(b"\xd0\x00")
         assert "the connection broke (ZeroDivisionError" in device.next(Disconnected).reason
     device.next(Connected)
 

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from protofleet.protocol.transport import network as networks
 from protofleet.protocol.transport.base import Arrived, Connected, Disconnected
 from protofleet.protocol.transport.mqtt import close_all
 from protofleet.protocol.transport.network import Network
+from tests.conftest import PATIENCE
 from tests.support.scripted_broker import CONNECT, WELCOME
 
 MANY = 40
@@ -98,6 +100,33 @@ def test_a_silent_connection_is_kept_alive(scripted, peer, monkeypatch):
     broker = scripted([WELCOME])
     peer("d", broker.address).next(Connected)
     broker.expect(CONNECT)
+    broker.expect(PINGREQ)
+
+
+@pytest.fixture
+def seconds_of_keepalive(monkeypatch):
+    monkeypatch.setattr(over_mqtt, "KEEPALIVE_SECONDS", 1)
+    monkeypatch.setattr(networks, "CHECK_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("seconds_of_keepalive")
+@pytest.mark.parametrize("script", [[WELCOME], []])
+def test_a_broker_that_says_nothing_is_given_up(scripted, peer, script):
+    device = peer("d", scripted(script).address)
+    lost = device.next(Disconnected)
+    assert "it is silent" in lost.reason and not lost.final
+
+
+@pytest.mark.usefixtures("seconds_of_keepalive")
+def test_a_line_on_which_a_long_frame_is_coming_is_kept_though_no_ping_is_answered(scripted, peer):
+    broker = scripted([WELCOME])
+    device = peer("d", broker.address)
+    device.next(Connected)
+    broker.say(b"\x30\x0e\x00\x01t\x00")
+    for _ in range(10):
+        time.sleep(0.35)  # all of it takes more than three times as long as silence may last
+        broker.say(b"x")
+    assert device.inbox.get(timeout=PATIENCE) == Arrived("t", bytes(b"x" * 10))
     broker.expect(PINGREQ)
 
 

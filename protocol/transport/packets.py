@@ -1,0 +1,124 @@
+"""PUBLISH and PUBACK of MQTT 5 as bytes, read and written here: they are the many. All other packets stay bytes."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+PUBLISH: Final = 0x30
+PUBACK: Final = 0x40
+PINGREQ: Final = b"\xc0\x00"
+EXACTLY_ONCE: Final = 2
+
+
+class MalformedPacketError(ValueError):
+    """No broker should send that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A PUBLISH that has arrived, without its properties."""
+
+    topic: bytes
+    payload: bytes
+    packet_id: int  # to be acknowledged; 0 at QoS 0
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    packet_id: int
+    code: int
+
+
+Packet: TypeAlias = Message | Acknowledgement | bytes
+
+
+class PacketReader:
+    """Cuts a stream into packets. Each payload is copied once."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()  # of the stream: the packet that has not come in full
+
+    def read(self, data: memoryview) -> list[Packet]:
+        """Those that are complete with these bytes."""
+        if not self._rest:
+            found, used = complete(data)
+            self._rest += data[used:]
+            return found
+        self._rest += data
+        with memoryview(self._rest) as stream:
+            found, used = complete(stream)
+        del self._rest[:used]
+        return found
+
+
+def complete(stream: memoryview) -> tuple[list[Packet], int]:
+    """Packets at the start of a stream, and how many bytes they take."""
+    found: list[Packet] = []
+    at = 0
+    while (bounds := bounds_of(stream, at)) is not None:
+        start, stop = bounds
+        found.append(packet_of(stream, at, start, stop))
+        at = stop
+    return found, at
+
+
+def bounds_of(stream: memoryview, at: int) -> tuple[int, int] | None:
+    """Where the packet that begins at `at` has its body, if all of it is here."""
+    length = shift = 0
+    for place in range(at + 1, min(at + 5, len(stream))):
+        byte = stream[place]
+        length |= (byte & 127) << shift
+        if byte < 128:
+            start = place + 1
+            return (start, start + length) if start + length <= len(stream) else None
+        shift += 7
+    if shift == 28:
+        raise MalformedPacketError("a packet whose length takes more than four bytes")
+    return None
+
+
+def packet_of(stream: memoryview, at: int, start: int, stop: int) -> Packet:
+    kind, qos = stream[at] & 0xF0, stream[at] >> 1 & 3
+    if kind == PUBLISH and qos < EXACTLY_ONCE:
+        return message_of(stream[start:stop], qos)
+    if kind == PUBACK and stop - start >= 2:
+        (packet_id,) = struct.unpack_from("!H", stream, start)
+        return Acknowledgement(packet_id, stream[start + 2] if stop - start > 2 else 0)
+    return bytes(stream[at:stop])
+
+
+def message_of(body: memoryview, qos: int) -> Message:
+    try:
+        (length,) = struct.unpack_from("!H", body)
+        at, packet_id = 2 + length, 0
+        if qos:
+            (packet_id,) = struct.unpack_from("!H", body, at)
+            at += 2
+        properties = bounds_of(body, at - 1)  # a length and as many bytes, as a packet after its first byte
+    except struct.error:
+        properties = None
+    if properties is None:
+        raise MalformedPacketError(f"a PUBLISH of {len(body)} bytes that ends before its payload")
+    return Message(bytes(body[2 : 2 + length]), bytes(body[properties[1] :]), packet_id)
+
+
+def publish(topic: bytes, frame: bytes, retain: bool, packet_id: int) -> tuple[bytes, bytes]:
+    """A PUBLISH without properties, in two pieces; at QoS 0 without a packet id."""
+    numbered = struct.pack("!H", packet_id) if packet_id else b""
+    head = struct.pack("!H", len(topic)) + topic + numbered + b"\0"
+    first = PUBLISH | (2 if packet_id else 0) | retain
+    return bytes([first]) + length_bytes(len(head) + len(frame)) + head, frame
+
+
+def puback(packet_id: int) -> bytes:
+    return struct.pack("!BBH", PUBACK, 2, packet_id)
+
+
+def length_bytes(length: int) -> bytes:
+    found = bytearray()
+    while length > 127:
+        found.append(length & 127 | 128)
+        length >>= 7
+    return bytes(found) + bytes([length])
