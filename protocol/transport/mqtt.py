@@ -237,7 +237,7 @@ class Mqtt:
         # What the socket does not take yet is kept: nothing is added to it, however much waits at QoS 0.
         while self._can_send() and self._send_batch():
             pass
-        if self._closed:
+        if self._closed and not self._killed:
             self._client.disconnect()
         self._client.hand_over_end()
         self._keep_alive()
