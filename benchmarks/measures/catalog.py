@@ -33,6 +33,20 @@ TRANSFER_QOS_0 = Program(
     {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
     {"qos": 0},
 )
+TRANSFER_LOADED = Program(
+    "transfer-loaded",
+    "the same as transfer while ten other processes want the cores",
+    "transfer",
+    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
+    {"busy": 10},
+)
+TRANSFER_LOADED_QOS_0 = Program(
+    "transfer-loaded-qos-0",
+    "transfer-loaded with blocks at QoS 0",
+    "transfer",
+    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
+    {"busy": 10, "qos": 0},
+)
 ROUND = Program(
     "round",
     "a round of 10 devices x 600 samples x 1 epoch x 53,002 parameters, beside a plain PyTorch loop",
@@ -183,7 +197,8 @@ BY_NAME: tuple[Measure, ...] = (
     Answers(10), Answers(1000, rounds=2), Answers(100, rounds=3, sync_seconds=0.01),
     Idle(300), Idle(1000, seconds=300.0),
     Broadcast(100), Broadcast(1000), Crowd(), Crowd(1000, asked=10), Crowd(10, asked=10), Restart(),
-    TRANSFER_QOS_0, ROUNDS, MEMORY, LARGE, LARGE_DEVICE, THIN_LINE, hosted(10),
+    TRANSFER_QOS_0, TRANSFER_LOADED, TRANSFER_LOADED_QOS_0, ROUNDS, MEMORY,
+    LARGE, LARGE_DEVICE, THIN_LINE, hosted(10),
     Run(process_each=True), RunMemory(Run()), RunMemory(Run(process_each=True)),
     hosted(100), hosted(1000, processes=2), hosted_round(1), hosted_round(10), Flower(),
     FlowerSimulation(), FlowerSimulation(10), *map(of_size, SIZES), Stack(),

@@ -19,6 +19,7 @@ import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
+from benchmarks.harness.busy import BusyProcesses
 from benchmarks.programs.keys import make_keys
 from protofleet.deploy.brokers.local import LocalBroker
 from protofleet.protocol.link.block_qos import BlockQos
@@ -37,6 +38,8 @@ from protofleet.protocol.wire.topics import Topics
 SIZE = 64 << 20
 TOPICS = Topics("bench")
 PLAIN = "bench/plain"
+WAIT_SECONDS = 600.0  # beside busy processes the plain publish takes up to half a minute
+NOBODY = BusyProcesses(0)
 
 
 class TakeAll:
@@ -50,22 +53,28 @@ class TakeAll:
         raise fault
 
 
-def measure(qos: int = 1) -> dict[str, float]:
-    """One of each, ours first; which is first matters little beside the spread of pairs. `qos`: of our blocks."""
+def measure(qos: int = 1, busy: int = 0) -> dict[str, float]:
+    """One of each, ours first; which is first matters little beside the spread of pairs.
+
+    `qos`: of our blocks. `busy`: so many processes want a core while either is timed.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name in (COORDINATOR, "a"):
             make_keys(folder / "keys", name)
-        with LocalBroker(
-            folder / "broker", "mosquitto", extra_lines=("max_packet_size 268435455",)
-        ) as broker:
-            ours, plain = (timed(folder, broker.address, how, qos=qos) for how in ("ours", "plain"))
+        with (
+            LocalBroker(folder / "broker", "mosquitto", extra_lines=("max_packet_size 268435455",)) as broker,
+            BusyProcesses(busy) as others,
+        ):
+            ours, plain = (
+                timed(folder, broker.address, how, qos=qos, beside=others) for how in ("ours", "plain")
+            )
     return {"ours over plain": plain / ours, "ours": SIZE / 1e6 / ours, "plain": SIZE / 1e6 / plain}
 
 
 def timed(
     folder: Path, address: BrokerAddress, how: str, size: int = SIZE, through: BrokerAddress | None = None,
-    qos: int = 1,
+    qos: int = 1, beside: BusyProcesses = NOBODY,
 ) -> float:  # fmt: skip
     """Seconds from this process's send to the receiving process's having it. Ours reaches the broker `through`."""
     receiver = subprocess.Popen(
@@ -74,28 +83,35 @@ def timed(
     )  # fmt: skip
     assert receiver.stdout is not None
     receiver.stdout.readline()  # it is subscribed
-    ours = how == "ours"
-    sent = send_ours(folder, through or address, receiver, size, qos) if ours else send_plain(address)
+    if how == "ours":
+        sent = send_ours(folder, through or address, receiver, size, qos, beside)
+    else:
+        sent = send_plain(address, receiver, beside)
     arrived = float(json.loads(receiver.stdout.readline()))
     receiver.wait(30)
     return arrived - sent
 
 
-def send_plain(address: BrokerAddress) -> float:
+def send_plain(
+    address: BrokerAddress, receiver: subprocess.Popen[str], beside: BusyProcesses = NOBODY
+) -> float:
     client = paho.Client(CallbackAPIVersion.VERSION2, "bench-plain-out", protocol=paho.MQTTv5)
     client.connect(address.host, address.port)
     client.loop_start()
     payload = np.random.default_rng(0).bytes(SIZE)
-    sent = time.monotonic()
-    client.publish(PLAIN, payload, qos=1).wait_for_publish(60)
+    with beside.running():
+        sent = time.monotonic()
+        client.publish(PLAIN, payload, qos=1).wait_for_publish(WAIT_SECONDS)
+        receiver.wait(WAIT_SECONDS)
     client.disconnect()
     client.loop_stop()
     return sent
 
 
 def send_ours(
-    folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str], size: int, qos: int = 1
-) -> float:
+    folder: Path, address: BrokerAddress, receiver: subprocess.Popen[str], size: int, qos: int = 1,
+    beside: BusyProcesses = NOBODY,
+) -> float:  # fmt: skip
     inbox: queue.SimpleQueue[Item] = queue.SimpleQueue()
     ring = {COORDINATOR: load_public(folder / "keys" / "coordinator.pub")}
     me = Identity("a", int(time.time()), load_keys(folder / "keys" / "a.key"))
@@ -107,15 +123,16 @@ def send_ours(
     name = link.store.put(arrays).object
     while not isinstance(inbox.get(), Connected):
         pass
-    sent = time.monotonic()
-    link.send_update(Update("a", 1, "train", 1), name)
-    while receiver.poll() is None:
-        try:
-            item = inbox.get(timeout=0.2)
-        except queue.Empty:
-            continue
-        if isinstance(item, Arrived):
-            link.arrived(item.topic, item.frame, time.monotonic())
+    with beside.running():
+        sent = time.monotonic()
+        link.send_update(Update("a", 1, "train", 1), name)
+        while receiver.poll() is None:
+            try:
+                item = inbox.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if isinstance(item, Arrived):
+                link.arrived(item.topic, item.frame, time.monotonic())
     transport.close()
     return sent
 

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.harness.busy import BusyProcesses
 from benchmarks.harness.compare import once
 from benchmarks.harness.measure import Figure, MeasureError
 from benchmarks.harness.processes import Family
@@ -20,6 +22,7 @@ from benchmarks.measures.run import Run
 from benchmarks.measures.run_memory import RunMemory
 from benchmarks.programs.thin_line import Direction, Line
 from protofleet.edge_client.conversation.hello_timer import SPREAD_SECONDS
+from tests.conftest import PATIENCE
 
 SYNC = "import os, sys; f = open(sys.argv[1], 'w'); [os.fsync(f) for _ in range(3)]; os.fdatasync(f)"
 
@@ -184,3 +187,16 @@ def test_processes_that_a_program_starts_run_the_measured_code_too(tree, tmp_pat
 def test_the_memory_of_a_run_is_looked_at_through_its_rounds(tree):
     figures = once(RunMemory(Run(devices=2, rounds=3)), tree)
     assert figures["memory of all at most"] >= figures["memory of all, median through the rounds"] > 50
+
+
+def test_busy_processes_want_a_core_only_while_they_run():
+    with BusyProcesses(2) as busy:
+        with busy.running():
+            deadline = time.monotonic() + PATIENCE
+            while (used := busy.cpu_seconds()) < 0.2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+        assert used >= 0.2
+        used = busy.cpu_seconds()
+        time.sleep(0.3)  # in which two that run use more
+        assert busy.cpu_seconds() <= used + 0.02  # the clock's step, as a signal takes its time
+    assert busy.cpu_seconds() == 0
