@@ -1,6 +1,7 @@
 """What is believed of a device, and what is kept of one that was not believed."""
 
 import numpy as np
+import pytest
 import torch
 
 from protofleet.coordinator.devices.limits import Limits
@@ -122,3 +123,24 @@ def test_a_refused_answer_leaves_the_disk_unless_the_same_bytes_were_accepted(tm
     assert spool.store("a").names() == [kept]
     assert spool.bytes_of_answers() == 4
     spool.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_number_that_is_none_is_found_wherever_it_stands(dtype, value):
+    for at in (0, 7, 8, 99):
+        sent = {"weights.w": torch.ones(100, dtype=dtype)}
+        wants = {"weights.w": TensorSpec((100,), str(dtype).removeprefix("torch."))}
+        assert problem_with(wants, sent) is None
+        sent["weights.w"][at] = value
+        assert problem_with(wants, sent).reason is Reason.NOT_FINITE
+
+
+@pytest.mark.parametrize("value", [1e150, 1e155, 1e200])
+def test_numbers_that_are_finite_are_so_even_where_their_squares_are_not(value):
+    sent = {"weights.w": torch.full((100,), value, dtype=torch.float64)}
+    wants = {"weights.w": TensorSpec((100,), "float64")}
+    assert problem_with(wants, sent) is None
+    assert problem_with(wants, sent, norm=1e149).reason is Reason.OUT_OF_BOUNDS
+    largest = {"weights.w": torch.full((100,), torch.finfo(torch.float32).max)}
+    assert problem_with({"weights.w": TensorSpec((100,))}, largest) is None
