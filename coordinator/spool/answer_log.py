@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
@@ -51,6 +52,10 @@ class AnswerLog:
         self._file = 1 + max([*numbers, *(int(path.stem) for path in self._files())], default=0)
         self._end = self._synced = 0  # bytes of this file
         self._handle: BinaryIO | None = None  # one that is forgotten closes itself
+        self._reader: tuple[int, BinaryIO] | None = (
+            None  # the file that was read last, as it mostly is read again
+        )
+        self._reading = threading.Lock()
 
     def append(self, device: str, body: bytes | bytearray, name: bytes = b"") -> bytes:
         """Its name comes back: its hash, where that is known already. Nobody may hear of it before `sync`."""
@@ -82,7 +87,15 @@ class AnswerLog:
             self._handle.close()
             self._handle, self._file, self._end, self._synced = None, self._file + 1, 0, 0
 
-    close = begin_file
+    def close(self) -> None:
+        self.begin_file()
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self._reading:
+            if self._reader is not None:
+                self._reader[1].close()
+            self._reader = None
 
     def place(self, device: str, name: bytes) -> Place | None:
         return self._places.get((device, name))
@@ -127,6 +140,7 @@ class AnswerLog:
         self._places = {key: place for key, place in self._places.items() if key in wanted}
         self._sound &= self._places.keys()
         used = {self._file, *(place.file for place in self._places.values())}
+        self._stop_reading()  # a file that is open keeps its room on the disk
         for path in self._files():
             if int(path.stem) not in used:
                 self.disk.remove(path)
@@ -141,7 +155,9 @@ class AnswerLog:
         while True:
             try:
                 handle = os.open(self._path(self._file), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            except FileExistsError:  # a coordinator was started on this folder after us: the index will say so
+            except (
+                FileExistsError
+            ):  # a coordinator was started on this folder after us: the index will say so
                 self._file += 1
                 continue
             return os.fdopen(handle, "r+b", buffering=0)
@@ -154,11 +170,10 @@ class AnswerLog:
 
     def _bytes(self, place: Place, start: int, stop: int) -> bytes:
         data = bytearray(stop - start)  # torch takes what can be written to as it is
-        handle = os.open(self._path(place.file), os.O_RDONLY)
-        try:
-            count = os.preadv(handle, [data], place.start + start)
-        finally:
-            os.close(handle)
+        with self._reading:  # the loop reads to judge, the server's thread to sum
+            if self._reader is None or self._reader[0] != place.file:
+                self._reader = (place.file, self._path(place.file).open("rb", buffering=0))
+            count = os.preadv(self._reader[1].fileno(), [data], place.start + start)
         return data[:count] if count < len(data) else data  # type: ignore[return-value]  # as of any object
 
 

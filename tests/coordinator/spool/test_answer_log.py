@@ -3,11 +3,13 @@
 import errno
 import hashlib
 import os
+from pathlib import Path
 
 import pytest
 
 from protofleet.coordinator.spool.answer_log import AnswerLog, DeviceAnswers
 from protofleet.protocol.storage.disk import Disk, NoRoom
+from tests.support.open_files import open_files
 
 
 class Steps(Disk):
@@ -124,6 +126,29 @@ def test_files_go_when_none_of_their_answers_is_wanted(tmp_path):
     log.begin_file()
     log.keep({("a", third)})
     assert [p.name for p in tmp_path.iterdir()] == ["00000002.log"] and log.has("a", third)
+
+
+def test_a_file_that_is_read_again_is_opened_once_and_not_held_when_it_goes(tmp_path):
+    log = log_of(tmp_path)
+    first = log.append("a", b"round 1")
+    log.begin_file()
+    second = log.append("a", b"round 2")
+    assert [log.read("a", name, 0, 7) for name in (first, second, first)] == [
+        b"round 1",
+        b"round 2",
+        b"round 1",
+    ]
+    assert log.read("a", first, 2, 4) == b"un"
+    assert sorted(held(tmp_path)) == ["00000001.log", "00000002.log"], "one to read, one to write"
+    log.keep({("a", second)})
+    assert held(tmp_path) == ["00000002.log"]
+    log.read("a", second, 0, 7)
+    log.close()
+    assert held(tmp_path) == []
+
+
+def held(folder):
+    return [Path(name).name for name in open_files() if name.startswith(str(folder))]
 
 
 def test_a_disk_that_is_full_in_the_middle_of_an_answer_costs_that_answer_alone(tmp_path, monkeypatch):
