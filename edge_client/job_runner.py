@@ -41,7 +41,7 @@ class JobRunner:
 
     def answer(self, job: Job, question: Question) -> Answer:
         state, begun = self.state, self.clock()
-        arrays = state.store.open(question.broadcast) if question.broadcast else NOTHING
+        arrays = state.store.load(question.broadcast) if question.broadcast else NOTHING
         payload, metrics = job.run(question.phase, question.round, arrays)
         name = state.store.put(payload, self.block_bytes()).object.hex()
         metrics["seconds.work"] = self.clock() - begun - metrics.pop(SECONDS_WAITED, 0.0)

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from protofleet.edge_client.state.file import (
     KEPT_ANSWERS,
@@ -25,9 +26,17 @@ from protofleet.edge_client.state.holders import NAME, Holders, read_holders, wr
 from protofleet.edge_client.state.recovery import StateFiles, recover, recovery_advice
 from protofleet.protocol.link.clocks import MOST_AHEAD
 from protofleet.protocol.security.holders import same_record
-from protofleet.protocol.storage.disk import Disk
+from protofleet.protocol.storage.disk import Disk, write_whole
 from protofleet.protocol.storage.store import DamagedError, NewerFormatError, ObjectStore
 from protofleet.protocol.wire.messages import Arrays
+
+FileId: TypeAlias = tuple[int, int, int]
+
+
+def file_id(path: Path) -> FileId:
+    """Another one for whatever takes its place."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class TakenOverError(RuntimeError):
@@ -43,7 +52,7 @@ class DeviceState:
         recovered = recover(self._files, self.store)
         self.saved, self.fallbacks = recovered.saved, int(recovered.fell_back)
         self._previous_half = recovered.previous_half  # of the generation before this one
-        self._known = (b"", 0)  # what stood in the newest file, and the boot in it
+        self._known: tuple[FileId, int] | None = None  # the newest file, and the boot in it
         self._own_boot = self.saved.boot  # another boot on the disk is of a process that has taken over
         self.holders = read_holders(folder)
         self.renewed = False  # its keys have a new record since the last start
@@ -182,11 +191,11 @@ class DeviceState:
         self.saved = saved
 
     def _boot_on_disk(self) -> int:
-        """Mostly it is what this process has written itself: to compare it takes a tenth of reading it."""
+        """Mostly it is the file that this process has put there itself."""
         try:
-            text = self._files.newest.read_bytes()
-            if text != self._known[0]:
-                self._known = (text, read_state_file(text).boot)
+            found = file_id(self._files.newest)
+            if self._known is None or found != self._known[0]:
+                self._known = (found, read_state_file(self._files.newest.read_bytes()).boot)
         except (FileNotFoundError, DamagedError):
             return 0
         return self._known[1]
@@ -213,9 +222,9 @@ class DeviceState:
             for copy in files.copies:
                 copy.unlink(missing_ok=True)  # no copy rather than one of another generation
             self.disk.rename(fresh, files.newest)
-            self._known = (text, saved.boot)
+            self._known = (file_id(files.newest), saved.boot)
             self.disk.sync(self.folder)
         # Copies help only if the file gets damaged: on a full disk there are none.
         with contextlib.suppress(OSError):
             for copy in files.copies:
-                copy.write_bytes(text)
+                write_whole(copy, text)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from protofleet.protocol.storage.disk import Disk, NoRoom, no_room
+from protofleet.protocol.storage.disk import Disk, NoRoom, no_room, write_whole
 from protofleet.protocol.storage.partial import CHUNK, Blocks, Partial
 from protofleet.protocol.wire.arrays import Body, encode, encoded
 from protofleet.protocol.wire.blocks import (
@@ -66,6 +66,7 @@ class ObjectStore:
         self._sound: set[bytes] = set()  # written by this process, or hashed by it
         self._served: tuple[bytes, BinaryIO] | None = None  # the object whose blocks are being read
         self._made: dict[bytes, Manifest] = {}  # the last one, as whoever puts is about to send
+        self._may_have_parts = True  # unfinished objects: an earlier process may have left some
         self._begun: tuple[Manifest, bytearray] | None = None  # the last one of this process, and what came
         if make:
             with contextlib.suppress(OSError):  # where the disk is full now, it is made when there is room
@@ -76,10 +77,13 @@ class ObjectStore:
         made, pieces = encoded(arrays)
         size = sum(n for _, n in made)
         with self._new_file(arrays) as target:
-            with target.open("wb") as file:
-                if size <= SMALL:
-                    pieces = iter((b"".join(pieces),))
-                manifest = manifest_of(_tee(pieces, file.write), made, block_size(size, block))
+            if size <= SMALL:
+                whole = b"".join(pieces)
+                write_whole(target, whole)
+                manifest = manifest_of(iter((whole,)), made, block_size(size, block))
+            else:
+                with target.open("wb") as file:
+                    manifest = manifest_of(_tee(pieces, file.write), made, block_size(size, block))
             self._finish(target, manifest.object)
         self._made = {manifest.object: manifest}
         return manifest
@@ -123,7 +127,7 @@ class ObjectStore:
         name = name or hashlib.sha256(body).digest()
         try:
             with self._new_file(body) as target:
-                target.write_bytes(body)
+                write_whole(target, body)
                 self._finish(target, name)
         except OSError as error:
             raise no_room(error) from None
@@ -168,10 +172,20 @@ class ObjectStore:
         return manifest_of(self._stream(name), body.parts, block_size(size, block))
 
     def open(self, name: bytes) -> Body:
-        path = self._path(name)
+        path, size = self._path(name), self._size_of(name)
+        return Body(lambda start, stop: _read(path, start, stop), size)
+
+    def load(self, name: bytes) -> Body:
+        """`open`, for one whose arrays are all read: a small one is read in one go, and stays in memory."""
+        if (size := self._size_of(name)) > SMALL:
+            return self.open(name)
+        data = self.read(name, 0, size)
+        return Body(lambda start, stop: data[start:stop], size)
+
+    def _size_of(self, name: bytes) -> int:
         if not self.has(name):
-            raise DamagedError(f"{path} is gone or damaged")
-        return Body(lambda start, stop: _read(path, start, stop), path.stat().st_size)
+            raise DamagedError(f"{self._path(name)} is gone or damaged")
+        return self._path(name).stat().st_size
 
     def read(self, name: bytes, start: int, stop: int) -> bytes:
         return _read(self._path(name), start, stop)
@@ -229,20 +243,25 @@ class ObjectStore:
         except OSError as error:
             raise no_room(error) from None
         self._remove_parts(manifest.object.hex() + PART)
-        if (
-            not self.part_of(manifest).exists()
-            and (room := self.disk.free_bytes(self.folder)) < manifest.size
-        ):
+        begun_before = self._may_have_parts and self.part_of(manifest).exists()
+        if not begun_before and (room := self.disk.free_bytes(self.folder)) < manifest.size:
             raise NoRoom(f"the disk has room for {room} bytes, {manifest.size} are offered")
         content = replace(manifest, key=b"")  # whatever key it is sealed under
-        partial = Partial(manifest, self._here(content), self._part_file(manifest))
-        self._begun = (content, partial.have)
-        return partial
+        if len(manifest.hashes) == 1 and not begun_before:
+            return Partial(manifest, bytearray(1), _OneBlock(self, manifest))
+        received = Partial(manifest, self._here(content), self._part_file(manifest))
+        self._begun = (content, received.have)
+        return received
 
     def _remove_parts(self, but: str) -> None:
-        for name in self._listed():
-            if name.endswith(PART) and name != but:
+        """A folder is looked through where there may be any."""
+        if not self._may_have_parts:
+            return
+        listed = [name for name in self._listed() if name.endswith(PART)]
+        for name in listed:
+            if name != but:
                 self.disk.remove(self.folder / name)
+        self._may_have_parts = but in listed
 
     def _listed(self) -> list[str]:
         """Names of files."""
@@ -252,6 +271,7 @@ class ObjectStore:
             return []
 
     def _part_file(self, manifest: Manifest) -> Blocks:
+        self._may_have_parts = True
         return _PartFile(self, manifest)
 
     def _here(self, manifest: Manifest) -> bytearray:
@@ -314,6 +334,31 @@ class _PartFile:
         self._file.close()
         if forget:
             self._path.unlink(missing_ok=True)
+
+
+class _OneBlock:
+    """An object of one block is never half here: it waits for no other block, and no file waits for it."""
+
+    def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
+        self._store, self._path, self._object = store, store.part_of(manifest), manifest.object
+        self._content = b""
+
+    def write(self, start: int, data: memoryview) -> None:
+        self._content = bytes(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self._content[start:stop]
+
+    def keep(self) -> None:
+        try:
+            write_whole(self._path, self._content)
+            self._store._finish(self._path, self._object)
+        except OSError:
+            self._path.unlink(missing_ok=True)  # half of it would fill a full disk further
+            raise
+
+    def close(self, forget: bool) -> None:
+        self._content = b""
 
 
 def _whole_blocks(path: Path, manifest: Manifest) -> bytearray:

@@ -43,11 +43,14 @@ def manifest_of(
     pieces: Iterable[bytes | memoryview], parts: tuple[tuple[str, int], ...], block: int
 ) -> Manifest:
     """Hash an object that comes in pieces of any size."""
-    whole, size, hashes = hashlib.sha256(), 0, []
+    whole, size, hashes = hashlib.sha256(), 0, list[bytes]()
     for data in chunked(pieces, block):
+        if hashes or len(data) == block:
+            hashes.append(short_hash(data))
         whole.update(data)
         size += len(data)
-        hashes.append(short_hash(data))
+    if not hashes and size:  # one block, whose hash is that of the whole
+        hashes.append(whole.digest()[:SHORT_HASH])
     return Manifest(whole.digest(), size, block, tuple(hashes), parts)
 
 

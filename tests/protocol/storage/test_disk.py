@@ -80,6 +80,17 @@ def test_what_a_killed_process_left_goes_when_the_same_file_is_written_again(tar
     assert target.read_bytes() == b"new" and only(target)
 
 
+def test_a_folder_is_looked_through_once_for_a_file_that_is_written_again_and_again(target):
+    disk = Disk()
+    disk.replace(target, b"one")
+    left = target.with_name(f".{target.name}.0123abcd.new")
+    left.write_bytes(b"half")
+    disk.replace(target, b"two")
+    assert left.exists(), "whoever left it was not dead before, and is looked for by the next process"
+    Disk().replace(target, b"three")
+    assert not left.exists() and target.read_bytes() == b"three"
+
+
 def test_two_that_write_the_same_file_at_once_disturb_neither_each_other_nor_a_reader(target):
     first, second = Disk(), Disk()
     with first.fresh(target) as one:

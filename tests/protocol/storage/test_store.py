@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protofleet.protocol.storage.store import ObjectStore
+from protofleet.protocol.storage.store import SMALL, DamagedError, ObjectStore
 from protofleet.protocol.wire.arrays import parts
 from protofleet.protocol.wire.reasons import Reason
 from tests.protocol.ends import weights
@@ -224,17 +224,13 @@ def test_halves_of_dead_processes_go_when_something_is_kept_and_ones_own_stay(st
     dead.write_bytes(b"half")
     ours = []
 
-    def arrays():
-        ours.extend(p for p in store.folder.glob("new-*") if p != dead)
-        store.keep(set())  # on the owner's thread, while the worker writes
-        return weights(10, 1)["weights.w"]
-
     class Slow(dict):
         def __getitem__(self, key):
-            arrays()
+            ours.extend(p for p in store.folder.glob("new-*") if p != dead)
+            store.keep(set())  # on the owner's thread, while the worker writes
             return super().__getitem__(key)
 
-    name = store.put(Slow(weights(10, 1))).object
+    name = store.put(Slow(weights((SMALL >> 2) + 1, 1))).object
     assert ours and not dead.exists() and store.names() == [name]
 
 
@@ -269,3 +265,36 @@ def test_parts_may_be_cut_finer_than_the_body_and_hold_nothing(store, manifest):
     fill(partial, range(8))
     partial.finish()
     assert store.has(manifest.object)
+
+
+def test_an_object_of_one_block_is_never_half_here(tmp_path, source, manifest):
+    """No file waits for its other blocks, and a block that is not its own leaves nothing."""
+    whole = source.manifest(manifest.object, block=len(BODY))
+    store = ObjectStore(tmp_path / "other")
+    arriving = store.begin(whole)
+    assert fault_of(lambda: arriving.write(0, memoryview(bytes(len(BODY))))) is Reason.BAD_BLOCK
+    assert list(store.folder.iterdir()) == [] and not arriving.complete
+    assert arriving.write(0, memoryview(BODY)) and arriving.bytes_here == len(BODY)
+    assert list(store.folder.iterdir()) == []
+    arriving.finish()
+    assert arriving.complete and [p.suffix for p in store.folder.iterdir()] == [".body"]
+    assert store.has(manifest.object) and store.read(manifest.object, 0, len(BODY)) == BODY
+
+
+def test_an_object_of_one_block_puts_an_unfinished_one_out_of_the_way(tmp_path, source, manifest):
+    store = ObjectStore(tmp_path / "other")
+    fill(store.begin(manifest), [0])
+    other = source.put(weights(10, 5))
+    store.begin(other).abandon()
+    assert list(store.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [100, (SMALL >> 2) + 1])
+def test_what_is_loaded_is_what_is_opened_and_can_be_written_to(store, size):
+    name = store.put(weights(size)).object
+    opened, loaded = store.open(name), store.load(name)
+    np.testing.assert_array_equal(opened["weights.w"], loaded["weights.w"])
+    assert loaded["weights.w"].flags.writeable and list(loaded) == ["weights.w"]
+    store.drop(name)
+    with pytest.raises(DamagedError, match="is gone or damaged"):
+        store.load(name)
