@@ -117,9 +117,9 @@ def test_a_coordinator_that_waits_to_read_its_index_can_be_stopped(tmp_path):
 def test_an_answer_found_damaged_at_a_start_waits_for_a_locked_index_as_all_else_does(tmp_path):
     with Federation(tmp_path, "one", "two", policy=Policy(quorum=2)) as f:
         coordinator, works = f.coordinator(), []
-        f.raw("one")
+        one = f.raw("one")
         f.raw("two", lambda task: honest(task) if works else None)
-        f.wait_until(lambda: f.events("answered"), "it to be accepted")
+        one.wait("receipt")  # which is said once it is on the disk
         coordinator.kill()
         for path in (f.run / "coordinator" / "answers").glob("*.log"):
             path.write_bytes(path.read_bytes()[:-1])
