@@ -1,7 +1,8 @@
 """Devices of one machine that work in turn: as many at a time as there are slots.
 
 More at a time than there are cores are no sooner done, and each holds the memory of a batch. A slot is a file that
-its process holds locked, so it is free when that process has ended, in whatever way.
+its process holds locked, so it is free when that process has ended, in whatever way; one that is stuck is ended by
+its watchdog. For one that somebody has stopped (SIGSTOP) nobody waits.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Slots:
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as files:
             slots = [_opened(Path(self.folder) / f"{i}.slot", files) for i in range(self.number)]
-            while not any(map(_is_ours, slots)):
+            while not (any(map(_is_ours, slots)) or any(map(_is_of_a_stopped_process, slots))):
                 report_progress()  # who waits is not stuck
                 time.sleep(min(LONGEST, max(SHORTEST, SHARE * waited)))
                 waited = time.monotonic() - begun
@@ -59,4 +60,15 @@ def _is_ours(slot: int) -> bool:
         fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    os.ftruncate(slot, 0)
+    os.pwrite(slot, str(os.getpid()).encode(), 0)
     return True
+
+
+def _is_of_a_stopped_process(slot: int) -> bool:
+    """As Linux says it; elsewhere nobody is known to be."""
+    try:
+        line = Path(f"/proc/{int(os.pread(slot, 20, 0))}/stat").read_text()
+    except (OSError, ValueError):  # it has just ended, or nobody has had this slot yet
+        return False
+    return line.rpartition(")")[2].split()[0] == "T"

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -89,6 +90,10 @@ def at_once(spans):
     return max(sum(first <= moment <= last for first, last in spans) for moment, _ in spans)
 
 
+def state_of(process):
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def is_taken(slot):
     with slot.open() as file:
         try:
@@ -173,3 +178,16 @@ def test_what_is_waited_for_a_slot_is_no_work(tmp_path, monkeypatch):
     ((payload, metrics),) = answers
     assert payload is arrays and metrics["accuracy"] == 1.0
     assert 0 < metrics[SECONDS_WAITED] < time.monotonic() - begun
+
+
+def test_nobody_waits_for_a_process_that_has_been_stopped(start, tmp_path):
+    holder = start(WORKER, tmp_path, "keeps", 60)
+    has_it(holder)
+    holder.send_signal(signal.SIGSTOP)
+    while state_of(holder) != "T":
+        time.sleep(0.001)
+    comes = start(WORKER, tmp_path, "gives it back", 60)
+    too_late = threading.Timer(30, comes.kill)
+    too_late.start()
+    assert comes.wait() == 0 and is_taken(tmp_path / "0.slot"), "it is still the other's"
+    too_late.cancel()
