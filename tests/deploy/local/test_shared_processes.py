@@ -68,6 +68,7 @@ def test_a_device_that_cannot_start_leaves_the_others_of_its_process_alone(place
     assert "INFO device-1: round 1 train" in log
 
 
+@pytest.mark.slow
 def test_a_run_that_can_reach_no_quorum_any_more_ends_with_the_reason_of_a_device(place):
     folder = place / "runs" / "small" / "devices" / "device-2"
     folder.mkdir(parents=True)
