@@ -9,16 +9,8 @@ import pytest
 
 from protofleet.coordinator.spool.answer_log import AnswerLog, DeviceAnswers
 from protofleet.protocol.storage.disk import Disk, NoRoom
+from tests.support.noted_disk import NotedDisk
 from tests.support.open_files import open_files
-
-
-class Steps(Disk):
-    def __init__(self):
-        super().__init__(durable=False)
-        self.taken = []
-
-    def before_step(self, step, what):
-        self.taken.append((step, what.name))
 
 
 def log_of(folder, *places, disk=None):
@@ -30,7 +22,7 @@ def rows(log, *keys):
 
 
 def test_however_many_answers_come_one_sync_makes_them_durable(tmp_path):
-    disk = Steps()
+    disk = NotedDisk()
     log = log_of(tmp_path / "answers", disk=disk)
     for turn in range(3):
         for i in range(100):

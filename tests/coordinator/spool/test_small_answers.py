@@ -10,6 +10,7 @@ from protofleet.protocol.storage.store import ObjectStore
 from protofleet.protocol.wire.arrays import encode, parts
 from protofleet.protocol.wire.blocks import length_of, manifest_of
 from protofleet.protocol.wire.reasons import Reason, Rejected
+from tests.support.noted_disk import NotedDisk
 
 BLOCK = 1024
 
@@ -21,15 +22,6 @@ def body_of(floats, seed=0):
 
 BODY, PARTS = body_of(2000)
 MANIFEST = manifest_of([BODY], PARTS, BLOCK)
-
-
-class Steps(Disk):
-    def __init__(self):
-        super().__init__(durable=False)
-        self.taken = []
-
-    def before_step(self, step, what):
-        self.taken.append((step, what.name))
 
 
 def store_of(folder, device="a", memory=None, disk=None):
@@ -55,7 +47,7 @@ def files(folder):
 
 
 def test_an_answer_in_a_few_blocks_becomes_durable_with_all_others_of_the_turn(tmp_path):
-    disk = Steps()
+    disk = NotedDisk()
     store = store_of(tmp_path, disk=disk)
     partial = store.begin(MANIFEST)
     fill(partial, reversed(range(len(MANIFEST.hashes))))

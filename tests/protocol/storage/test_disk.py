@@ -12,6 +12,7 @@ from contextlib import closing
 import pytest
 
 from protofleet.protocol.storage.disk import Disk, file_system
+from tests.support.noted_disk import NotedDisk
 
 KILLED_WHILE_IT_WRITES = """
 import os, signal, sys; from pathlib import Path
@@ -20,15 +21,6 @@ with Disk().fresh(Path(sys.argv[1])) as path:
     path.write_bytes(b"half of")
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-class Steps(Disk):
-    def __init__(self, durable=True):
-        super().__init__(durable)
-        self.passed = []
-
-    def before_step(self, step, what):
-        self.passed.append((step, what.name))
 
 
 @pytest.fixture
@@ -50,17 +42,17 @@ def test_the_old_content_stays_until_all_of_the_new_is_written(target):
 
 
 def test_a_file_becomes_durable_before_its_name_does(target):
-    disk = Steps()
+    disk = NotedDisk(durable=True)
     disk.replace(target, b"new")
-    (first, fresh), *rest = disk.passed
+    (first, fresh), *rest = disk.taken
     assert first == "sync" and fresh != target.name
     assert rest == [("rename", target.name), ("sync", target.parent.name)]
 
 
 def test_what_need_not_outlast_a_power_cut_waits_for_no_disk(target):
-    disk = Steps()
+    disk = NotedDisk(durable=True)
     disk.replace(target, b"new", durable=False)
-    assert disk.passed == [("rename", target.name)] and target.read_bytes() == b"new"
+    assert disk.taken == [("rename", target.name)] and target.read_bytes() == b"new"
 
 
 def test_a_writer_that_fails_leaves_the_old_content_alone(target):

@@ -1,0 +1,18 @@
+"""A disk that notes its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofleet.protocol.storage.disk import Disk
+
+
+class NotedDisk(Disk):
+    """Each step by its kind and the name of what it is about."""
+
+    def __init__(self, durable: bool = False) -> None:
+        super().__init__(durable)
+        self.taken: list[tuple[str, str]] = []
+
+    def before_step(self, step: str, what: Path | str) -> None:
+        self.taken.append((step, Path(what).name))
