@@ -20,32 +20,20 @@ def ratio() -> Figure:
     return Figure("", steady=True)
 
 
-TRANSFER = Program(
-    "transfer",
-    "64 MiB from a device to a coordinator, beside a plain publish through the same broker",
-    "transfer",
-    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
+def transfer(name: str, what: str, **given: int) -> Program:
+    figures = {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")}
+    return Program(name, what, "transfer", figures, given)
+
+
+TRANSFER = transfer(
+    "transfer", "64 MiB from a device to a coordinator, beside a plain publish through the same broker"
 )
-TRANSFER_QOS_0 = Program(
-    "transfer-qos-0",
-    "the same with blocks at QoS 0",
-    "transfer",
-    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
-    {"qos": 0},
+TRANSFER_QOS_0 = transfer("transfer-qos-0", "the same with blocks at QoS 0", qos=0)
+TRANSFER_LOADED = transfer(
+    "transfer-loaded", "the same as transfer while ten other processes want the cores", busy=10
 )
-TRANSFER_LOADED = Program(
-    "transfer-loaded",
-    "the same as transfer while ten other processes want the cores",
-    "transfer",
-    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
-    {"busy": 10},
-)
-TRANSFER_LOADED_QOS_0 = Program(
-    "transfer-loaded-qos-0",
-    "transfer-loaded with blocks at QoS 0",
-    "transfer",
-    {"ours over plain": Figure("", "higher", steady=True), "ours": Figure("MB/s", "higher")},
-    {"busy": 10, "qos": 0},
+TRANSFER_LOADED_QOS_0 = transfer(
+    "transfer-loaded-qos-0", "transfer-loaded with blocks at QoS 0", busy=10, qos=0
 )
 ROUND = Program(
     "round",
